@@ -173,6 +173,11 @@ def other_shape(strategy):
     return first, message(lambda: tfdist.collective.barrier())
 
 
+def empty_rows_beyond_a_shape(strategy):
+    """Rows of no bytes, of which all ranks together have more elements than a shape can count."""
+    return message(lambda: tfdist.collective.all_gather(tf.zeros([1 << 42, 1 << 20, 0])))
+
+
 def other_order(strategy):
     rank = tfdist.collective.communicator().rank
 

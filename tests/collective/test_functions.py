@@ -165,6 +165,12 @@ def test_another_shape_is_an_error_on_all_ranks(group):
         assert "float32[4]" in later  # What follows fails with the same reason.
 
 
+def test_more_empty_rows_than_a_shape_counts_are_an_error(group):
+    for said in group.run(f"{BEHAVIOURS}:empty_rows_beyond_a_shape"):
+        assert said.startswith(("InternalError", "UnavailableError"))
+        assert "has no room for the 0 bytes of all_gather" in said
+
+
 def test_another_order_is_an_error_on_all_ranks(group):
     for said in group.run(f"{BEHAVIOURS}:other_order"):
         assert "FailedPreconditionError" in said

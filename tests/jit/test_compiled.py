@@ -300,5 +300,9 @@ def test_other_rows_are_compiled_once_they_come_often(monkeypatch):
     assert asked([8, 4]) and asked([8, 4])
     assert [bool(asked([5, 4])) for _ in range(17)] == [False] * 15 + [True] * 2
     assert asked([8, 4]) and not asked([0, 4])
+    # A shape that comes too seldom is forgotten.
+    assert not any(asked([7, 4]) for _ in range(15))
+    assert not any(asked([i, 4]) for i in range(100, 1300))
+    assert not asked([7, 4])
     others = [bool(asked([i, 4])) for i in range(10, 30) for _ in range(16)]
     assert sum(others) == 14  # There is a limit.

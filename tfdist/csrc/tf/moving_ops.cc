@@ -16,9 +16,10 @@ using tensorflow::TensorShape;
 Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
-  shape.set_dim(0, static_cast<int64_t>(rows));
   Tensor* result = nullptr;
-  const absl::Status status = context->allocate_output(0, shape, &result);
+  // Rows without bytes may be more than a shape can count.
+  absl::Status status = shape.SetDimWithStatus(0, static_cast<int64_t>(rows));
+  if (status.ok()) status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
   return Written(result);
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 #include "tensorflow/core/framework/op_kernel.h"
@@ -17,6 +18,8 @@ using tensorflow::OpKernelContext;
 // compiled, and others once they have come often, up to a number that a step can have by mistake.
 constexpr int kOften = 16;
 constexpr int kMost = 16;
+// Shapes whose times are counted at once: rows of ever new lengths must not fill the memory.
+constexpr size_t kMostCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
  public:
@@ -40,21 +43,20 @@ class ShapesFitOp : public OpKernel {
  private:
   bool Known(const std::vector<int64_t>& shapes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    int& times = times_[shapes];
-    if (times < kOften) {
-      ++times;
-      if ((compiled_ == 0 || times == kOften) && compiled_ < kMost) {
-        times = kCompiled;
-        ++compiled_;
-      }
-    }
-    return times == kCompiled;
+    if (compiled_.count(shapes) > 0) return true;
+    if (compiled_.size() == kMost) return false;
+    // What comes often is soon counted again.
+    if (times_.size() == kMostCounted && times_.count(shapes) == 0) times_.clear();
+    if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
+    compiled_.insert(shapes);
+    times_.erase(shapes);
+    if (compiled_.size() == kMost) times_.clear();
+    return true;
   }
 
-  static constexpr int kCompiled = kOften + 1;
   std::mutex mutex_;
-  std::map<std::vector<int64_t>, int> times_;
-  int compiled_ = 0;
+  std::set<std::vector<int64_t>> compiled_;
+  std::map<std::vector<int64_t>, int> times_;  // of those that are not compiled
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);
