@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <exception>
 #include <future>
 #include <optional>
 #include <utility>
@@ -85,6 +86,9 @@ void OperationQueue::Work() {
       execute_(task.operation);
     } catch (const Error& error) {
       failure = error;
+    } catch (const std::exception& error) {  // no memory
+      failure = Error(Code::kInternal, "An operation of the communicator '" + name_ +
+                                           "' has failed: " + error.what() + ".");
     }
     task.done(failure ? &*failure : nullptr);
     task = {};

@@ -58,6 +58,7 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
+    // Of the GPU, or of `ends`: either is found again by whoever waits next.
   }
 }
 

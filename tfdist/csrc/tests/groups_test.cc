@@ -112,7 +112,20 @@ void QueueThatFails(const Plan& plan) {
   });
 }
 
+// Whatever an operation throws is its own failure.
+void QueueOfAnOperationThatThrows() {
+  OperationQueue queue("one", [](Operation&) { throw std::bad_alloc(); });
+  queue.Start();
+  std::promise<std::string> failure;
+  queue.Enqueue(Operation(), [&](const Error* error) {
+    failure.set_value(error && error->code() == Code::kInternal ? error->what() : "");
+  });
+  EXPECT(failure.get_future().get().find("An operation of the communicator 'one' has failed: ") == 0);
+  queue.Close();
+}
+
 void All() {
+  QueueOfAnOperationThatThrows();
   for (const int hosts : {1, 2}) Subgroups(hosts);
   for (const auto& [ranks, hosts] : kArrangements) {
     const Plan plan = Arranged(ranks, hosts, As::kThreads);
