@@ -55,7 +55,7 @@ class Context:
         number = ctypes.c_int64()
         setup = setup_of(mesh, options, self.gpus)
         # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
-        # them registered, a forked child closes them for Python.
+        # taken them over, a forked child closes them for Python.
         mesh.hand_over_segment()
         try:
             check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))

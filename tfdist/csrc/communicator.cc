@@ -529,12 +529,4 @@ Communicator::Statistics Communicator::Count() const {
   return statistics;
 }
 
-std::vector<int> Communicator::descriptors() const {
-  std::vector<int> all = watch_->descriptors();
-  for (const auto& link : fabric_.links) {
-    if (link) all.push_back(link->descriptor());
-  }
-  return all;
-}
-
 }  // namespace tfdist

@@ -98,8 +98,8 @@ class Communicator : private Guard {
   Recorder& recorder() { return recorder_; }
   // Args: how many records at most, and the earliest end of one, as for the recorder.
   CommunicatorState State(size_t records, int64_t since);
-  // This process's descriptors, for a forked child to close.
-  std::vector<int> descriptors() const;
+
+ private:
   // For waits for this process's GPUs. Those come to their end without another rank's program, and
   // show no progress meanwhile, so that only the group's end ends them.
   class GpuGuard : public Guard {
@@ -111,13 +111,11 @@ class Communicator : private Guard {
     Communicator& communicator_;
   };
 
-
+  void Check() override;
   void NoteProgress() override { progress_.Note(); }
   void CheckGroup();
   bool IsOverdue();
   Error AsError(const std::exception& error) const;
- private:
-  void Check() override;
   void Execute(Operation& operation);
   void AwaitInput(Operation& operation);
   bool Dispatch(Operation& operation);
@@ -142,17 +140,17 @@ class Communicator : private Guard {
 
   const std::string name_;
   const Algorithm algorithm_;
-  ProgressClock progress_;
   Recorder recorder_;
-  GpuGuard gpu_guard_{*this};
   Fabric fabric_;
+  ProgressClock progress_;
   std::unique_ptr<Watch> watch_;
+  GpuGuard gpu_guard_{*this};
   std::unique_ptr<DevicePath> device_;
   std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
   std::shared_ptr<const KernelModule> kernels_;   // the same
-  const Cancellation::Seconds patience_;
   std::unique_ptr<Assemblies> assemblies_;        // where there are several
   const double timeout_seconds_;
+  const Cancellation::Seconds patience_;
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs, for the thread that runs it

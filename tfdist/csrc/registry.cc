@@ -1,7 +1,6 @@
 #include "registry.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <map>
 #include <mutex>
@@ -22,15 +21,8 @@ Registry& Instance() {
   return *registry;
 }
 
-// A forked child must not keep connections open that its parent's death should close. It has none
-// of the threads, so it leaves everything else as it is.
+// A forked child has none of the threads. What the parent held stays reachable, but is of no use here.
 void InForkedChild() {
-  for (const auto& [number, communicator] : Instance().communicators) {
-    for (const int descriptor : communicator->descriptors()) {
-      if (descriptor >= 0) close(descriptor);
-    }
-  }
-  // What the parent held stays reachable, but is of no use here.
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();
   Instance().mutex.unlock();

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,6 +53,7 @@ struct Watch::Peer {
   Clock::time_point heard_last;  // before that
   Status status;
   bool left = false;  // has said farewell
+  bool parted = false;  // nothing more is sent to it
   bool unread = false;  // TLS may hold bytes that the descriptor does not tell of
   uint8_t failures = 0;  // steps of it that have failed
   std::string failure;   // what it says of the last of them
@@ -74,7 +76,6 @@ Watch::Watch(Settings settings, Streams streams, Callbacks callbacks)
                                      std::strerror(errno) + "). Raise the limit of open files.");
   }
   for (auto& stream : streams) {
-    descriptors_.push_back(stream ? stream->descriptor() : -1);
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->stream = std::move(stream);
   }
@@ -85,11 +86,11 @@ Watch::~Watch() {
   close(wake_);
 }
 
-void Watch::Start() {
 double Watch::SlowStatusSeconds(size_t ranks) {
   return std::max(kBetweenSeconds, static_cast<double>(ranks) * kSlowStatusSecondsPerRank);
 }
 
+void Watch::Start() {
   if (peers_.size() > 1) {
     thread_ = std::thread([this] { Loop(); });
   }
@@ -187,12 +188,49 @@ void Watch::Loop() {
       frame.status = doing.status;
       SendStatus(frame);
     }
-    if (stopping) return;
+    if (stopping) return Part();
     CheckSilence(now);
     if (waited > kSlowSeconds) {
       CheckOrder(doing, now);
       CheckStall(doing, now);
     }
+  }
+}
+
+// Lets the farewells arrive: what is still to be sent would be lost at the end of the connection, and bytes
+// that nobody has read would break it.
+void Watch::Part() {
+  const auto deadline =
+      Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                         std::chrono::duration<double>(settings_.parting_seconds));
+  for (;;) {
+    std::vector<pollfd> polled;
+    for (const auto& peer : peers_) {
+      if (!peer->stream || peer->gone || peer->lost) continue;
+      Send(*peer, "");
+      if (peer->waiting.empty() && !peer->parted) {
+        shutdown(peer->stream->descriptor(), SHUT_WR);
+        peer->parted = true;
+      }
+      Drain(*peer);
+      const int events = POLLIN | (peer->waiting.empty() ? 0 : POLLOUT);
+      if (peer->gone) continue;
+      polled.push_back({peer->stream->descriptor(), static_cast<short>(events), 0});
+    }
+    const double left = Seconds(deadline - Clock::now());
+    if (polled.empty() || left <= 0) return;
+    poll(polled.data(), polled.size(), static_cast<int>(1000 * left) + 1);
+  }
+}
+
+// Reads what is of no use any more.
+void Watch::Drain(Peer& peer) {
+  char bytes[4096];
+  for (int reads = 0; reads < kMostReads; ++reads) {
+    const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
+    if (got > 0) continue;
+    peer.gone = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+    return;
   }
 }
 
@@ -206,7 +244,9 @@ void Watch::Read(int rank) {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) {
       peer.gone = true;
-      if (!peer.left) {
+      if (peer.left) {
+        shutdown(peer.stream->descriptor(), SHUT_WR);  // It waits for that.
+      } else {
         // A process that dies with bytes unread resets the connection.
         Lose(rank, got == 0 || errno == ECONNRESET
                        ? "its process has ended"
@@ -228,6 +268,7 @@ void Watch::Handle(int rank, const Frame& frame) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   switch (frame.kind) {
     case FrameKind::kStatus: {
+      if (frame.status.progress != peer.status.progress) callbacks_.progress();
       const std::lock_guard<std::mutex> lock(known_mutex_);
       peer.status = frame.status;
       peer.told_at = frame.sent;
@@ -268,7 +309,6 @@ void Watch::Send(Peer& peer, const std::string& bytes) {
     if (sent <= 0) return;
     peer.waiting.erase(0, static_cast<size_t>(sent));
   }
-      if (frame.status.progress != peer.status.progress) callbacks_.progress();
 }
 
 void Watch::SendStatus(Frame frame) {

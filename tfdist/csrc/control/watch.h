@@ -34,6 +34,7 @@ class Watch {
     double silence_timeout_seconds = 60;
     double stall_seconds = 30;
     double timeout_seconds = 600;
+    double parting_seconds = 0.2;  // how long the farewells may take to arrive
   };
   struct Callbacks {
     std::function<Doing()> doing;
@@ -41,18 +42,18 @@ class Watch {
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
     // Whether this rank has begun its side of a message that a rank sends to it or receives.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
-    std::function<void(Code code, const std::string& message)> give_up;
     std::function<void()> progress;  // of another rank
+    std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
     std::function<void(const std::string& message)> stalled;    // beside a warning
     std::function<void(const std::string& message)> waited_for;  // another rank has warned so
     std::function<void()> tick;  // called again and again
   };
 
-  // For each rank a stream, none for this one.
   // How often a rank of so many tells the others of itself while an operation takes long.
   static double SlowStatusSeconds(size_t ranks);
 
+  // For each rank a stream, none for this one.
   Watch(Settings settings, Streams streams, Callbacks callbacks);
   ~Watch();
   Watch(const Watch&) = delete;
@@ -63,7 +64,6 @@ class Watch {
   void Tell(const std::vector<Frame>& frames);
   // Says farewell, stops the thread, closes the streams.
   void Stop();
-  const std::vector<int>& descriptors() const { return descriptors_; }
 
   // What is known of a rank by its control connection. Times are nanoseconds of the steady clock.
   struct Known {
@@ -82,8 +82,10 @@ class Watch {
   struct Peer;
 
   void Loop();
+  void Part();
   void Read(int rank);
   void Handle(int rank, const Frame& frame);
+  void Drain(Peer& peer);
   void Send(Peer& peer, const std::string& bytes);
   void SendStatus(Frame frame);
   void SetHeard(Peer& peer, Clock::time_point when);
@@ -96,7 +98,6 @@ class Watch {
   void WakeUp();
 
   const Settings settings_;
-  std::vector<int> descriptors_;
   const Callbacks callbacks_;
   std::vector<std::unique_ptr<Peer>> peers_;  // their streams belong to the thread
   std::mutex known_mutex_;                    // of what `Others` reads of them

@@ -3,19 +3,55 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <mutex>
+#include <set>
+
 namespace tfdist {
+namespace {
+
+struct OpenSockets {
+  std::mutex mutex;
+  std::set<int> descriptors;
+};
+
+// Never destroyed: threads of other libraries may come here while the process ends.
+OpenSockets& Open() {
+  static OpenSockets* const open = new OpenSockets;
+  return *open;
+}
+
+void InForkedChild() {
+  for (const int descriptor : Open().descriptors) close(descriptor);
+  Open().descriptors.clear();
+  Open().mutex.unlock();
+}
+
+}  // namespace
 
 Socket::Socket(int descriptor) : descriptor_(descriptor) {
+  static const int hooked = pthread_atfork([] { Open().mutex.lock(); },
+                                           [] { Open().mutex.unlock(); }, InForkedChild);
+  (void)hooked;
+  {
+    const std::lock_guard<std::mutex> lock(Open().mutex);
+    Open().descriptors.insert(descriptor_);
+  }
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
   // Fails on a socket that is not TCP, where it is not needed.
   setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 }
 
-Socket::~Socket() { close(descriptor_); }
+// One step for whoever forks, who would close what has the number next.
+Socket::~Socket() {
+  const std::lock_guard<std::mutex> lock(Open().mutex);
+  Open().descriptors.erase(descriptor_);
+  close(descriptor_);
+}
 
 ssize_t Socket::Read(char* data, size_t bytes) { return recv(descriptor_, data, bytes, 0); }
 

@@ -1,4 +1,5 @@
-// A stream socket of this process, in the clear.
+// A stream socket of this process, in the clear. A forked child does not keep it open: the death of its
+// parent must close the connection.
 #pragma once
 
 #include "transport/stream.h"
