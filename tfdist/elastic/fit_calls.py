@@ -75,14 +75,23 @@ class FitCalls:
 
         Args:
             request: the process's `request`.
+
+        Raises:
+            ValueError: it is malformed.
         """
-        asked = json.loads(request)
-        if asked["call"] < self.number:  # Behind the last call there is none to join in.
-            return json.dumps({"ended": self._ended[asked["call"] - 1]})
+        try:
+            asked = json.loads(request)
+            call, description = asked["call"], asked["description"]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"it sent a malformed request: {error!r}") from None
+        if type(call) is not int or call < 1:
+            raise ValueError(f"it sent a malformed request: call {call!r}")
+        if call < self.number:  # Behind the last call there is none to join in.
+            return json.dumps({"ended": self._ended[call - 1]})
         mine = self._description
-        if asked["call"] != self.number or not mine:
+        if call != self.number or not mine:
             return ""
-        return None if asked["description"] == mine else json.dumps({"description": mine})
+        return None if description == mine else json.dumps({"description": mine})
 
     def raise_for(self, reason: str, me: str) -> NoReturn:
         """Raises the error for what `judge` of another worker has returned.

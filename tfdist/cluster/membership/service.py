@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from tfdist.cluster.auth.identity import REGROUP, Identity
@@ -101,7 +101,8 @@ class MembershipService:
         """Answers whoever waits for something that has happened."""
         now = time.monotonic()
         for caller in list(self._callers.values()):
-            self._advance(caller, now)
+            with self._drop_on_error(caller):
+                self._advance(caller, now)
         self._let_in()
 
     def close(self) -> None:
@@ -110,17 +111,24 @@ class MembershipService:
             self._end(caller)
 
     def _read(self, caller: _Caller) -> None:
-        try:
+        with self._drop_on_error(caller), contextlib.suppress(BlockingIOError):
             data = caller.sock.recv(64 * 1024)
             frames = caller.decoder.feed(data)
             if not data:
                 raise ConnectionError("connection closed")
             for header, _ in frames:
                 self._handle(caller, header)
-        except BlockingIOError:
-            return
-        except (OSError, WireError, TypeError, ValueError, KeyError):
+
+    @contextlib.contextmanager
+    def _drop_on_error(self, caller: _Caller) -> Iterator[None]:
+        """Ends a connection that is gone, or whose request is nonsense; and at other errors."""
+        try:
+            yield
+        except (OSError, WireError, TypeError, ValueError, LookupError):
             self._end(caller)
+        except BaseException:
+            self._end(caller)
+            raise
 
     def _handle(self, caller: _Caller, header: Header) -> None:
         to = header.get("to")

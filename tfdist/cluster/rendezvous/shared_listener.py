@@ -7,9 +7,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.bind_address import claim
@@ -28,6 +29,8 @@ _TICK_SECONDS = 0.2
 _ATTENTIVE_SECONDS = 30.0
 """For how long after an event there may be deadlines; after that, the thread sleeps."""
 _STOP_SECONDS = 2.0
+_MOST_ERRORS = 10
+"""How many unexpected errors are printed in one period of listening."""
 
 
 class Service(Protocol):
@@ -110,6 +113,8 @@ class SharedListener:
     def resume(self) -> None:
         """Starts to listen. If that is impossible, a line says so, and the job goes on."""
         with self._lock:
+            if self._thread is not None and not self._thread.is_alive():
+                self.pause()  # an error has ended it
             if self._thread is None and self._services:
                 self._resume()
 
@@ -178,7 +183,8 @@ class SharedListener:
                     selector.register(sock, selectors.EVENT_READ, partial(acceptor.accept, sock))
                 woken = partial(wake_receiver.recv, 4096)
                 selector.register(wake_receiver, selectors.EVENT_READ, woken)
-                _loop(selector, acceptor, list(services.values()), stopped)
+                kept = {*listeners, wake_receiver}
+                _loop(selector, acceptor, list(services.values()), stopped, kept)
         except Exception as error:  # the job goes on
             self._announce(f"tfdist: {self._what} any longer: {error!r}")
         finally:
@@ -195,7 +201,11 @@ class SharedListener:
                 )
 
         def admit(sock: socket.socket, hello: Identity) -> None:
-            services[hello.purpose].admit(sock, hello)
+            try:
+                services[hello.purpose].admit(sock, hello)
+            except BaseException:
+                _drop(selector, sock)
+                raise
 
         return Acceptor(
             selector,
@@ -234,7 +244,30 @@ def _loop(
     acceptor: Acceptor,
     services: list[Service],
     stopped: threading.Event,
+    kept: Collection[socket.socket],
 ) -> None:
+    """Serves until it is stopped; an unexpected error costs at most one connection.
+
+    Args:
+        selector: has the connections, with a function to call as data.
+        acceptor: accepts them.
+        services: serve those that are accepted.
+        stopped: ends this.
+        kept: sockets that are never closed here.
+    """
+    errors = 0
+
+    def survives(call: Callable[[], object]) -> bool:
+        nonlocal errors
+        try:
+            call()
+        except Exception:
+            errors += 1
+            if errors <= _MOST_ERRORS:
+                traceback.print_exc()
+            return False
+        return True
+
     attentive_until = 0.0
     while not stopped.is_set():
         attentive = time.monotonic() < attentive_until or any(
@@ -244,7 +277,14 @@ def _loop(
         if events:
             attentive_until = time.monotonic() + _ATTENTIVE_SECONDS
         for key, _ in events:
-            key.data()
+            if not survives(key.data) and key.fileobj not in kept:
+                _drop(selector, key.fileobj)
         for service in services:
-            service.tick()
-        acceptor.tick()
+            survives(service.tick)
+        survives(acceptor.tick)
+
+
+def _drop(selector: selectors.BaseSelector, sock: Any) -> None:
+    with contextlib.suppress(KeyError, ValueError):  # it has been dropped already
+        selector.unregister(sock)
+    sock.close()
