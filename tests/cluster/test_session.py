@@ -57,6 +57,28 @@ def test_threads_of_one_rank_take_turns(sessions, in_parallel):
     assert in_parallel(lambda call: call(), calls) == [[b"0", b"1"]] * 10
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_interrupted_while_it_joins_fails_all(sessions, in_parallel, rank):
+    """Otherwise it would be an exchange behind the others, or ahead of them."""
+    group = sessions(2)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    group[rank]._role.join = interrupted
+
+    def exchange(session):
+        if session.rank != rank:
+            return session.exchange("x", b"")
+        with pytest.raises(KeyboardInterrupt):
+            session.exchange("x", b"")
+        return None
+
+    results = in_parallel(exchange, group)
+    assert results[rank] is None
+    assert "exchange 'x' was interrupted by KeyboardInterrupt()" in str(results[1 - rank])
+
+
 def test_exchange_rejects_large_payloads(sessions, monkeypatch):
     monkeypatch.setattr(session_module, "MAX_BYTES", 1000)
     group = sessions(2)

@@ -200,8 +200,13 @@ class Session:
         seconds = self._options.collective_timeout if timeout is None else timeout
         with self._exchange_lock:
             self._state.check()
-            sequence = self._state.expect(tag)
-            self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
+            try:
+                sequence = self._state.expect(tag)
+                self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
+            except BaseException as error:
+                # The others may count an exchange that this rank does not, or the reverse.
+                self.close(f"exchange {tag!r} was interrupted by {error!r}")
+                raise
             # A fallback: rank 0 tracks the deadline and names the missing workers.
             timeout_error = RendezvousError(
                 f"exchange {tag!r} timed out after {seconds:g} s, and {self._chief()} did not "
