@@ -1,14 +1,7 @@
 """The pure decisions as tables, and what is sent and recorded."""
 
-import errno
 import itertools
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import replace
 
 import pytest
 
@@ -29,7 +22,6 @@ from tfdist.cluster.membership.consensus import (
 )
 from tfdist.cluster.membership.messages import say_farewell
 from tfdist.cluster.membership.node import Node
-from tfdist.cluster.membership.place import here, is_dead, is_visible
 from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
 from tfdist.cluster.membership.service import MembershipService
 from tfdist.cluster.membership.view import Member, Place, View, decode_view, encode_view
@@ -194,115 +186,6 @@ def test_a_view_as_a_topology():
     assert view("ab", 4).topology(1).fingerprint() != topology.fingerprint()
     first = Topology(topology.workers, 1)
     assert first.fingerprint() != topology.fingerprint()
-
-
-@pytest.fixture
-def child():
-    """A process that waits, and is not waited for: killed, it remains as a zombie."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-
-
-def test_deaths_are_proven(child):
-    mine = here(Options())
-    with open(f"/proc/{child.pid}/stat") as file:
-        started = int(file.read().rpartition(")")[2].split()[19])
-    place = Place(mine.machine, child.pid, started)
-    assert is_visible(place, mine)
-    assert not is_dead(place)
-    child.send_signal(signal.SIGSTOP)
-    assert not is_dead(place)
-    assert is_dead(Place(mine.machine, child.pid, started + 1))  # its id belongs to another now
-    child.kill()
-    assert is_dead(place, 60.0)
-    child.wait()
-    assert is_dead(place)
-    assert not is_dead(mine)
-    assert not is_visible(here(Options(host="other")), mine)
-
-
-@exhaustive
-def test_a_record_is_the_last_word(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
-    one = record.Record("one")
-    for acceptor in ACCEPTOR_STATES:
-        one.write(acceptor)
-        assert record.read(one.path) == acceptor
-    other = record.Record("other")
-    other.remove()
-    assert record.read(one.path) == ACCEPTOR_STATES[-1]
-    with open(one.path, "w") as file:
-        file.write("{")
-    assert record.read(one.path) is None
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text(json.dumps(encode_acceptor(AcceptorState())))
-    assert record.read(str(elsewhere)) is None
-    record.remove(str(elsewhere))
-    assert elsewhere.exists()
-    record.remove(one.path)
-    assert not record.folder().exists()
-
-
-@exhaustive
-def test_records_that_nobody_needs_any_more_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
-    mine = here(Options())
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    gone = replace(mine, pid=ended.pid)
-    ended.wait()
-    elsewhere = here(Options(host="other"))
-    kept = {"of a living", "of another host", "recent", "unknown"}
-    for name, places in {
-        "of the dead": [gone],
-        "of a living": [gone, mine],
-        "of another host": [gone, elsewhere],
-        "recent": [gone],
-        "unknown": [],
-    }.items():
-        members = [replace(member(str(n)), place=place) for n, place in enumerate(places)]
-        group = View(1, tuple(members)) if members else None
-        one = record.Record(name)
-        one.write(AcceptorState(group))
-        if name != "recent":
-            os.utime(one.path, (time.time() - 2 * 3600,) * 2)
-    record.sweep(mine)
-    assert set(os.listdir(record.folder())) == kept
-    for name in kept:
-        os.utime(record.folder() / name, (0, 0))
-    record.sweep(mine)
-    assert os.listdir(record.folder()) == []
-
-
-@exhaustive
-def test_a_record_that_cannot_be_replaced_is_no_last_word(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
-    one = record.Record("one")
-    path = one.path
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "replace", full)
-    one.write(ACCEPTOR_STATES[1])
-    assert record.read(path) is None
-    assert os.listdir(record.folder()) == []
-    assert "can no longer be recorded" in capsys.readouterr().err
-    one.write(ACCEPTOR_STATES[2])
-    one.remove()
-
-
-@exhaustive
-def test_without_a_folder_there_is_no_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
-    record.folder().write_text("")
-    one = record.Record("one")
-    assert one.path == ""
-    one.write(AcceptorState())
-    assert record.read(one.path) is None
-    assert os.listdir(tmp_path) == [record.folder().name]
 
 
 @exhaustive

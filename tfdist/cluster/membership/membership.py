@@ -245,9 +245,7 @@ class Membership:
         atexit.unregister(self.close)
         last_word = self._node.finish()
         # The others may leave, too: it listens for their last words until they have this one.
-        is_known = (
-            say_farewell(self._node, self._calls, last_word) or self.session.failure is not None
-        )
+        is_known = say_farewell(self._node, self._calls, last_word)
         self._listener.end(REGROUP)
         self._node.close(keep_record=not is_known)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from pathlib import Path
 
 from tfdist.cluster.membership.view import Place
@@ -21,9 +22,11 @@ def here(options: Options, record: str = "") -> Place:
             `witness` is where its launcher tells others of its death.
         record: the file of its last word.
     """
-    pid = os.getpid()
-    machine = f"boot {_text(_BOOT)} processes {_namespace()} {options.host}".strip()
-    return Place(machine, pid, _started(pid) or 0, record, options.witness)
+    pid, boot = os.getpid(), _text(_BOOT)
+    machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
+    # Without the boot's id, processes of another machine would pass for visible.
+    started = (_started(pid) or 0) if boot else 0
+    return Place(machine, pid, started, record, options.witness)
 
 
 def is_visible(other: Place, mine: Place) -> bool:
@@ -42,18 +45,26 @@ def is_dead(place: Place, seconds: float = 0.0) -> bool:
         descriptor = os.pidfd_open(place.pid)
     except ProcessLookupError:
         return True
-    except OSError:  # out of descriptors, or too old a kernel: unknown
+    except OSError:  # out of descriptors, too old a kernel, or now the id of a thread
+        if _is_replaced(place):
+            return True
+        time.sleep(seconds)
         return False
     try:
         # Only now the id cannot be given to another process before it is looked at.
-        started = _started(place.pid)
-        if started is not None and started != place.started:
+        if _is_replaced(place):
             return True
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         return bool(poll.poll(1000 * seconds))
     finally:
         os.close(descriptor)
+
+
+def _is_replaced(place: Place) -> bool:
+    """Whether the id of a process belongs to another process or thread now."""
+    started = _started(place.pid)
+    return started is not None and started != place.started
 
 
 def _started(pid: int) -> int | None:
