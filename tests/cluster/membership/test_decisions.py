@@ -93,6 +93,8 @@ EVIDENCE = [
     (Evidence(silent_since=90.0), State.LOST),
     (Evidence(silent_since=99.0, refused_since=99.5), State.AWAITED),
     (Evidence(silent_since=99.0, refused_since=99.0), State.LOST),
+    (Evidence(silent_since=99.0, refused_since=91.0, alive=True), State.AWAITED),
+    (Evidence(silent_since=90.0, refused_since=91.0, alive=True), State.LOST),
     (Evidence(dead=True, silent_since=100.0), State.GONE),
     (Evidence(dead=True, last_word=True), State.DEAD),
     (Evidence(answered=True, silent_since=0.0), State.ANSWERED),

@@ -18,6 +18,7 @@ from tests.tiers import exhaustive
 from tfdist.cluster.membership import place as places
 from tfdist.cluster.membership import record
 from tfdist.cluster.membership.consensus import AcceptorState, Ballot, Vote
+from tfdist.cluster.membership.inspection import Finding, look
 from tfdist.cluster.membership.place import here, is_dead, is_visible
 from tfdist.cluster.membership.view import Member, Place, View
 from tfdist.cluster.membership.wire import encode_acceptor
@@ -102,6 +103,8 @@ def test_deaths_are_proven(child):
     assert is_dead(place)
     assert not is_dead(mine)
     assert not is_visible(here(Options(host="other")), mine)
+    assert look(mine, mine) == Finding(alive=True)
+    assert look(mine, replace(mine, machine="other")) == Finding()
 
 
 def test_the_id_of_a_dead_process_may_be_that_of_a_thread():

@@ -11,8 +11,9 @@ from tests.certificates import variables
 from tests.tiers import exhaustive
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.consensus import AcceptorState
-from tfdist.cluster.membership.inspection import Finding, ask
+from tfdist.cluster.membership.inspection import Finding, ask, inspect
 from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.place import here
 from tfdist.cluster.membership.witness import Witness
 from tfdist.cluster.spec.topology import Topology, Worker
 from tfdist.options import Options
@@ -75,8 +76,13 @@ def test_nothing_is_proven_of_the_living_nor_of_others_nor_to_strangers(witness)
     place = member.place
     dead = replace(member, place=replace(place, started=place.started + 1))
     calls = Calls(you, Options(secret="s"))
-    assert ask(calls, address, member) == Finding()
+    assert ask(calls, address, member) == Finding(alive=True)
     assert ask(calls, address, dead) == Finding(True, AcceptorState())
+    elsewhere = here(Options(host="b"))
+    told = replace(member, place=replace(place, witness=address))
+    assert inspect(calls, told, elsewhere) == Finding(alive=True)
+    assert inspect(calls, member, elsewhere, [address]) == Finding(alive=True)
+    assert inspect(calls, member, elsewhere) == Finding()
     of_another = replace(dead, place=replace(dead.place, machine="another"))
     assert ask(calls, address, of_another) == Finding()
     led_astray = replace(dead, place=replace(dead.place, record="/etc/hostname"))

@@ -36,7 +36,8 @@ class Terms:
         min_workers: the smallest group.
         max_workers: the largest one to which newcomers may raise it; None for any.
         joiners_welcome: whether those that wait are admitted.
-        timeout: seconds that all of it may take.
+        timeout: seconds to wait for enough workers.
+        busy: seconds to wait for a worker that is alive, but still does something else.
         patience: how long to wait for a member.
         hasty: the same for those that have been silent before.
         suspects: the incarnations of the latter.
@@ -46,6 +47,7 @@ class Terms:
     max_workers: int | None
     joiners_welcome: bool
     timeout: float
+    busy: float
     patience: Patience
     hasty: Patience
     suspects: frozenset[str] = frozenset()

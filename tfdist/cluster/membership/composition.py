@@ -27,8 +27,8 @@ class Patience:
     """How long to wait for a member that does not answer.
 
     Attributes:
-        refused: seconds for which its address may refuse connections: while workers connect to one
-            another, nobody listens there.
+        refused: seconds for which its address may refuse connections while nobody sees it alive:
+            while workers connect to one another, nobody listens there.
         silent: seconds for which it may be silent; it may be stopped, or cut off.
     """
 
@@ -46,6 +46,7 @@ class Evidence:
         last_word: whether its last word is known.
         refused_since: since when its address has refused connections; None if it has not.
         silent_since: since when it has been silent; None if it has not.
+        alive: whether a process of its machine, asked last, has seen it alive.
     """
 
     answered: bool = False
@@ -53,6 +54,7 @@ class Evidence:
     last_word: bool = False
     refused_since: float | None = None
     silent_since: float | None = None
+    alive: bool = False
 
     def state(self, now: float, patience: Patience) -> State:
         """What to do about the member.
@@ -68,13 +70,14 @@ class Evidence:
             return State.ANSWERED
         if self.dead:
             return State.DEAD if self.last_word else State.GONE
-        for since, seconds in (
-            (self.refused_since, patience.refused),
-            (self.silent_since, patience.silent),
-        ):
-            if since is not None and now - since >= seconds:
-                return State.LOST
+        silent = self.silent_since is not None and now - self.silent_since >= patience.silent
+        if silent or (self.is_refused(now, patience) and not self.alive):
+            return State.LOST
         return State.AWAITED
+
+    def is_refused(self, now: float, patience: Patience) -> bool:
+        """Whether its address has refused connections for too long."""
+        return self.refused_since is not None and now - self.refused_since >= patience.refused
 
 
 def leader(view: View, lost: Collection[str]) -> Member | None:

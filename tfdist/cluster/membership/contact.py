@@ -10,7 +10,7 @@ from dataclasses import replace
 from tfdist.cluster.membership.calls import Call, Calls
 from tfdist.cluster.membership.composition import Evidence
 from tfdist.cluster.membership.consensus import AcceptorState
-from tfdist.cluster.membership.inspection import Finding, ask, look
+from tfdist.cluster.membership.inspection import Finding, ask, inspect
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
 from tfdist.cluster.membership.view import Member, decode_member
@@ -84,15 +84,19 @@ class Contact:
             call = Call(self._calls, self.member.worker.address, self._header)
             with self._node.changed:
                 self.call = call
+            if self._stopped.is_set():  # `stop` may have seen the last one
+                return
             try:
                 answer = call.run(self._watch, self._silence)
             except (OSError, WireError, TfdistError) as error:
-                self._note(refused=not isinstance(error, TimeoutError))
-                if self._bury():
+                if self._note_failure(error):
                     return
                 self._rest(pause)
                 pause = min(2 * pause, _PAUSES[1])
                 continue
+            if self._stopped.is_set():
+                call.close()
+                return
             if answer["kind"] == "other":
                 call.close()
                 if self._replaced(answer):
@@ -100,7 +104,7 @@ class Contact:
                 self._rest(_PAUSES[1])
                 continue
             pause = _PAUSES[0]
-            self._note(answer=answer)
+            self._note_answer(answer)
             if self._again is None:
                 return
             call.close()
@@ -113,18 +117,30 @@ class Contact:
             self.evidence = replace(self.evidence, refused_since=None, silent_since=now)
         return header["kind"] == "other" or self._is_last(header)
 
-    def _note(self, *, refused: bool = False, answer: Header | None = None) -> None:
-        now = time.monotonic()
+    def _note_answer(self, answer: Header) -> None:
         with self._node.changed:
-            if answer is not None:
-                self.answer = answer
-                self.evidence = Evidence(answered=True, silent_since=now)
-            else:
-                since = self.evidence.refused_since
-                if refused and since is None:
-                    since = now
-                self.evidence = replace(self.evidence, answered=False, refused_since=since)
+            self.answer = answer
+            self.evidence = Evidence(answered=True, silent_since=time.monotonic())
             self._node.changed.notify_all()
+
+    def _note_failure(self, error: Exception) -> bool:
+        """Notes that an attempt has failed; returns whether the member is dead for certain."""
+        now = time.monotonic()
+        finding = self._find()
+        with self._node.changed:
+            before = self.evidence
+            since = before.refused_since
+            if since is None:
+                since = None if isinstance(error, TimeoutError) else now
+            elif before.alive and not finding.alive:
+                since = now  # until now that was excused
+            self.evidence = replace(
+                before, answered=False, refused_since=since, alive=finding.alive
+            )
+            self._node.changed.notify_all()
+        if finding.dead:
+            self._note_death(finding.last_word)
+        return finding.dead
 
     def _rest(self, seconds: float) -> None:
         """Pauses; ends at once if the member dies meanwhile."""
@@ -134,32 +150,18 @@ class Contact:
         else:
             self._stopped.wait(seconds)
 
-    def _bury(self) -> bool:
-        """Whether the member is dead for certain."""
-        finding = self._find()
-        if finding.dead:
-            self._note_death(finding.last_word)
-        return finding.dead
-
     def _find(self) -> Finding:
         """What this process knows of the member, or one that runs where it does."""
-        place = self.member.place
         if word := self._node.last_word(self.member.incarnation):
             return Finding(True, word)
-        mine = self._node.member.place
-        finding = look(place, mine)
         witnesses = [one.worker.address for one in self._witnesses(self.member)]
-        if place.witness and not is_visible(place, mine):
-            witnesses.insert(0, place.witness)
-        for address in witnesses:
-            if finding.dead:
-                break
-            finding = ask(self._calls, address, self.member)
-        return finding
+        return inspect(self._calls, self.member, self._node.member.place, witnesses)
 
     def _replaced(self, answer: Header) -> bool:
         """Another process has the address, so the member is dead; its last word may be found."""
-        if self._bury():
+        finding = self._find()
+        if finding.dead:
+            self._note_death(finding.last_word)
             return True
         try:
             witness = decode_member(answer.get("member"))

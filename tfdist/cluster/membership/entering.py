@@ -48,7 +48,7 @@ class Entering:
         self._view = view
         self._terms = terms
         self._deadline = deadline
-        self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
+        self._waits = WaitMessages(node.member.worker, terms.busy, announce)
         self._contacts: list[Contact] = []
 
     def run(self) -> dict[int, socket] | None:
@@ -165,8 +165,9 @@ class Entering:
     def _wait(self, whom: Callable[[], str]) -> None:
         if time.monotonic() >= self._deadline:
             raise GroupLostError(
-                f"{self._node.member} cannot go on: after {self._terms.timeout:g} s it still waits "
-                f"for {whom()}. Check in their logs what they do, or increase TFDIST_START_TIMEOUT."
+                f"{self._node.member} cannot go on: after {self._terms.busy:g} s it still waits "
+                f"for {whom()}. Check in their logs what they do, or increase "
+                f"TFDIST_COLLECTIVE_TIMEOUT."
             )
         self._waits.report(whom)
         self._node.changed.wait(POLL_SECONDS)

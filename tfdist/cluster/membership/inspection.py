@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.consensus import AcceptorState
@@ -23,10 +24,12 @@ class Finding:
     Attributes:
         dead: whether it is dead for certain; False if it is alive, and if that is unknown.
         last_word: what it has promised and accepted last, if it is dead and that is known.
+        alive: whether a process that would see its death sees none.
     """
 
     dead: bool = False
     last_word: AcceptorState | None = None
+    alive: bool = False
 
 
 def look(place: Place, mine: Place) -> Finding:
@@ -36,9 +39,31 @@ def look(place: Place, mine: Place) -> Finding:
         place: where it runs.
         mine: where this process runs.
     """
-    if not (is_visible(place, mine) and is_dead(place)):
+    if not is_visible(place, mine):
         return Finding()
+    if not is_dead(place):
+        return Finding(alive=True)
     return Finding(True, read(place.record))  # only now it does not change any more
+
+
+def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] = ()) -> Finding:
+    """Looks at a member, and asks processes that run where it does.
+
+    Args:
+        calls: how to call.
+        member: the member.
+        mine: where this process runs.
+        witnesses: the addresses of processes to ask, after its launcher.
+    """
+    place = member.place
+    finding = look(place, mine)
+    own = [place.witness] if place.witness and not is_visible(place, mine) else []
+    for address in (*own, *witnesses):
+        if finding.dead:
+            break
+        found = ask(calls, address, member)
+        finding = replace(found, alive=not found.dead and (found.alive or finding.alive))
+    return finding
 
 
 def ask(calls: Calls, address: str, member: Member) -> Finding:
@@ -55,6 +80,7 @@ def ask(calls: Calls, address: str, member: Member) -> Finding:
         word = answer.get("acceptor")
         if answer["kind"] == "inspected" and answer.get("dead") is True:
             return Finding(True, decode_acceptor(word) if word is not None else None)
+        return Finding(alive=answer.get("alive") is True)
     except (OSError, WireError, TfdistError):
         pass
     return Finding()
@@ -66,5 +92,6 @@ def reply(finding: Finding) -> Header:
     return {
         "kind": "inspected",
         "dead": finding.dead,
+        "alive": finding.alive,
         "acceptor": encode_acceptor(word) if word else None,
     }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from tfdist.cluster.auth.identity import REGROUP
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.campaign import POLL_SECONDS
 from tfdist.cluster.membership.composition import State
 from tfdist.cluster.membership.contact import Contact
+from tfdist.cluster.membership.inspection import inspect, look
 from tfdist.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.regrouping import Regrouping
@@ -61,7 +63,7 @@ def meet_or_join(
     try:
         return meet(topology, options, announce=announce, check=search.check)
     except Found as found:
-        return Joiner(topology, options, calls, found.member, announce)
+        return Joiner(topology, options, calls, found.members, announce)
     finally:
         search.stop()
 
@@ -85,9 +87,9 @@ def join_running(topology: Topology, options: Options, announce: Announce = say)
         return None
     calls = Calls(topology, options)
     found, error = find(calls, _others(topology))
-    if found is None and error is not None:
+    if not found and error is not None:
         raise error
-    return Joiner(topology, options, calls, found, announce) if found is not None else None
+    return Joiner(topology, options, calls, found, announce) if found else None
 
 
 class Declined(Exception):
@@ -101,7 +103,7 @@ class Joiner:
         topology: its cluster.
         options: see `join_running`.
         calls: how to call the members.
-        found: a member.
+        found: the members, as far as they are known; the first one is asked first.
         announce: called with lines about the progress.
 
     Attributes:
@@ -113,7 +115,7 @@ class Joiner:
         topology: Topology,
         options: Options,
         calls: Calls,
-        found: Member,
+        found: Sequence[Member],
         announce: Announce,
     ) -> None:
         check_own(topology.me.address, name=str(topology.me))
@@ -122,8 +124,9 @@ class Joiner:
         self._options = options
         self._calls = calls
         self._announce = announce
-        self._known = {found.worker.address: None}
-        self._target: Member | None = found
+        self._known: dict[str, None] = {}  # addresses
+        self._members: Sequence[Member] = ()
+        self._target: Member | None = self._note(found)
         self._node = Node(topology, options)
         self._listener = SharedListener(topology, options, WHAT, announce)
         listen(self._listener, self._node, topology)
@@ -138,7 +141,7 @@ class Joiner:
 
         Raises:
             Declined: the members do not admit it; it may ask again.
-            RendezvousError: it has not been admitted in time.
+            RendezvousError: it has not been admitted in time, or the job has ended.
             GroupLostError: it was admitted, but cannot form a group with the others.
         """
         seconds = self._options.start_timeout if timeout is None else timeout
@@ -177,12 +180,20 @@ class Joiner:
         deadline = time.monotonic() + seconds
         waits = WaitMessages(node.member.worker, seconds, self._announce)
         header = {"kind": "join", "member": encode_member(node.member), "request": request}
+        found = time.monotonic()
         while node.view is None:
-            if self._target is None:
-                self._target, _ = find(self._calls, self._addresses())
+            if self._target is None and (members := find(self._calls, self._addresses())[0]):
+                self._target = self._note(members)
             if self._target is not None:
                 self._ask(self._target, header, deadline, waits)
+                found = time.monotonic()
             elif not node.view:
+                if self._has_ended(time.monotonic() - found):
+                    raise RendezvousError(
+                        f"{node.member} cannot join the running job, which has ended meanwhile: "
+                        f"its workers are dead, or do not answer any more. Start it again to meet "
+                        f"those that are started again, too."
+                    )
                 with node.changed:
                     node.changed.wait(_PAUSE_SECONDS)
             if node.view is None and time.monotonic() >= deadline:
@@ -212,8 +223,10 @@ class Joiner:
             with node.changed:
                 while contact.answer is None and node.view is None:
                     now = time.monotonic()
-                    lost = contact.evidence.state(now, patience) is not State.AWAITED
-                    if lost or now >= deadline:
+                    evidence = contact.evidence
+                    lost = evidence.state(now, patience) is not State.AWAITED
+                    # Another member may be there, even if this one is alive.
+                    if lost or evidence.is_refused(now, patience) or now >= deadline:
                         node.changed.wait(_PAUSE_SECONDS)
                         return
                     waits.report(lambda: f"{target} to admit it")
@@ -221,7 +234,7 @@ class Joiner:
             answer = contact.answer
             if answer is not None and answer["kind"] == "decided":
                 view = decode_view(answer.get("view"))
-                self._known.update({member.worker.address: None for member in view.members})
+                self._note(view.members)
                 node.learn(view)
             elif answer is not None and answer["kind"] == "redirect":
                 self._target = decode_member(answer.get("member"))
@@ -236,6 +249,32 @@ class Joiner:
         mine = self._topology.me.address
         entries = (worker.address for worker in self._topology.workers)
         return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
+
+    def _note(self, members: Sequence[Member]) -> Member:
+        """Notes who the members are; returns the first one."""
+        self._members = members
+        self._known.update({member.worker.address: None for member in members})
+        return members[0]
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the job has ended: its members are dead, or have been silent for long.
+
+        Args:
+            seconds: for how long nobody has answered as a member.
+        """
+        patience = make_terms(self._options).patience
+        if seconds < patience.refused:  # its members may be connecting to one another
+            return False
+        mine = self._node.member.place
+        for member in self._members:
+            finding = look(member.place, mine)
+            if not finding.dead and not finding.alive and seconds < patience.silent:
+                finding = inspect(self._calls, member, mine)
+                if not finding.dead:
+                    return False
+            if finding.alive:
+                return False
+        return True
 
 
 def _others(topology: Topology) -> list[str]:

@@ -28,8 +28,12 @@ from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import ClusterError, GroupLostError
 from tfdist.options import Options
 
-REFUSED_SECONDS = 1.0
-"""For how long a member's address may refuse connections before nobody waits for it any more."""
+REFUSED_SECONDS = 5.0
+"""For how long a member's address may refuse connections before nobody waits for it any more.
+
+Nobody listens while workers connect to one another, and a name may take seconds to resolve. Whoever
+is seen alive by its machine may take as long as one that is silent.
+"""
 
 _HASTY_SECONDS = 1.0
 WHAT = "the other workers cannot reach this one to form a new group"
@@ -43,9 +47,10 @@ class Membership:
 
     Args:
         session: the session of the group.
-        options: `start_timeout` limits how long a new group may take to form; `heartbeat_timeout`
-            and `link_timeout` say after which silence a worker is lost; `secret` and the TLS
-            options authenticate the workers.
+        options: `start_timeout` limits how long a new group may take to form, and
+            `collective_timeout` how long a worker that is alive may be busy meanwhile;
+            `heartbeat_timeout` and `link_timeout` say after which silence a worker is lost;
+            `secret` and the TLS options authenticate the workers.
         announce: called with lines about the progress; writes to stderr by default.
 
     Raises:
@@ -192,8 +197,9 @@ class Membership:
 
         Raises:
             GroupLostError: this worker cannot go on: it has left, or the others have given it up,
-                too few of the old group are left, or there are fewer than `min_workers` within
-                `options.start_timeout`.
+                too few of the old group are left, there are fewer than `min_workers` within
+                `options.start_timeout`, or a worker that is alive has not come within
+                `options.collective_timeout`.
         """
         node, old, before = self._node, self.session, self.view
         if self.closed:
@@ -209,7 +215,7 @@ class Membership:
             frozenset(before.incarnations[rank] for rank in {*suspects, *old.lost_ranks}),
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
-        node.regrouping = True
+        node.regrouping, node.failed = True, False
         self._listener.resume()  # if the session has been closed
         try:
             regrouping = Regrouping(
@@ -220,6 +226,9 @@ class Membership:
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
             self._view = view
+        except BaseException:
+            node.failed = True
+            raise
         finally:
             node.regrouping, node.leader = False, None
         if self._listener.serves(OBSERVE):
@@ -281,7 +290,10 @@ def make_terms(
     patience = Patience(min(REFUSED_SECONDS, silent), silent)
     hasty = Patience(patience.refused, min(_HASTY_SECONDS, silent))
     timeout = options.start_timeout
-    return Terms(min_workers, max_workers, joiners_welcome, timeout, patience, hasty, suspects)
+    busy = max(timeout, options.collective_timeout)
+    return Terms(
+        min_workers, max_workers, joiners_welcome, timeout, busy, patience, hasty, suspects
+    )
 
 
 def _decode(payload: bytes) -> Member:

@@ -29,6 +29,7 @@ class Node:
         member: this process.
         changed: guards everything here, and is notified of changes.
         regrouping: whether the main thread is forming a new group.
+        failed: whether it could not form one, and has not tried again.
         leader: the member that leads while a new group forms; those that wait turn to it.
         on_disturbed: called when another member needs a new group, with what to say of it.
         on_waiting: called when another process waits to be admitted.
@@ -47,7 +48,7 @@ class Node:
         self.member = Member(topology.me, incarnation, here(options, self._record.path))
         sweep(self.member.place)
         self.changed = threading.Condition(threading.RLock())
-        self.regrouping = False
+        self.regrouping = self.failed = False
         self.leader: Member | None = None
         self.on_disturbed: Callable[[str], object] = lambda message: None
         self.on_waiting: Callable[[], object] = lambda: None
@@ -183,6 +184,10 @@ class Node:
     def arrive(self, member: Member, request: str) -> None:
         """Notes a process that waits to be admitted, with what it says of itself."""
         with self.changed:
+            limit = time.monotonic() - _REMEMBER_SECONDS
+            for token, (_, _, left) in list(self._waiting.items()):
+                if left is not None and left <= limit:
+                    del self._waiting[token]
             fresh = member.incarnation not in self._waiting
             self._waiting[member.incarnation] = (member, request, None)
             self.changed.notify_all()

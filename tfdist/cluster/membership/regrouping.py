@@ -46,8 +46,8 @@ class Regrouping:
         self._planned = planned
         self._reason = reason
         self._announce = announce
-        self._deadline = time.monotonic() + terms.timeout
         self._lost: set[str] = set()
+        self._begin_wait()
 
     def run(self, base: int) -> tuple[View, dict[int, socket]]:
         """Forms a group of a later generation.
@@ -70,13 +70,15 @@ class Regrouping:
             view = acceptor.view
             assert view is not None
             if view.generation > base:
+                deadline = time.monotonic() + self._terms.busy
                 sockets = Entering(
-                    node, self._calls, view, self._terms, self._deadline, self._announce
+                    node, self._calls, view, self._terms, deadline, self._announce
                 ).run()
                 if sockets is not None:
                     return view, sockets
                 base, attempts, self._planned = view.generation, 0, False
                 self._lost = set()
+                self._begin_wait()
             else:
                 try:
                     self._decide(view, attempts)
@@ -86,6 +88,10 @@ class Regrouping:
                         f"nor forgotten: {error}. Make the folder writable, and start it again."
                     ) from error
                 attempts += 1
+
+    def _begin_wait(self) -> None:
+        """Begins to wait for enough workers: the time for which one was busy does not count."""
+        self._deadline = time.monotonic() + self._terms.timeout
 
     def _decide(self, view: View, attempts: int) -> None:
         """Makes one attempt to have the next view decided, or waits for another member's."""
@@ -126,13 +132,22 @@ class Regrouping:
         node = self._node
         header = {"kind": "await", "view": encode_view(view), **self._extra}
         patience = self._terms.patience_with(lead)
-        waits = WaitMessages(node.member.worker, self._terms.timeout, self._announce)
+        last = time.monotonic() + self._terms.busy
+        busy = True  # until it says otherwise
+        waits = WaitMessages(node.member.worker, self._terms.busy, self._announce)
+
+        def watch(frame: Header) -> bool:
+            nonlocal busy
+            if busy := frame.get("busy") is True:
+                self._begin_wait()
+            return bool(frame["kind"] == "decided")
+
         contact = Contact(
             node,
             self._calls,
             lead,
             header,
-            lambda frame: frame["kind"] == "decided",
+            watch,
             patience.silent,
             lambda other: [],
         )
@@ -142,12 +157,15 @@ class Regrouping:
                     now = time.monotonic()
                     if contact.evidence.state(now, patience) is not State.AWAITED:
                         self._lost.add(lead.incarnation)
+                        if busy:
+                            self._begin_wait()
                         return
-                    if now >= self._deadline:
+                    if now >= (last if busy else self._deadline):
+                        seconds = self._terms.busy if busy else self._terms.timeout
                         raise GroupLostError(
                             f"{node.member} cannot go on: {lead} has not formed a new group within "
-                            f"{self._terms.timeout:g} s. See its log, or increase "
-                            f"TFDIST_START_TIMEOUT."
+                            f"{seconds:g} s. See its log, or increase "
+                            f"TFDIST_{'COLLECTIVE' if busy else 'START'}_TIMEOUT."
                         )
                     waits.report(lambda: f"{lead} to form a new group")
                     node.changed.wait(POLL_SECONDS)

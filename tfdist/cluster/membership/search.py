@@ -1,4 +1,4 @@
-"""Finds a member of a running job among some addresses."""
+"""Finds the members of a running job, by asking some addresses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from tfdist.cluster.membership.calls import Calls
-from tfdist.cluster.membership.view import Member, decode_member
-from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.membership.view import Member, decode_member, decode_view
+from tfdist.cluster.net.framing import Header, WireError
 from tfdist.errors import TfdistError
 
 _ASK_SECONDS = 3.0
@@ -22,12 +22,12 @@ class Found(Exception):
     """There is a running job.
 
     Attributes:
-        member: one of its members.
+        members: its members; the first one has answered.
     """
 
-    def __init__(self, member: Member) -> None:
-        super().__init__(str(member))
-        self.member = member
+    def __init__(self, members: Sequence[Member]) -> None:
+        super().__init__(str(members[0]))
+        self.members = members
 
 
 class Search:
@@ -41,7 +41,7 @@ class Search:
     def __init__(self, calls: Calls, addresses: Sequence[str]) -> None:
         self._calls = calls
         self._addresses = list(addresses)
-        self._found: Member | None = None
+        self._found: Sequence[Member] = ()
         self._stopped = threading.Event()
         if addresses:
             threading.Thread(target=self._run, name="tfdist-search", daemon=True).start()
@@ -52,7 +52,7 @@ class Search:
         Raises:
             Found: one of them is a member of a running job.
         """
-        if self._found is not None:
+        if self._found:
             raise Found(self._found)
 
     def stop(self) -> None:
@@ -66,24 +66,28 @@ class Search:
             self._found, _ = find(self._calls, list(itertools.islice(turns, count)))
 
 
-def find(calls: Calls, addresses: Iterable[str]) -> tuple[Member | None, TfdistError | None]:
-    """Asks all addresses at once; returns the first member that answers, or why none can.
+def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], TfdistError | None]:
+    """Asks all addresses at once, until a member of a running job answers.
 
     Args:
         calls: how to ask.
         addresses: those of workers that may be members of a running job.
+
+    Returns:
+        The members of its job, of which the first one has answered; none if nobody is in a job, and
+        possibly why nobody can tell.
     """
-    answers: queue.Queue[Member | TfdistError | None] = queue.Queue()
+    answers: queue.Queue[Sequence[Member] | TfdistError] = queue.Queue()
 
     def ask(address: str) -> None:
         try:
             header = calls.ask(address, {"kind": "who"}, _ASK_SECONDS)
             running = header["kind"] == "member" and header.get("view") is not None
-            answers.put(decode_member(header.get("member")) if running else None)
+            answers.put(_members(header) if running else ())
         except TfdistError as error:
             answers.put(error)
         except (OSError, WireError, KeyError):
-            answers.put(None)
+            answers.put(())
 
     addresses = list(addresses)
     for address in addresses:
@@ -95,7 +99,15 @@ def find(calls: Calls, addresses: Iterable[str]) -> tuple[Member | None, TfdistE
             answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             break
-        if isinstance(answer, Member):
+        if isinstance(answer, TfdistError):
+            failure = failure or answer
+        elif answer:
             return answer, None
-        failure = failure or answer
-    return None, failure
+    return (), failure
+
+
+def _members(header: Header) -> Sequence[Member]:
+    """The members that an answer names; first the one that it is from."""
+    first = decode_member(header.get("member"))
+    others = decode_view(header.get("view")).members
+    return (first, *(one for one in others if one.incarnation != first.incarnation))

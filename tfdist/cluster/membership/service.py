@@ -257,7 +257,8 @@ class MembershipService:
             self._end(caller)
         elif caller.deadline is None and now >= caller.beat:
             caller.beat = now + BEAT_SECONDS
-            if not send_at_once(caller.sock, encode({"kind": "wait"})):
+            busy = not (self._node.regrouping or self._node.failed)
+            if not send_at_once(caller.sock, encode({"kind": "wait", "busy": busy})):
                 self._end(caller)
 
     def _let_in(self) -> None:

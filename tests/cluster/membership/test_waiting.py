@@ -1,0 +1,263 @@
+"""For whom members and newcomers wait, and for how long; with threads as members."""
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
+from tfdist.cluster.membership import membership, node, record
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.campaign import Terms
+from tfdist.cluster.membership.composition import Patience
+from tfdist.cluster.membership.joining import Joiner
+from tfdist.cluster.membership.membership import WHAT, Membership, listen, make_terms
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.place import _started
+from tfdist.cluster.membership.regrouping import Regrouping
+from tfdist.cluster.membership.view import Member, Place, View
+from tfdist.cluster.rendezvous.shared_listener import SharedListener
+from tfdist.cluster.spec.topology import Topology, Worker
+from tfdist.errors import RendezvousError
+from tfdist.options import Options
+
+OPTIONS = Options()
+NEVER = Patience(refused=FAR, silent=FAR)
+
+
+@pytest.fixture
+def child():
+    """A process that waits."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+
+
+class Part:
+    """One member of a group, which regroups in a thread."""
+
+    def __init__(self, topology, process=None):
+        self.topology = topology
+        self.node = Node(topology, OPTIONS)
+        if process is not None:
+            place = replace(self.node.member.place, pid=process.pid, started=_started(process.pid))
+            self.node.member = replace(self.node.member, place=place)
+        self.listener = SharedListener(topology, OPTIONS, WHAT, print)
+        listen(self.listener, self.node, topology)
+        self.calls = Calls(topology, OPTIONS)
+        self.dialed = 0
+        self.outcome = None
+
+    def dial(self, address, deadline):
+        self.dialed += 1
+        return Calls.dial(self.calls, address, deadline)
+
+    def regroup(self, terms):
+        self.calls.dial = self.dial
+        self.node.regrouping = True
+        self.thread = threading.Thread(target=self._regroup, args=[terms], daemon=True)
+        self.thread.start()
+
+    def _regroup(self, terms):
+        regrouping = Regrouping(self.node, self.calls, terms, False, "", print)
+        try:
+            view, sockets = regrouping.run(0)
+        except Exception as error:
+            self.outcome = error
+            return
+        self.outcome = len(view.members)
+        for sock in sockets.values():
+            sock.close()
+
+    def ended(self):
+        self.thread.join()
+        return self.outcome
+
+
+@pytest.fixture
+def parts(addresses):
+    """Two members of a group; rank 0 runs in another process, if one is given."""
+    made = []
+
+    def make(process=None):
+        workers = tuple(Worker("worker", n, at) for n, at in enumerate(addresses(2)))
+        for rank in range(2):
+            topology = Topology(workers, rank, "worker", rank)
+            made.append(Part(topology, process if rank == 0 else None))
+        view = View(0, tuple(part.node.member for part in made))
+        for part in made:
+            part.node.learn(view)
+        return made
+
+    yield make
+    for part in made:
+        part.listener.pause()
+        part.node.close(keep_record=False)
+
+
+def terms(timeout, patience):
+    return Terms(1, None, True, timeout, FAR, patience, patience)
+
+
+def test_a_member_that_is_seen_alive_may_refuse_connections_for_long(parts, until):
+    first, second = parts()
+    first.listener.resume()
+    first.regroup(terms(FAR, Patience(refused=0.0, silent=FAR)))
+    until(lambda: first.dialed > 5 or first.outcome)
+    second.listener.resume()
+    second.regroup(terms(FAR, NEVER))
+    assert first.ended() == second.ended() == 2
+
+
+def test_those_that_are_ready_wait_for_a_leader_that_is_busy(parts):
+    first, second = parts()
+    for part in (first, second):
+        part.listener.resume()
+    second.regroup(terms(0.2, NEVER))
+    time.sleep(1.0)
+    assert second.outcome is None
+    first.regroup(terms(FAR, NEVER))
+    assert first.ended() == second.ended() == 2
+
+
+@exhaustive
+def test_those_that_are_ready_wait_for_another_one_that_is_busy(parts, until):
+    first, second = parts()
+    for part in (first, second):
+        part.listener.resume()
+    first.regroup(terms(4.0, NEVER))
+    until(lambda: first.node.view.generation == 1)  # to which the other one has agreed
+    time.sleep(5.0)
+    assert first.outcome is None
+    second.regroup(terms(FAR, NEVER))
+    assert first.ended() == second.ended() == 2
+
+
+def test_those_that_are_ready_do_not_wait_long_for_one_that_has_failed(parts):
+    first, second = parts()
+    first.listener.resume()
+    first.node.failed = True
+    second.regroup(terms(0.2, NEVER))
+    error = second.ended()
+    assert "has not formed a new group within 0.2 s" in str(error)
+    assert "increase TFDIST_START_TIMEOUT" in str(error)
+
+
+def test_a_busy_one_is_not_waited_for_without_end(parts):
+    first, second = parts()
+    first.listener.resume()
+    second.regroup(replace(terms(0.2, NEVER), busy=0.5))
+    error = second.ended()
+    assert "has not formed a new group within 0.5 s" in str(error)
+    assert "increase TFDIST_COLLECTIVE_TIMEOUT" in str(error)
+
+
+@exhaustive
+def test_the_time_for_which_one_was_busy_that_is_lost_then_does_not_count(parts, child):
+    first, second = parts(child)
+    for part in (first, second):
+        part.listener.resume()
+    limit = 2 * membership.REFUSED_SECONDS
+    second.regroup(terms(3.0, Patience(refused=limit, silent=FAR)))
+    time.sleep(4.0)
+    child.kill()
+    child.wait()
+    first.listener.pause()
+    assert second.ended() == 1
+
+
+def test_newcomers_that_do_not_come_again_are_forgotten(monkeypatch):
+    monkeypatch.setattr(node, "_REMEMBER_SECONDS", 0.0)
+    one, two, three = (Node(Topology((Worker("worker", 0, f"w:{n}"),)), OPTIONS) for n in (1, 2, 3))
+    for other in (two, three):
+        one.arrive(other.member, "")
+        one.depart(other.member)
+    assert list(one._waiting) == [three.me]
+    for each in (one, two, three):
+        each.close(keep_record=False)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_last_word_that_nobody_has_heard_is_kept(sessions, in_parallel, monkeypatch, heard):
+    monkeypatch.setattr(membership, "say_farewell", lambda *_: heard)
+    group = sessions(2)
+    members = in_parallel(lambda session: Membership(session, OPTIONS), group)
+    group[0].fail("a worker is lost")
+    for one in members:
+        path = Path(one.view.members[one.session.rank].place.record)
+        one.close()
+        assert path.exists() == (not heard)
+        record.remove(str(path))
+
+
+def test_limits():
+    short = make_terms(Options(heartbeat_timeout=2.0, start_timeout=5.0))
+    assert short.patience == Patience(2.0, 2.0)
+    assert (short.timeout, short.busy) == (5.0, Options().collective_timeout)
+    assert make_terms(Options(start_timeout=900.0)).busy == 900.0
+    assert make_terms(Options()).patience == Patience(membership.REFUSED_SECONDS, 60.0)
+
+
+@pytest.fixture
+def joiner(addresses):
+    """A newcomer that has found a member, which runs somewhere."""
+    made = []
+
+    def make(place, **options):
+        own, other = addresses(2)
+        workers = (Worker("worker", 0, own), Worker("worker", 1, other))
+        topology = Topology(workers, 0, "worker", 0)
+        settings = Options(**options)
+        member = Member(workers[1], "0" * 16, place)
+        calls = Calls(topology, settings)
+        made.append(Joiner(topology, settings, calls, [member], print))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_newcomer_does_not_wait_for_a_job_that_is_gone(joiner, child, monkeypatch):
+    monkeypatch.setattr(membership, "REFUSED_SECONDS", 0.2)
+    mine = Node(Topology((Worker("worker", 0, "w:1"),)), OPTIONS).member.place
+    place = replace(mine, pid=child.pid, started=_started(child.pid))
+    # One that is alive may be connecting to others.
+    with pytest.raises(RendezvousError, match="has not been admitted"):
+        joiner(place).wait(timeout=0.8)
+    child.kill()
+    child.wait()
+    with pytest.raises(RendezvousError, match="has ended meanwhile"):
+        joiner(place).wait(timeout=FAR)
+
+
+@exhaustive
+def test_a_newcomer_waits_longer_for_members_that_may_be_cut_off(joiner, monkeypatch):
+    monkeypatch.setattr(membership, "REFUSED_SECONDS", 0.2)
+    unknown = Place("another machine", 1, 1)
+    with pytest.raises(RendezvousError, match="has ended meanwhile"):
+        joiner(unknown, heartbeat_timeout=0.5).wait(timeout=FAR)
+    with pytest.raises(RendezvousError, match="has not been admitted"):
+        joiner(unknown).wait(timeout=1.5)
+
+
+@exhaustive
+def test_those_that_are_restarted_meet_when_a_job_has_ended(group, start):
+    cluster, workers = group(2, {0: {"MAX_WORKERS": "1"}}, TFDIST_HEARTBEAT_TIMEOUT="3600")
+    workers[1].kill()
+    workers[0].until("members 0.")
+    newcomer = start(cluster, 1)
+    newcomer.until("waits")
+    workers[0].kill()
+    restarted = start(cluster, 0)
+    assert "has ended meanwhile" in newcomer.rest()
+    again = start(cluster, 1)
+    for worker in (restarted, again):
+        worker.until("met")
