@@ -247,8 +247,9 @@ def test_strangers_are_refused(group, start, dial, tls):
 
 
 @exhaustive
-def test_records_are_removed(group):
-    cluster, workers = group(3, **NEVER, END_WITH="2")
+@pytest.mark.parametrize("how", [{}, {"EXITS": "1"}])
+def test_records_are_removed(group, how):
+    cluster, workers = group(3, **NEVER, **how, END_WITH="2")
 
     def records():
         found = []

@@ -225,6 +225,9 @@ class Membership:
             rank = view.rank(node.me)
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
+            # At exit, before the session, which would end the listener.
+            atexit.unregister(self.close)
+            atexit.register(self.close)
             self._view = view
         except BaseException:
             node.failed = True
