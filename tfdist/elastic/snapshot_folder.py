@@ -13,6 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
+from tfdist.elastic.atomic_file import make_folder
+
 _SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]+)")
 _PART = re.compile(r"rank-(\d+)-of-(\d+)\.npz")
 
@@ -71,7 +73,7 @@ class SnapshotFolder:
         Raises:
             OSError: it cannot be made.
         """
-        self._of(snapshot).mkdir(parents=True, exist_ok=True)
+        make_folder(self._of(snapshot))
 
     def parts(self) -> dict[SnapshotId, list[int]]:
         """The snapshots that can be seen from here, and the ranks whose parts are there."""

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
+from tfdist.elastic.atomic_file import make_folder
 from tfdist.strategies.extended import ReplicatedExtended
 
 _PIECE_BYTES = 64 << 20
@@ -84,7 +85,7 @@ def writes_for_others(
     token, problem, is_full = uuid.uuid4().hex, "", False
     mark = _mark(directory, workers.rank)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         mark.write_text(token)
     except OSError as error:
         problem, is_full = error.strerror or str(error), error.errno in _FULL
