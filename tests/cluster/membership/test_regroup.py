@@ -141,6 +141,30 @@ def test_too_few_are_left(group):
     assert "is dead" in line
 
 
+def test_those_that_are_released_need_not_be_a_minority(group):
+    _, workers = group(3, **NEVER, LEAVING="0 1")
+    for worker in workers[:2]:
+        worker.until("released")
+    line = workers[2].until("form generation 1")
+    assert line.count("has left") == 2
+    formed(workers[2:], 1, [2])
+
+
+def test_a_check_ends_waits(group, start, addresses):
+    cluster, workers = group(3, **NEVER, MIN_WORKERS="3", MAX_WORKERS="3")
+    joins = start([*cluster, *addresses(1)], 3, **NEVER)
+    joins.until("waits")
+    joins.send_signal(signal.SIGTERM)
+    workers[2].kill()
+    # Of those that wait for a third one, the second one follows the first.
+    for worker in (workers[1], workers[0]):
+        worker.until("failed")
+        worker.send_signal(signal.SIGTERM)
+    for worker in (joins, workers[1], workers[0]):
+        worker.rest()
+        assert worker.returncode == 75
+
+
 def test_a_worker_joins_and_a_dead_rank_0_is_replaced(group, start, addresses):
     cluster, workers = group(2, **NEVER)
     wider = [*cluster, *addresses(1)]

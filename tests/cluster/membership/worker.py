@@ -17,6 +17,7 @@ LIMITS = {
     "min_workers": int(os.environ.get("MIN_WORKERS", "1")),
     "max_workers": int(os.environ.get("MAX_WORKERS", "100")),
 }
+LEAVING = set(map(int, os.environ.get("LEAVING", "").split()))  # after the first step
 # Where a worker can be made to die while a new group forms.
 PHASES: dict[str, tuple[type, str]] = {
     "prepare": (node.Node, "answer"),
@@ -26,6 +27,14 @@ PHASES: dict[str, tuple[type, str]] = {
     "receive": (entering.Entering, "_receive"),
     "arrive": (entering.Entering, "_arrive"),
 }
+
+
+asked: list[int] = []
+
+
+def check() -> None:
+    if asked:
+        raise SystemExit(75)
 
 
 def tell(*words: object) -> None:
@@ -46,12 +55,13 @@ def die_in(phase: str) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
     options = Options.from_environment()
     topology = from_environment()
     found = meet_or_join(topology, options)
     if isinstance(found, Joiner):
         tell("waits")
-        found.wait()
+        found.wait(check=check)
         assert found.membership is not None
         membership = found.membership
         tell_of(membership)
@@ -67,6 +77,14 @@ def main() -> None:
         try:
             if session.topology.generation == 0 and os.environ.get("FAIL"):
                 session.fail("a link is broken")
+            if session.topology.generation == 0 and LEAVING:
+                membership.release(LEAVING)
+                if session.rank in LEAVING:
+                    tell("released")
+                    break
+                observe(membership.regroup(**LIMITS), options)
+                tell_of(membership)
+                continue
             wish = b"regroup" if session.rank == 0 and membership.waiting else b""
             wishes = session.exchange("step", wish)
             if b"regroup" not in wishes:
@@ -75,7 +93,7 @@ def main() -> None:
         except TfdistError as error:
             tell("failed", error)
         try:
-            observe(membership.regroup(**LIMITS), options)
+            observe(membership.regroup(**LIMITS, check=check), options)
             tell_of(membership)
         except GroupLostError as error:
             tell("ended", error)

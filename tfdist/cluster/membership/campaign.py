@@ -41,6 +41,7 @@ class Terms:
         patience: how long to wait for a member.
         hasty: the same for those that have been silent before.
         suspects: the incarnations of the latter.
+        check: called again and again in all waits; may raise.
     """
 
     min_workers: int
@@ -51,6 +52,7 @@ class Terms:
     patience: Patience
     hasty: Patience
     suspects: frozenset[str] = frozenset()
+    check: Callable[[], object] = lambda: None
 
     def patience_with(self, member: Member) -> Patience:
         """How long to wait for a member."""
@@ -166,6 +168,7 @@ class Campaign:
                     return True
                 if time.monotonic() >= self._deadline:
                     raise GroupLostError(self._why_not("in time"))
+                self._terms.check()
                 self._waits.report(self._waiting)
                 node.changed.wait(POLL_SECONDS)
 

@@ -29,7 +29,7 @@ class Entering:
         node: this process.
         calls: how to call the others.
         view: the view.
-        terms: `patience` is used.
+        terms: `patience` and `check` are used.
         deadline: the `time.monotonic()` at which to give up.
         announce: called with lines about whom this worker waits for.
     """
@@ -169,5 +169,6 @@ class Entering:
                 f"for {whom()}. Check in their logs what they do, or increase "
                 f"TFDIST_COLLECTIVE_TIMEOUT."
             )
+        self._terms.check()
         self._waits.report(whom)
         self._node.changed.wait(POLL_SECONDS)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfdist.cluster.auth.identity import REGROUP
 from tfdist.cluster.membership.calls import Calls
-from tfdist.cluster.membership.campaign import POLL_SECONDS
+from tfdist.cluster.membership.campaign import POLL_SECONDS, Terms
 from tfdist.cluster.membership.composition import State
 from tfdist.cluster.membership.contact import Contact
 from tfdist.cluster.membership.inspection import inspect, look
@@ -132,12 +132,18 @@ class Joiner:
         listen(self._listener, self._node, topology)
         self._listener.resume()
 
-    def wait(self, request: str = "", timeout: float | None = None) -> Session:
+    def wait(
+        self,
+        request: str = "",
+        timeout: float | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> Session:
         """Waits until this process has been admitted, and has met the other members.
 
         Args:
             request: what this process says of itself, for `Membership.judge_newcomers`.
             timeout: seconds to wait; `options.start_timeout` by default.
+            check: called again and again while it waits; may raise.
 
         Raises:
             Declined: the members do not admit it; it may ask again.
@@ -146,8 +152,8 @@ class Joiner:
         """
         seconds = self._options.start_timeout if timeout is None else timeout
         try:
-            self._await_admission(seconds, request)
-            terms = make_terms(self._options)
+            terms = make_terms(self._options, check=check)
+            self._await_admission(seconds, request, terms)
             node = self._node
             reason = f"{node.member} joins, and a member is lost"
             # Before the first view there was none.
@@ -175,17 +181,18 @@ class Joiner:
         self._listener.end(REGROUP)
         self._node.close(keep_record=self._node.view is not None)
 
-    def _await_admission(self, seconds: float, request: str) -> None:
+    def _await_admission(self, seconds: float, request: str, terms: Terms) -> None:
         node = self._node
         deadline = time.monotonic() + seconds
         waits = WaitMessages(node.member.worker, seconds, self._announce)
         header = {"kind": "join", "member": encode_member(node.member), "request": request}
         found = time.monotonic()
         while node.view is None:
+            terms.check()
             if self._target is None and (members := find(self._calls, self._addresses())[0]):
                 self._target = self._note(members)
             if self._target is not None:
-                self._ask(self._target, header, deadline, waits)
+                self._ask(self._target, header, deadline, waits, terms)
                 found = time.monotonic()
             elif not node.view:
                 if self._has_ended(time.monotonic() - found):
@@ -205,10 +212,12 @@ class Joiner:
                 )
             waits.report(lambda: "a member of the running job")
 
-    def _ask(self, target: Member, header: Header, deadline: float, waits: WaitMessages) -> None:
+    def _ask(
+        self, target: Member, header: Header, deadline: float, waits: WaitMessages, terms: Terms
+    ) -> None:
         """Waits with one member, until it admits this process, sends it on, or is lost."""
         node, self._target = self._node, None
-        patience = make_terms(self._options).patience
+        patience = terms.patience
         last = ("decided", "redirect", "none", "member", "declined")
         contact = Contact(
             node,
@@ -229,6 +238,7 @@ class Joiner:
                     if lost or evidence.is_refused(now, patience) or now >= deadline:
                         node.changed.wait(_PAUSE_SECONDS)
                         return
+                    terms.check()
                     waits.report(lambda: f"{target} to admit it")
                     node.changed.wait(POLL_SECONDS)
             answer = contact.answer

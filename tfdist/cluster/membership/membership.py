@@ -21,6 +21,7 @@ from tfdist.cluster.membership.place import is_dead, is_visible
 from tfdist.cluster.membership.regrouping import Regrouping
 from tfdist.cluster.membership.service import EXPECTED, MembershipService
 from tfdist.cluster.membership.view import Member, View, decode_member, encode_member
+from tfdist.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist.cluster.net.wait_messages import Announce, say
 from tfdist.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
 from tfdist.cluster.session.session import Session
@@ -178,6 +179,7 @@ class Membership:
         max_workers: int | None = None,
         joiners_welcome: bool = True,
         suspects: Collection[int] = (),
+        check: Callable[[], object] = lambda: None,
     ) -> Session:
         """Forms a new group with the other workers that go on.
 
@@ -191,6 +193,7 @@ class Membership:
             joiners_welcome: whether processes that wait are admitted.
             suspects: ranks of the old group that the caller knows to have been silent for long, so
                 that they are not waited for as long again.
+            check: called again and again while this worker waits; may raise.
 
         Returns:
             The session of the new group.
@@ -213,6 +216,7 @@ class Membership:
             max_workers,
             joiners_welcome,
             frozenset(before.incarnations[rank] for rank in {*suspects, *old.lost_ranks}),
+            check,
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
         node.regrouping, node.failed = True, False
@@ -243,6 +247,30 @@ class Membership:
         self._clean_up(before, view)
         return self.session
 
+    def release(self, leaving: Collection[int]) -> None:
+        """Lets some members leave together, with their last words; called by all, between steps.
+
+        Those that leave have left when this returns, or raises.
+
+        Args:
+            leaving: their ranks.
+
+        Raises:
+            TfdistError: a worker is lost, and the others may not have heard the last words.
+        """
+        leaves, heard, mine = self.session.rank in leaving, False, b""
+        try:
+            if leaves:
+                mine = json.dumps(encode_acceptor(self._node.finish())).encode()
+            for rank, word in enumerate(self.session.exchange("last words", mine)):
+                if word:
+                    acceptor = decode_acceptor(json.loads(word))
+                    self._node.say_last_word(self.view.incarnations[rank], acceptor)
+            heard = True
+        finally:
+            if leaves:
+                self._end("it was released", keep_record=not heard)
+
     def close(self, reason: str = "its membership was closed") -> None:
         """Stops listening, and tells another member what this one has agreed to last.
 
@@ -254,12 +282,16 @@ class Membership:
         if os.getpid() != self._pid or self.closed:
             return
         self._left = reason
-        atexit.unregister(self.close)
         last_word = self._node.finish()
         # The others may leave, too: it listens for their last words until they have this one.
         is_known = say_farewell(self._node, self._calls, last_word)
+        self._end(reason, keep_record=not is_known)
+
+    def _end(self, reason: str, *, keep_record: bool) -> None:
+        self._left = reason
+        atexit.unregister(self.close)
         self._listener.end(REGROUP)
-        self._node.close(keep_record=not is_known)
+        self._node.close(keep_record=keep_record)
 
     def _clean_up(self, before: View, view: View) -> None:
         """Removes the records of the dead: what they agreed to is known, and done."""
@@ -287,6 +319,7 @@ def make_terms(
     max_workers: int | None = None,
     joiners_welcome: bool = True,
     suspects: frozenset[str] = frozenset(),
+    check: Callable[[], object] = lambda: None,
 ) -> Terms:
     """The terms with the limits of the settings."""
     silent = min(options.heartbeat_timeout, options.link_timeout)
@@ -295,7 +328,15 @@ def make_terms(
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)
     return Terms(
-        min_workers, max_workers, joiners_welcome, timeout, busy, patience, hasty, suspects
+        min_workers,
+        max_workers,
+        joiners_welcome,
+        timeout,
+        busy,
+        patience,
+        hasty,
+        suspects,
+        check,
     )
 
 

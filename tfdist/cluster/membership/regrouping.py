@@ -167,6 +167,7 @@ class Regrouping:
                             f"{seconds:g} s. See its log, or increase "
                             f"TFDIST_{'COLLECTIVE' if busy else 'START'}_TIMEOUT."
                         )
+                    self._terms.check()
                     waits.report(lambda: f"{lead} to form a new group")
                     node.changed.wait(POLL_SECONDS)
                 answer = contact.answer
