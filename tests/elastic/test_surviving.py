@@ -347,6 +347,14 @@ def test_a_worker_comes(start, tmp_path, step, settings):
 
 
 @exhaustive
+def test_another_worker_comes_while_the_group_changes(start, tmp_path):
+    arguments = [0, 1], 10, {}, str(tmp_path / "come"), {"late": 3}
+    answers = start(4, strategy=False).answers(f"{SURVIVING}:coming", *arguments)
+    results, _ = check(answers, range(4))
+    assert results[0]["changes"] == [(2, 3), (3, 4)]
+
+
+@exhaustive
 @pytest.mark.parametrize("step", [4, 16])
 def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_path, step):
     arguments = [0, 1], step, {}, str(tmp_path / "come"), {"scaled": True}

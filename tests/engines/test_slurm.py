@@ -70,7 +70,7 @@ class Interrupt(keras.callbacks.Callback):
         if interrupts and self.steps == 12 and tfdist.rank() == 1:
             job = os.environ["SLURM_JOB_ID"]
             subprocess.run(["scancel", "--signal=TERM", job], check=True)  # as before the limit
-            while not step_exchange.is_wanted(Request.SAVE_AND_EXIT):
+            while not Request.SAVE_AND_EXIT in step_exchange.wanted:
                 time.sleep(0.01)
 
 keras.utils.set_random_seed(1)

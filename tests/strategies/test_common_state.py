@@ -1,5 +1,6 @@
 """What workers must have in common is compared in each step: state, and the rows of batches."""
 
+import contextlib
 import itertools
 
 import numpy as np
@@ -118,12 +119,27 @@ def test_requests_of_any_number_of_workers_and_steps_are_heard():
     """Sums of many requests, which were once packed into 15 bits, do not run into one another."""
     for asking in ([Request.SAVE_AND_EXIT], [Request.CHANGE_GROUP], list(Request), []):
         exchange = StepExchange()
-        for request in asking:
-            exchange.make(request)
-        exchange.publish()
+        with contextlib.ExitStack() as during:
+            for request in asking:
+                during.enter_context(exchange.asking(request, lambda: True))
+            exchange.publish()
         told = tf.concat([exchange.in_graph(), step_exchange.untraced()], axis=0)
         for workers, steps in ((32, 1024), (64, 512), (2, 1)):
             once = heard(told * workers, tf.constant(workers), 0)
             found = as_heard((once * steps).numpy().tolist())
             assert [request for request in Request if request in found.asked] == asking
             assert not any(found[1:])
+
+
+def test_requests_are_read_again_in_each_step():
+    exchange, waiting = StepExchange(), []
+    with exchange.asking(Request.CHANGE_GROUP, lambda: bool(waiting)):
+        for now in ([], ["one"], ["one", "another"], []):
+            waiting[:] = now
+            exchange.publish()
+            told = exchange.in_graph().numpy()[: len(Request)]
+            assert bool(told.any()) == bool(now)
+            exchange.grant(exchange.wanted)
+            assert exchange.is_granted(Request.CHANGE_GROUP) == bool(now)
+        exchange.grant(Request.CHANGE_GROUP)
+    assert not exchange.wanted and not exchange.is_granted(Request.CHANGE_GROUP)

@@ -14,7 +14,7 @@ from tfdist.callbacks.arguments import is_positive
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.held_state import Held, held_by
 from tfdist.elastic.live_training_data import keep_validation
-from tfdist.elastic.preemption import requesting_on_sigterm
+from tfdist.elastic.preemption import preemption
 from tfdist.elastic.snapshot_folder import SnapshotFolder
 from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.elastic.training_snapshot import Place, Resumption, take
@@ -46,7 +46,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     workers may differ from before; a line says what could not be taken over then.
 
     On SIGTERM, by which schedulers announce that they take a machine away, all workers save after
-    the running step and exit with code 75 (`tfdist.exit_codes.PREEMPTED`).
+    the running step and exit with code 75 (`tfdist.exit_codes.PREEMPTED`). With `Elastic`, in a job
+    of `tfdist run --elastic`, only those that have got it leave, if the others can go on.
 
     Other callbacks of this project and of Keras are restored. A callback of your own is if it has
     methods `state_dict()`, which returns what JSON can represent, and `load_state_dict(state)`.
@@ -117,7 +118,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._others = others
 
     def during_fit(self) -> contextlib.AbstractContextManager[Any]:
-        return requesting_on_sigterm()
+        return preemption.heeding()
 
     def on_train_begin(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
@@ -163,10 +164,9 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         set_initial_epoch(self.model, None)
         # What another worker deletes must not be written any more.
         self._series.wait()
-        mine = "SIGTERM" if step_exchange.is_wanted(Request.SAVE_AND_EXIT) else ""
+        mine = "SIGTERM" if preemption.asked else ""
         # Not before all have trained to the end: one that fails now has to be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
-            step_exchange.withdraw(Request.SAVE_AND_EXIT)
             self._leave(Place(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
 
@@ -193,12 +193,15 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         most = max(map(int, self._series.workers.exchange("steps trained", str(trained))))
         return step, max(most - step, 0)
 
-    def on_group_wait(self, epoch: int, batches: int) -> None:
+    def on_group_wait(self, epoch: int, batches: int) -> bool:
         """Saves before the workers wait for others, who may never come.
 
         Args:
             epoch: the epoch that goes on then.
             batches: how many of its batches have been trained.
+
+        Returns:
+            Whether the state is saved.
         """
         if batches:
             self._steps = self._steps_before + batches
@@ -209,7 +212,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
         self._save(Place(self._steps, epoch, batches, stopped), position)
-        self._finish_last()
+        return self._finish_last()
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, for a worker that joins it."""
@@ -281,7 +284,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.add(place.steps, write)
 
     def _leave(self, place: Place) -> None:
-        """Saves and exits, as SIGTERM has asked one of the workers."""
+        """Saves and exits, as SIGTERM has asked; without saving, if the other workers go on."""
+        preemption.release()
         self._save(place)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:

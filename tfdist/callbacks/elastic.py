@@ -9,12 +9,14 @@ import keras
 
 from tfdist.callbacks.arguments import is_positive
 from tfdist.cluster.net.wait_messages import say
-from tfdist.elastic.fit_calls import CallHasEnded, past_history
+from tfdist.elastic.fit_calls import CallHasEnded, FitCalls, past_history
 from tfdist.elastic.from_snapshot import BeginsAnew
 from tfdist.elastic.left_behind import watch_others
 from tfdist.elastic.membership import calls_of, membership_of
+from tfdist.elastic.preemption import preemption
 from tfdist.elastic.recovery import Recovery
 from tfdist.elastic.shard_state import ShardState
+from tfdist.elastic.stages import OthersLeave
 from tfdist.elastic.variables import require_variables
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
@@ -140,7 +142,22 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         )
         calls.begin()
         try:
+            return self._run(fit, recovery, calls)
+        except BaseException as error:
+            watch_others(group, calls.number, error)
+            raise
+        finally:
+            shards.end()
+            calls.end(getattr(model, "history", None))
+            self._recovery = None
+
+    def _run(self, fit: Callable[[], Any], recovery: Recovery, calls: FitCalls) -> Any:
+        with (
+            step_exchange.asking(Request.CHANGE_GROUP, lambda: recovery.can_grow),
+            preemption.releasing(recovery.release),
+        ):
             while True:
+                leave: OthersLeave | None = None
                 try:
                     return fit()
                 except BeginsAnew:
@@ -150,22 +167,15 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                         f"tfdist: call {calls.number} of `fit` ended before this process came, so "
                         "it returns the history of the other workers at once."
                     )
-                    return past_history(model, ended)
+                    return past_history(self.model, ended)
                 except _GroupChanges:
                     pass
+                except OthersLeave as error:
+                    leave = error
                 except Exception as error:
                     if not recovery.can_help(error):
                         raise
-                recovery.change()
-                step_exchange.withdraw(Request.CHANGE_GROUP)
-        except BaseException as error:
-            watch_others(group, calls.number, error)
-            raise
-        finally:
-            shards.end()
-            calls.end(getattr(model, "history", None))
-            self._recovery = None
-            step_exchange.withdraw(Request.CHANGE_GROUP)
+                recovery.change(leave)
 
     def runs_after(self, others: Sequence[Any]) -> None:
         pass
@@ -183,7 +193,6 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             calls.describe(self._arguments, self.model)
             if self._recovery.membership is None:
                 self._recovery.join()
-            self._listen()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._recovery is not None:
@@ -203,20 +212,6 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         # The state of data that has been read to its end does not tell how it is shuffled next.
         if not batches or batch + 1 < batches:
             raise _GroupChanges
-
-    def _listen(self) -> None:
-        """Asks all workers to admit the processes that come, at the end of a step."""
-        recovery = self._recovery
-        assert recovery is not None
-        membership = recovery.membership
-        assert membership is not None
-
-        def ask() -> None:
-            if membership.waiting and not recovery.is_full:
-                step_exchange.make(Request.CHANGE_GROUP)
-
-        membership.on_waiting = ask
-        ask()
 
 
 class _GroupChanges(Exception):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 
 from tfdist.cluster import Declined, Membership, Session
 from tfdist.elastic.fit_calls import FitCalls
 from tfdist.elastic.left_behind import whereabouts
+from tfdist.elastic.preemption import preemption
 from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 from tfdist.strategies.group import Group
 
@@ -58,7 +60,7 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
     calls, joiner = calls_of(group), group.joiner
     assert joiner is not None
     try:
-        session = joiner.wait(calls.request)
+        session = joiner.wait(calls.request, check=functools.partial(preemption.check, saved=False))
     except Declined as declined:
         try:
             calls.raise_for(str(declined), str(group.topology.me))

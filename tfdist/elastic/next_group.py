@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Collection
 from typing import Any
 
 from tfdist.cluster import Membership, Session
 from tfdist.cluster.net.wait_messages import say
+from tfdist.elastic.preemption import preemption
 from tfdist.elastic.stages import OthersLeave, Stages, StagesMissing
 from tfdist.errors import GroupLostError
 from tfdist.trainer.fit.delivered_once import DeliveredOnce
@@ -42,17 +45,18 @@ class NextGroup:
         self._most = stages.most(max_workers)
 
     @property
-    def is_full(self) -> bool:
-        """Whether no others are admitted now."""
+    def can_grow(self) -> bool:
+        """Whether processes wait that the next group would admit."""
+        waiting = len(self.membership.waiting) if self.membership is not None else 0
         size, most = self._group.topology.size, self._most
-        if self.membership is None or (most is not None and size >= most):
-            return True
+        if not waiting or (most is not None and size >= most):
+            return False
         # Fewer may be in no pipeline.
-        return self._stages.divided and size + len(self.membership.waiting) < (most or 0)
+        return not self._stages.divided or size + waiting >= (most or 0)
 
     def first(self) -> Session:
         """A group that may be too small for training, if a callback saves then."""
-        return self._of_those_left(0)
+        return self._of_those_left(())
 
     def after(self, error: OthersLeave | StagesMissing) -> Session:
         """The group after one that has formed no pipelines, or not only pipelines.
@@ -64,7 +68,7 @@ class NextGroup:
             GroupLostError: there are no workers for a single pipeline.
         """
         if isinstance(error, OthersLeave):
-            return self._of_those_left(error.count)
+            return self._of_those_left(error.ranks)
         size = max(self._group.topology.size + len(error.missing), self.min_workers)
         snapshots = any(hasattr(one, "on_state_lost") for one in self._callbacks.callbacks)
         if not snapshots:
@@ -72,16 +76,23 @@ class NextGroup:
         if self._group.topology.is_chief:
             say(f"tfdist: {error} Training waits for new workers, to go back to a snapshot.")
         try:
-            return self._form(min_workers=size, max_workers=size)
+            # There is nothing to save.
+            check = functools.partial(preemption.check, saved=False)
+            return self._form(min_workers=size, max_workers=size, check=check)
         except GroupLostError as lost:
             raise GroupLostError(f"{error.without_others} {lost}") from lost
 
-    def large_enough(self) -> Session:
-        """A group that is large enough for training."""
-        return self._form()
+    def large_enough(self, *, saved: bool = False) -> Session:
+        """A group that is large enough for training.
 
-    def _of_those_left(self, leaving: int) -> Session:
-        lost = len(self._group.session.lost_ranks) + leaving
+        Args:
+            saved: whether the state is saved, so that SIGTERM while this waits is answered as in a
+                step.
+        """
+        return self._form(check=functools.partial(preemption.check, saved=saved))
+
+    def _of_those_left(self, leaving: Collection[int]) -> Session:
+        lost = len({*self._group.session.lost_ranks, *leaving})
         left = self._group.topology.size - lost
         if left < self.min_workers and any(map(save_of, self._callbacks.callbacks)):
             return self._form(min_workers=1, joiners_welcome=False)

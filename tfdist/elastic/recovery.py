@@ -21,6 +21,7 @@ from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
 from tfdist.elastic.next_group import NextGroup, save_of
 from tfdist.elastic.peer_state import share_state
+from tfdist.elastic.release import release
 from tfdist.elastic.shard_state import ShardState
 from tfdist.elastic.stages import OthersLeave, Stages, StagesMissing
 from tfdist.elastic.stale_graphs import StaleGraphs
@@ -31,6 +32,7 @@ from tfdist.internals.iterators import set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.metric_state import keep_totals
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 from tfdist.trainer.optimizers.accumulation import accumulate_sums
 
 _MOST_CHANGES = 8
@@ -90,9 +92,27 @@ class Recovery:
         return self._next.membership
 
     @property
-    def is_full(self) -> bool:
-        """Whether no others are admitted now."""
-        return self._next.is_full
+    def can_grow(self) -> bool:
+        """Whether processes wait that the next group would admit."""
+        return self._next.can_grow
+
+    def release(self) -> None:
+        """Lets the workers leave that SIGTERM has asked, if the others can go on; called by all.
+
+        Raises:
+            SystemExit: this worker leaves, and others go on.
+            OthersLeave: others leave.
+            TfdistError: a worker is lost.
+        """
+        assert self.membership is not None
+        release(
+            self._group,
+            self.membership,
+            self._stages.alike(),
+            self.shards.held(),
+            min_workers=self._next.min_workers,
+            steps=self._extended.progress.standing,
+        )
 
     def epoch_begins(self, epoch: int) -> None:
         """Records how many steps stood before an epoch."""
@@ -116,22 +136,31 @@ class Recovery:
             return False
         return is_loss(error, self._group.session, self._group.options.heartbeat_timeout)
 
-    def change(self) -> None:
+    def change(self, leave: OthersLeave | None = None) -> None:
         """Forms another group, and brings this worker to where it goes on.
 
+        Args:
+            leave: who leaves; None if workers are lost or wait to be admitted.
+
         Raises:
+            SystemExit: SIGTERM has arrived while this worker waits for others.
             TfdistError: training cannot go on here.
         """
-        began, lost = time.monotonic(), bool(self._group.session.lost_ranks)
+        began, lost = time.monotonic(), bool(leave or self._group.session.lost_ranks)
         self._callbacks.stopped = bool(self._model.stop_training)
+        step_exchange.grant(Request(0))  # What still holds is asked again in the next step.
         form: Callable[[], Session] = self._next.first
+        if leave is not None:
+            form = functools.partial(self._next.after, leave)
         while True:
             try:
                 agreement = self._enter(form(), is_new=False)
                 if self._group.topology.size < self._next.min_workers:
+                    saved = False
                     if agreement and not agreement.newcomers:  # They have nothing to save.
-                        self._save_before_waiting(agreement)
-                    agreement = self._enter(self._next.large_enough(), is_new=False)
+                        saved = self._save_before_waiting(agreement)
+                    session = self._next.large_enough(saved=saved)
+                    agreement = self._enter(session, is_new=False)
                 if agreement is None:
                     self._go_back()
                 break
@@ -193,7 +222,8 @@ class Recovery:
         takes = session.rank in agreement.takers
         broadcast = self._extended.workers.broadcast
         if takes:
-            self._extended.progress.torn = True  # until it has all
+            # Until it has all. Keeping its own until then would take the memory of a second state.
+            self._extended.progress.torn = True
         if session.rank in agreement.redo:
             self._extended.progress.redo()
         if agreement.shards is not None:
@@ -236,8 +266,13 @@ class Recovery:
         self._live = begin_live(self._model, self._data, keeps_rows=self._keeps_rows)
         self._steps_before = {}
 
-    def _save_before_waiting(self, agreement: Agreement) -> None:
-        """Has callbacks save, since the workers that are needed may never come."""
+    def _save_before_waiting(self, agreement: Agreement) -> bool:
+        """Has callbacks save, since the workers that are needed may never come.
+
+        Returns:
+            Whether the state is saved.
+        """
+        saved = False
         before, self._known = self._known, self._group.topology
         live, batches = self._live, self._batches(agreement)
         if live.has_ended:
@@ -246,12 +281,13 @@ class Recovery:
             if batches:
                 self._totals.restore()
             for save in filter(None, map(save_of, self._callbacks.callbacks)):
-                save(agreement.epoch, batches)
+                saved |= bool(save(agreement.epoch, batches))
         if self._known.rank == 0:
             say(
                 f"tfdist: {self._known.size} of {before.size} workers are left, and at least "
                 f"{self._next.min_workers} are needed: training waits for others."
             )
+        return saved
 
     def _standing(self) -> Standing:
         progress, batch = self._extended.progress, self._live.last_batch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import keras
 
@@ -36,15 +36,15 @@ class StagesMissing(Exception):
 
 
 class OthersLeave(Exception):
-    """Some workers of the group leave it, since they are in no pipeline.
+    """Some workers of the group leave it: they are in no pipeline, or were asked to by SIGTERM.
 
     Attributes:
-        count: how many.
+        ranks: those that leave.
     """
 
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} workers leave")
-        self.count = count
+    def __init__(self, ranks: Collection[int]) -> None:
+        super().__init__(f"{len(ranks)} workers leave")
+        self.ranks = ranks
 
 
 class Stages:
@@ -116,7 +116,7 @@ class Stages:
                 "and go on without it. Start it again to join them, together with the lost ones."
             )
         if arrangement.spare:
-            raise OthersLeave(len(arrangement.spare))
+            raise OthersLeave(arrangement.spare)
 
     def alike(self) -> Sequence[Sequence[int]] | None:
         """The ranks that hold the same stages, for each; None if all hold the whole model."""

@@ -18,7 +18,7 @@ from tests.elastic.behaviours.surviving import SIGNALS, come, trained
 from tfdist.cluster import from_environment
 from tfdist.cluster.membership import campaign, node, record
 from tfdist.cluster.mesh import shm_segment
-from tfdist.elastic import part_file, peer_state, recovery, snapshot_series
+from tfdist.elastic import next_group, part_file, peer_state, recovery, snapshot_series
 from tfdist.strategies.communicators import Communicators
 from tfdist.strategies.group import Group
 
@@ -34,6 +34,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "state": (peer_state, "_share"),
     "entry": (recovery, "broadcast_bytes"),
     "callbacks": (recovery, "tell_of_change"),
+    "wait": (next_group.NextGroup, "large_enough"),
     "next entry": (recovery.Recovery, "_go_on"),
     "snapshot": (part_file, "_bits"),
     "snapshots": (snapshot_series.SnapshotSeries, "change_workers"),

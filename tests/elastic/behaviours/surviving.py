@@ -29,7 +29,7 @@ from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies import multi_worker
 
 _WAIT_SECONDS = 120
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}
 
 
 class Fault(keras.callbacks.Callback):
@@ -149,6 +149,24 @@ class AwaitNewcomers(keras.callbacks.Callback):
             membership = membership_of(self.model.distribute_strategy.extended.group)
             _await(lambda: len(membership.waiting) >= self._count)
         self._waits = False
+
+
+class AwaitLate(keras.callbacks.Callback):
+    """While the group changes for the first time, the first worker waits for another process.
+
+    Args:
+        sign: a file that tells it to come.
+    """
+
+    def __init__(self, sign: str) -> None:
+        super().__init__()
+        self._sign = pathlib.Path(sign)
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        if tfdist.is_chief() and not self._sign.exists():
+            self._sign.touch()
+            membership = membership_of(self.model.distribute_strategy.extended.group)
+            _await(lambda: membership.waiting)
 
 
 class Dying(keras.layers.Layer):
@@ -329,7 +347,8 @@ def come(
         faults: as for `trained`.
         sign: a file that tells the other one to come.
         settings: as for `trained`, and unprepared: whether the first ones start without
-            TFDIST_ELASTIC, which `tfdist run --elastic` sets; seed: of the other one's order.
+            TFDIST_ELASTIC, which `tfdist run --elastic` sets; seed: of the other one's order; late:
+            the rank of one that comes while the group changes.
     """
     everyone = cluster.from_environment()
     given = settings or {}
@@ -338,7 +357,7 @@ def come(
         compression=given.get("compression"),
         shard_optimizer=given.get("sharded", False),
     )
-    is_new = everyone.rank not in first
+    is_new, late = everyone.rank not in first, f"{sign}.late"
     if is_new or not given.get("unprepared"):
         os.environ["TFDIST_ELASTIC"] = "1"
     if not is_new:
@@ -354,10 +373,11 @@ def come(
         faults = {}  # It is rank 0 as long as it is alone.
         if "seed" in given:
             os.environ[data_kinds.SEED] = str(given["seed"])
-        _await(pathlib.Path(sign).exists)
+        _await(pathlib.Path(late if everyone.rank == given.get("late") else sign).exists)
         strategy = make_strategy()
-    count = len(everyone.workers) - len(first)
-    more = {"more": lambda: [AwaitNewcomers(step, sign, count)]}
+    count = len(everyone.workers) - len(first) - ("late" in given)
+    later = [late] if "late" in given else []
+    more = {"more": lambda: [AwaitNewcomers(step, sign, count), *map(AwaitLate, later)]}
     return train(strategy, {**(settings or {}), **more}, faults)
 
 

@@ -60,7 +60,6 @@ class Membership:
 
     Attributes:
         session: the session of the present group.
-        on_waiting: called, in another thread, when a process waits to be admitted here.
 
     Example:
         >>> membership = Membership(session, Options.from_environment())  # doctest: +SKIP
@@ -117,7 +116,6 @@ class Membership:
         announce: Announce,
     ) -> None:
         self.session = session
-        self.on_waiting: Callable[[], object] = lambda: None
         self._node = node
         self._listener = listener
         self._calls = calls
@@ -127,7 +125,6 @@ class Membership:
         self._left: str | None = None  # why
         atexit.register(self.close)
         node.on_disturbed = lambda message: self.session.fail(message)
-        node.on_waiting = lambda: self.on_waiting()
 
     def judge_newcomers(self, judge: Callable[[str], str | None]) -> None:
         """Has the processes that want to be admitted here be judged, whenever they wait.
@@ -164,8 +161,9 @@ class Membership:
 
     @property
     def waiting(self) -> list[Member]:
-        """The processes that wait here to be admitted, in order of arrival; on rank 0, all."""
-        return self._node.waiting
+        """The processes that wait here and can be admitted now; on rank 0, all of them."""
+        taken = {member.worker.address for member in self.view.members}
+        return [one for one in self._node.connected if one.worker.address not in taken]
 
     @property
     def view(self) -> View:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from socket import socket
 
@@ -14,8 +13,6 @@ from tfdist.cluster.membership.record import Record, sweep
 from tfdist.cluster.membership.view import Member, View
 from tfdist.cluster.spec.topology import Topology
 from tfdist.options import Options
-
-_REMEMBER_SECONDS = 3.0
 
 
 class Node:
@@ -32,7 +29,6 @@ class Node:
         failed: whether it could not form one, and has not tried again.
         leader: the member that leads while a new group forms; those that wait turn to it.
         on_disturbed: called when another member needs a new group, with what to say of it.
-        on_waiting: called when another process waits to be admitted.
         judge: says why a process is not admitted, given its request; "" if it has to wait, and None
             if it may be.
         tell: says what others that inquire are told about this process.
@@ -51,7 +47,6 @@ class Node:
         self.regrouping = self.failed = False
         self.leader: Member | None = None
         self.on_disturbed: Callable[[str], object] = lambda message: None
-        self.on_waiting: Callable[[], object] = lambda: None
         self.judge: Callable[[str], str | None] = lambda request: None
         self.tell: Callable[[], str] = lambda: ""
         self.wake: Callable[[], object] = lambda: None
@@ -59,7 +54,7 @@ class Node:
         self._seen = NONE
         self._final = False
         self._last_words: dict[str, AcceptorState] = {}
-        self._waiting: dict[str, tuple[Member, str, float | None]] = {}
+        self._waiting: dict[str, tuple[Member, str]] = {}
         self.entrants: tuple[View | None, frozenset[str]] = (None, frozenset())
         self.go: View | None = None
         self.sockets: dict[str, socket] = {}
@@ -161,43 +156,20 @@ class Node:
     # Those that wait to be admitted.
 
     @property
-    def waiting(self) -> list[Member]:
-        """The processes that wait here, in order of arrival."""
-        with self.changed:
-            limit = time.monotonic() - _REMEMBER_SECONDS
-            return [
-                member
-                for member, request, left in self._waiting.values()
-                if (left is None or left > limit) and self.judge(request) is None
-            ]
-
-    @property
     def connected(self) -> list[Member]:
-        """Those of them that are connected now."""
+        """The processes that are connected now and may be admitted, in order of arrival."""
         with self.changed:
-            return [
-                member
-                for member, request, left in self._waiting.values()
-                if left is None and self.judge(request) is None
-            ]
+            waiting = self._waiting.values()
+            return [member for member, request in waiting if self.judge(request) is None]
 
     def arrive(self, member: Member, request: str) -> None:
         """Notes a process that waits to be admitted, with what it says of itself."""
         with self.changed:
-            limit = time.monotonic() - _REMEMBER_SECONDS
-            for token, (_, _, left) in list(self._waiting.items()):
-                if left is not None and left <= limit:
-                    del self._waiting[token]
-            fresh = member.incarnation not in self._waiting
-            self._waiting[member.incarnation] = (member, request, None)
+            self._waiting[member.incarnation] = (member, request)
             self.changed.notify_all()
-        if fresh:
-            self.on_waiting()
 
     def depart(self, member: Member) -> None:
         """Notes that the connection of one has ended; it may come again."""
         with self.changed:
-            if member.incarnation in self._waiting:
-                request = self._waiting[member.incarnation][1]
-                self._waiting[member.incarnation] = (member, request, time.monotonic())
+            if self._waiting.pop(member.incarnation, None) is not None:
                 self.changed.notify_all()

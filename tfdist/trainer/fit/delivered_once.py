@@ -111,6 +111,9 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         super().on_train_begin(logs)
         self._train_begun = True
 
+    def on_train_end(self, logs: Any = None) -> None:
+        self._deliver("on_train_end", (), logs, again=False)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It is of one entry alone.
         self._data.enter_epoch(epoch)

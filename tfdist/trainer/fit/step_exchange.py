@@ -6,9 +6,10 @@ between the steps, and the program of the step are compared. This needs no furth
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -41,25 +42,32 @@ class Heard(NamedTuple):
 
 
 class StepExchange:
-    """This process's part of the exchange: its requests, pending until withdrawn, and its state."""
+    """This process's part of the exchange: its requests and its state.
+
+    A request is not an event, but derived again in each step from what makes this worker ask. So
+    none is lost, and none has to be withdrawn.
+    """
 
     def __init__(self) -> None:
-        self._wanted = self._granted = Request(0)
+        self._asks: dict[Request, Callable[[], bool]] = {}
+        self._granted = Request(0)
         self._published: list[int] | None = None
         self._resource: tf.Tensor | None = None
 
-    def make(self, request: Request) -> None:
-        """Asks in the next step; may be called in a signal handler, and in any thread."""
-        self._wanted |= request
+    @contextlib.contextmanager
+    def asking(self, request: Request, asks: Callable[[], bool]) -> Iterator[None]:
+        """Within this context, each step has a request if a function returns True.
 
-    def withdraw(self, request: Request) -> None:
-        """Asks no more."""
-        self._wanted &= ~request
-        self._granted &= ~request
-
-    def is_wanted(self, request: Request) -> bool:
-        """Whether this worker asks."""
-        return request in self._wanted
+        Args:
+            request: the request.
+            asks: called before each step; returns whether this worker asks.
+        """
+        before = dict(self._asks)
+        self._asks[request] = asks
+        try:
+            yield
+        finally:
+            self._asks, self._granted = before, Request(0)
 
     def is_granted(self, request: Request) -> bool:
         """Whether any worker had asked when the last step began; the same on all."""
@@ -71,8 +79,11 @@ class StepExchange:
 
     @property
     def wanted(self) -> Request:
-        """This worker's pending requests."""
-        return self._wanted
+        """This worker's requests."""
+        wanted = Request(0)
+        for request, asks in self._asks.items():
+            wanted |= request if asks() else Request(0)
+        return wanted
 
     def publish(self, state: int = 0) -> None:
         """Publishes the requests and the state to the next step.
@@ -80,7 +91,8 @@ class StepExchange:
         Args:
             state: a number of 30 bits that all workers must have.
         """
-        numbers = [int(request in self._wanted) for request in Request] + _compared(state)
+        wanted = self.wanted
+        numbers = [int(request in wanted) for request in Request] + _compared(state)
         if numbers != self._published:
             self._published = numbers
             tokens.assign(self._made(), tf.constant(numbers, tf.int32))
