@@ -355,6 +355,15 @@ def test_another_worker_comes_while_the_group_changes(start, tmp_path):
 
 
 @exhaustive
+def test_a_worker_is_lost_in_the_step_that_another_one_has_waited_for(start, tmp_path):
+    # The loss is noticed between the step and the change of the group that it has granted.
+    settings = {"snapshots": str(tmp_path / "snapshots"), "save_every": 1}
+    arguments = [0, 1, 2], 10, {1: ("after", 11, "kill")}, str(tmp_path / "come"), settings
+    answers = start(4, strategy=False).answers(f"{SURVIVING}:coming", *arguments, silent={1})
+    check(answers, [0, 2, 3])
+
+
+@exhaustive
 @pytest.mark.parametrize("step", [4, 16])
 def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_path, step):
     arguments = [0, 1], step, {}, str(tmp_path / "come"), {"scaled": True}
