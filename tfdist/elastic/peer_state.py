@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.elastic.held_state import held_by
+from tfdist.errors import ProgramMismatchError
 from tfdist.trainer.fit.metric_state import MetricTotals
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
 
 
 def share_state(
-    model: keras.Model, totals: MetricTotals, broadcast: Broadcast, source: int, *, takes: bool
+    model: keras.Model, totals: MetricTotals, workers: Any, source: int, *, takes: bool
 ) -> None:
     """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
 
-    What differs between workers, such as shards of the optimizer's state, is left out.
+    What differs between workers, such as shards of the optimizer's state, is left out, and so are
+    metrics that a worker has yet to create: those that a custom step updates are built in the first
+    step, where they begin with zeros, as its part of the sum is.
 
     Args:
         model: in training.
         totals: those of its metrics.
-        broadcast: returns the value of a rank on all workers.
-        source: that rank.
+        workers: the communicator of the workers that hold the same part of the model.
+        source: the rank that has the state.
         takes: whether this worker takes the values.
+
+    Raises:
+        ProgramMismatchError: a worker does not have a variable of the state; the same on all.
     """
-    for held in held_by(model):
-        if held.is_common:
-            _share(held.read(), held.assign, broadcast, source, takes)
-    for total in totals.variables():
-        _share(total.read_value(), total.assign, broadcast, source, takes)
+    held = {one.key: (one.read, one.assign) for one in held_by(model) if one.is_common}
+    kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}
+    state = {**held, **kept}
+    of_all = _gather_names(list(state), workers)
+    shared = set.intersection(*of_all)
+    if missing := sorted(key for key in set.union(*of_all) - shared if "metrics" not in key):
+        raise ProgramMismatchError(
+            f"A worker that joins a running job must have all variables of its model when `fit` "
+            f"begins. Received: a model without {missing[0]!r}. Create all layers and optimizers "
+            "in the strategy's scope, and build them before `fit`."
+        )
+    for key, (read, assign) in state.items():
+        if key in shared:
+            _share(read(), assign, workers.broadcast, source, takes)
+
+
+def _gather_names(names: Sequence[str], workers: Any) -> list[set[str]]:
+    line = f"{json.dumps(names)}\n".encode()
+    lines = workers.all_gather(tf.constant(np.frombuffer(line, np.uint8))).numpy().tobytes()
+    return [set(json.loads(line)) for line in lines.splitlines()]
 
 
 def _share(

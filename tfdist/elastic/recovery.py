@@ -220,7 +220,6 @@ class Recovery:
             self._lose(error, max(one.steps for one in standings))
             return None
         takes = session.rank in agreement.takers
-        broadcast = self._extended.workers.broadcast
         if takes:
             # Until it has all. Keeping its own until then would take the memory of a second state.
             self._extended.progress.torn = True
@@ -230,7 +229,7 @@ class Recovery:
             self.shards.take(agreement.shards, agreement.steps)
         if agreement.takers:
             source = self._stages.position_of(agreement.sources[session.rank])
-            share_state(self._model, self._totals, broadcast, source, takes=takes)
+            share_state(self._model, self._totals, self._extended.workers, source, takes=takes)
         self._stand_at(agreement.steps)
         if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]

@@ -125,6 +125,28 @@ def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
     model._post_build()
 
 
+def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
+    """Builds the losses and metrics that `build_by_spec` leaves to the model's own training step.
+
+    Calls that step in a graph that never runs, as a replica, without updates.
+
+    Args:
+        model: under a strategy, whose scope is entered.
+        batch: what the step takes, of which only shapes and types are read.
+        optimizers: those that the step may apply.
+    """
+    parts = (model._compile_loss, model._compile_metrics)
+    if all(part is None or part.built for part in parts):
+        return
+    with contextlib.ExitStack() as without_updates:
+        for optimizer in optimizers:
+            attributes = vars(optimizer)  # Set without Keras's tracking.
+            attributes["apply"] = lambda *args, **kwargs: None
+            without_updates.callback(attributes.pop, "apply")
+        with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+            compute_output_spec(model.train_step, tf.nest.map_structure(_symbolic, batch))
+
+
 def _symbolic(spec: Any) -> keras.KerasTensor | None:
     if spec is None:
         return None

@@ -11,7 +11,13 @@ import tensorflow as tf
 from tfdist.collective import traces
 from tfdist.errors import TfdistError
 from tfdist.internals.extended import first_spec
-from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
+from tfdist.internals.keras import (
+    Model,
+    TensorFlowTrainer,
+    build_by_spec,
+    build_by_step,
+    dataset_of,
+)
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.data import without_absent
 from tfdist.strategies.extended import ReplicatedExtended
@@ -20,6 +26,7 @@ from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
 from tfdist.trainer.optimizers.applying import building_early
+from tfdist.trainer.optimizers.of_model import optimizers_of
 from tfdist.trainer.patching import patch
 
 
@@ -89,7 +96,11 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
             # Keras computes losses in a graph that never runs.
             building = building_early(self.optimizer)
             with self.distribute_strategy.scope(), traces.unnoted(), building:
-                build_by_spec(self, data_batch, training=training_call() is not None)
+                training = training_call() is not None
+                build_by_spec(self, data_batch, training=training)
+                if training and self.distribute_strategy.extended.group.elastic:
+                    # A worker that joins the others in a step cannot create variables in it.
+                    build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
             raise
         except Exception:

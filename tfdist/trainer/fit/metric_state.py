@@ -59,9 +59,16 @@ class MetricTotals:
         for variable, total in zip(metric_variables(self._model), totals, strict=True):
             self.of(variable).assign(total)
 
-    def variables(self) -> list[tf.Variable]:
-        """What is kept, in the order of the model's metrics."""
-        return [self.of(variable) for variable in metric_variables(self._model)]
+    def by_place(self) -> dict[str, tf.Variable]:
+        """What is kept, by the places of the metrics in the model and of variables in a metric."""
+        summed = {id(variable) for variable in metric_variables(self._model)}
+        places = {}
+        for i, metric in enumerate(self._model.metrics):
+            for j, variable in enumerate(metric.variables):
+                if id(variable) in summed:
+                    summed.discard(id(variable))
+                    places[f"metrics' totals/{i}/{j}"] = self.of(variable)
+        return places
 
     def restore(self) -> None:
         """Sets the metrics' state to the totals, which one worker alone holds then."""
