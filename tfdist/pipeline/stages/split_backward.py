@@ -62,8 +62,9 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     dense = [g for g in trace.variable_gradients if isinstance(g, tf.Tensor)]
     sparse = flatten(g for g in trace.variable_gradients if isinstance(g, tf.IndexedSlices))
     recompute = graph.without_effect if remat else graph.free
+    effects = trace.backward_effects
     if not split:
-        backward, needed = graph.section([*of_inputs, *of_variables], forward, recompute)
+        backward, needed = graph.section([*of_inputs, *of_variables], forward, recompute, effects)
         kept = [t for t in needed if t.name not in graph.seeds]
         return Parts(
             graph.part(forward, [*results, *kept]),
@@ -71,7 +72,7 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
         )
     wanted = graph.ancestors([g.op for g in [*of_inputs, *of_variables]])
     chain = [*of_inputs, *(g for g in trace.step_gradients if g.op in wanted)]
-    first, first_needs = graph.section(chain, forward, recompute)
+    first, first_needs = graph.section(chain, forward, recompute, effects)
     second, second_needs = graph.section(of_variables, forward | first, graph.free)
     kept = [t for t in [*first_needs, *second_needs] if t.op in forward and t.op not in first]
     between = [t for t in second_needs if t.op in first]
@@ -141,6 +142,7 @@ class _Graph:
         targets: Sequence[tf.Tensor],
         before: frozenset[tf.Operation],
         recompute: Callable[[tf.Operation], bool],
+        effects: Sequence[tf.Operation] = (),
     ) -> tuple[frozenset[tf.Operation], list[tf.Tensor]]:
         """The operations to run for the targets, and the tensors that they need.
 
@@ -148,10 +150,11 @@ class _Graph:
             targets: the tensors to compute.
             before: the operations that have already run.
             recompute: which of them may run again.
+            effects: operations to run besides.
         """
-        found: set[tf.Operation] = set()
+        found: set[tf.Operation] = set(effects)
         needed: dict[str, tf.Tensor] = {}
-        pending = list(targets)
+        pending = [*targets, *(tensor for op in effects for tensor in op.inputs)]
         while pending:
             tensor = pending.pop()
             if tensor.name in self._captured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -54,6 +54,7 @@ class Trace:
         step_gradients: the gradients of the intermediate values that have one.
         variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
         effects: the operations of the forward pass with a side effect, in order.
+        backward_effects: likewise of the backward pass.
     """
 
     graph: Any
@@ -66,6 +67,7 @@ class Trace:
     step_gradients: list[tf.Tensor]
     variable_gradients: list[Any]
     effects: list[tf.Operation]
+    backward_effects: list[tf.Operation] = field(default_factory=list)
 
 
 def trace_forward(forward: Callable[..., Forward], inputs: Sequence[tf.TensorSpec]) -> Trace:
@@ -135,6 +137,10 @@ def _both(
                 gradients[len(watched) : len(watched) + len(steps)],
                 gradients[len(watched) + len(steps) :],
             )
+            forward_effects = set(made["effects"])
+            made["backward effects"] = [
+                op for op in graph.get_operations() if _has_effect(op) and op not in forward_effects
+            ]
 
     return both
 
@@ -221,6 +227,7 @@ class _WholeTrace:
         self._graph = trace_into_graph("stage", traced, tuple(spec.spec for spec in inputs))
         self._result: Forward = made["result"]
         self._effects = made["effects"]
+        self._backward_effects = made.get("backward effects", [])
         self._seeds: list[tf.Tensor] = made.get("seeds", [])
         self._of_inputs, self._of_steps, self._of_variables = made.get("gradients", ([], [], []))
         self._captures = list(self._graph.captures)
@@ -309,6 +316,9 @@ class _WholeTrace:
             given = [*tensors[:count], *outside, *made["seeds"]]
             made["results"] = partition.add(given, self._layouts)
             made["effects"] = [op for one in self._effects for op in partition.made(one)]
+            made["backward effects"] = [
+                op for one in self._backward_effects for op in partition.made(one)
+            ]
             # All microbatches begin with the same state, which the last one changes.
             made["effects"] += [
                 tf.raw_ops.AssignVariableOp(
@@ -342,6 +352,7 @@ class _WholeTrace:
             step_gradients=[g for g in of_steps if g is not None],
             variable_gradients=of_variables,
             effects=made["effects"],
+            backward_effects=made["backward effects"],
         )
 
 
