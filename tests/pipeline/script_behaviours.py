@@ -376,3 +376,40 @@ SCRIPTS = {
     ),
     "words": (_words, _fit_words, "first", _nothing),
 }
+
+
+def calls_that_only_order(strategy, schedule):
+    """How often Python functions of a layer are called in each pass, whose results do not count."""
+    calls = {"forward": 0, "backward": 0}
+
+    def counted(name, tensor):
+        def call():
+            calls[name] += 1
+            return np.int32(0)
+
+        with tf.control_dependencies([tensor]):
+            done = tf.numpy_function(call, [], tf.int32)
+        with tf.control_dependencies([done]):
+            return tf.identity(tensor)
+
+    class Counting(keras.layers.Layer):
+        def call(self, x, training=None):
+            @tf.custom_gradient
+            def identity(x):
+                return counted("forward", x), lambda gradient: counted("backward", gradient)
+
+            return identity(x) if training else x
+
+    def build():
+        dense = keras.layers.Dense
+        return keras.Sequential(
+            [keras.Input((4,)), dense(8), Counting(), dense(8, name="cut"), Counting(), dense(1)]
+        )
+
+    strategy = tfdist.PipelineStrategy(microbatches=2, schedule=schedule)
+    with strategy.scope():
+        model = tfdist.PipelineModel(build, cuts=["cut"])
+        model.compile("sgd", "mse")
+    x = np.ones((12, 4), "float32")
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    return calls

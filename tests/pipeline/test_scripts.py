@@ -9,7 +9,7 @@ from tests.groups import GROUPS
 from tests.pipeline.script_behaviours import SCRIPTS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
+from tests.tiers import exhaustive, some
 
 PLACE = "tests.pipeline.script_behaviours"
 
@@ -88,3 +88,10 @@ def test_saving_on_the_chief_alone():
     GROUPS["2"].stop()  # Its workers have waited for one another in vain.
     assert "'saving a PipelineModel, which all workers must do together' timed out" in ours[1]
     assert "1 of 2 workers: worker 1" in ours[1]
+
+
+@pytest.mark.parametrize("schedule", some(["gpipe", "1f1b", "zb_h1"], always=["1f1b"]))
+def test_functions_that_only_order_operations(schedule):
+    # Three batches of two microbatches, each of which a rank computes once.
+    for calls in GROUPS["2"].run(f"{PLACE}:calls_that_only_order", schedule):
+        assert calls == {"forward": 6, "backward": 6}

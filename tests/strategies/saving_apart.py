@@ -62,6 +62,12 @@ def _served(model, path):
     return served.serve(X)
 
 
+def _called(model, path):
+    loaded = tf.saved_model.load(path)
+    (result,) = loaded.signatures["serving_default"](tf.constant(X)).values()
+    return result
+
+
 def _write_archive(model, path):
     archive = keras.export.ExportArchive()
     archive.add_endpoint("serve", model.call, input_signature=[tf.TensorSpec([None, 3])])
@@ -74,6 +80,7 @@ WAYS = {
     "weights": ("c.weights.h5", lambda m, p: m.save_weights(p), _weights_loaded),
     "export": ("d", lambda m, p: m.export(p, verbose=False), _served),
     "archive": ("e", _write_archive, _served),
+    "SavedModel": ("f", lambda m, p: tf.saved_model.save(m, p), _called),
 }
 
 

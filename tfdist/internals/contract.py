@@ -162,6 +162,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         {"save_model_to_hdf5": "model, filepath, overwrite, include_optimizer"},
     ),
     ("Model", Model, {"export": "self, filepath, format, verbose, input_signature, **kwargs"}),
+    ("tf.saved_model", tf.saved_model, {"save": "obj, export_dir, signatures, options"}),
     (
         "ExportArchive",
         type(keras.export.ExportArchive()),

@@ -47,6 +47,7 @@ def install() -> None:
     patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
     patch("Model.export", _chief_writes)
     patch("ExportArchive.write_out", _archive_written_by_chief)
+    patch("tf.saved_model.save", _saved_model_written_by_chief)
 
 
 def group_of(model: Any) -> Group | None:
@@ -85,6 +86,16 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
             return _write(write_to, os.fspath(filepath), _step_of(model), group)
 
     return chief_writes
+
+
+def _saved_model_written_by_chief(save: Callable[..., None]) -> Callable[..., None]:
+    of_model = _chief_writes(save)
+
+    @functools.wraps(save)
+    def save_model(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None:
+        (save if is_alone() else of_model)(obj, export_dir, signatures, options)
+
+    return save_model
 
 
 def _archive_written_by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -298,7 +309,8 @@ def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any
                 _read[session] = number
                 return notice, received.received_ns
         seconds = _OTHER_PATH_SECONDS
-    _read[session] = max(read, len(notices))
+    # Of several, the others are of saves to which this worker will come, too.
+    _read[session] = min(read + 1, max(read, len(notices)))
     return None
 
 
