@@ -143,7 +143,8 @@ def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
             attributes = vars(optimizer)  # Set without Keras's tracking.
             attributes["apply"] = lambda *args, **kwargs: None
             without_updates.callback(attributes.pop, "apply")
-        with tf.distribute.ReplicaContext(model.distribute_strategy, 0):
+        strategy = model.distribute_strategy
+        with tf.distribute.ReplicaContext(strategy, strategy.extended.first_replica):
             compute_output_spec(model.train_step, tf.nest.map_structure(_symbolic, batch))
 
 
