@@ -240,7 +240,7 @@ def test_a_launcher_arrives(listening, secure):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("s", "t"), ("s", ""), ("", "t")])
-def test_a_launcher_with_another_secret(listening, right, wrong, capfd):
+def test_a_launcher_with_another_secret(capfd, listening, right, wrong):
     port, arrived = listening(right)
     with pytest.raises(ClusterError, match="Set the same TFDIST_SECRET on all hosts"):
         hello(port, wrong)

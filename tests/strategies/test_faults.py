@@ -67,7 +67,7 @@ def test_workers_that_wait_for_one_another(in_collective, monkeypatch):
     assert told[1 - in_collective].startswith("ProgramMismatchError: ")
     for message in told:
         assert "The workers wait for one another: worker " in message
-        assert "waits_that_cross" in message
+        assert ", in fit (" in message
         assert "in the exchange 'call', which " in message
         assert f"worker {in_collective} (" in message and " in all_gather " in message
 

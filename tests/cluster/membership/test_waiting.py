@@ -11,7 +11,7 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.cluster.membership import membership, node, record
+from tfdist.cluster.membership import membership, record
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.campaign import Terms
 from tfdist.cluster.membership.composition import Patience
@@ -171,17 +171,6 @@ def test_the_time_for_which_one_was_busy_that_is_lost_then_does_not_count(parts,
     child.wait()
     first.listener.pause()
     assert second.ended() == 1
-
-
-def test_newcomers_that_do_not_come_again_are_forgotten(monkeypatch):
-    monkeypatch.setattr(node, "_REMEMBER_SECONDS", 0.0)
-    one, two, three = (Node(Topology((Worker("worker", 0, f"w:{n}"),)), OPTIONS) for n in (1, 2, 3))
-    for other in (two, three):
-        one.arrive(other.member, "")
-        one.depart(other.member)
-    assert list(one._waiting) == [three.me]
-    for each in (one, two, three):
-        each.close(keep_record=False)
 
 
 @pytest.mark.parametrize("heard", [False, True])
