@@ -1,8 +1,11 @@
 """A rank in an exchange and one that waits for it elsewhere are told of one another."""
 
+import itertools
+
 import pytest
 
 from tests.deadlines import FAR
+from tests.tiers import exhaustive, some
 from tfdist.errors import ProgramMismatchError, RendezvousError
 
 GATHER = {"communicator": "workers", "what": "all_gather 'x'", "number": 3, "waits_for": [0, 2]}
@@ -13,8 +16,10 @@ def report(*operations, **more):
     return lambda: {"operations": list(operations), "queued": 0, "main": "step (a.py:3)", **more}
 
 
-@pytest.mark.parametrize("missing", [0, 1, 2])
-@pytest.mark.parametrize("where", ["workers", "notices"])
+@pytest.mark.parametrize(
+    ("missing", "where"),
+    some(itertools.product([0, 1, 2], ["workers", "notices"]), always=[(1, "workers")]),
+)
 def test_both_are_named(sessions, in_parallel, missing, where):
     group = sessions(3, stall_warning=0.1)
     others = [rank for rank in range(3) if rank != missing]
@@ -41,6 +46,7 @@ def test_both_are_named(sessions, in_parallel, missing, where):
     assert lost in ([], [message])  # As the connections' threads come to it.
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "reports",
     [

@@ -36,7 +36,7 @@ def group(kind):
 
 @pytest.mark.parametrize(
     ("kind", "fault"),
-    some(itertools.product(KINDS, WORDS), always=[("native", "ended"), ("tensorflow", "killed")]),
+    some(itertools.product(KINDS, WORDS), always=[("native", "ended")]),
 )
 def test_the_others_name_a_worker_that_goes(group, fault):
     answers = group.answers(f"{FAULTS}:fit_until", fault, silent={1})

@@ -20,7 +20,6 @@ ON_GROUPS = [
 USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:different_numbers_of_batches",
-    "inputs:other_ends",
     "inputs:files_are_read_once",
 ]
 

@@ -15,9 +15,7 @@ from tests.tiers import some
         itertools.product(
             ["2", "2 by TensorFlow"], ["all_stop_within_an_epoch", "one_stops_after_an_epoch"]
         ),
-        always=[
-            ("2", "one_stops_after_an_epoch"),
-        ],
+        always=[],
     ),
 )
 def test_stopping(group, kind):

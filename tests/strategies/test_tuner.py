@@ -15,5 +15,6 @@ def test_two_workers(kind, given):
     check_same_as_alone("2", "tuner:searched", kind, given)
 
 
+@exhaustive
 def test_grid():
     check_same_as_alone("2", "tuner:searched", "grid", False)

@@ -190,8 +190,9 @@ def _write_together(write: Callable[[str], Any], has_full: bool, path: str, mode
     has_file = has_full or _has_file(path, notice, group)
     if set(group.exchange("saved", str(has_file))) != {"True"}:
         source = path if has_full else None
+        everyone = group.native() if extended.in_stages else extended.workers
         with group.naming_lost_workers():
-            send = functools.partial(_send_files, notice["files"], source, extended.workers)
+            send = functools.partial(_send_files, notice["files"], source, everyone)
             if has_file:
                 send(None)
             else:
@@ -217,28 +218,31 @@ def _send_files(
         workers: the communicator of all workers.
         path: where to write them; None on workers that have them.
     """
-    error = None
+    failure: OSError | None = None  # Raised at the end, since the others wait for each broadcast.
     for name, size in files:
         with contextlib.ExitStack() as opened:
             read, write = None, None
             if source is not None:
                 read = opened.enter_context(open(_inside(source, name), "rb")).read
-            try:
-                if path is not None and error is None:
+            elif path is not None and failure is None:
+                try:
                     os.makedirs(os.path.dirname(_inside(path, name)), exist_ok=True)
-                    write = opened.enter_context(open(_inside(path, name), "wb")).write
-                for at in range(0, size, _CHUNK_BYTES):
-                    count = min(_CHUNK_BYTES, size - at)
-                    chunk = np.zeros(count, np.uint8)
-                    if read is not None:
-                        chunk = np.frombuffer(read(count), np.uint8)
-                    sent = workers.broadcast(tf.constant(chunk))
-                    if write is not None:
+                    write = opened.enter_context(open(_inside(path, name), "wb", 0)).write
+                except OSError as error:
+                    failure = error
+            for at in range(0, size, _CHUNK_BYTES):
+                count = min(_CHUNK_BYTES, size - at)
+                chunk = np.zeros(count, np.uint8)
+                if read is not None:
+                    chunk = np.frombuffer(read(count), np.uint8)
+                sent = workers.broadcast(tf.constant(chunk))
+                if write is not None and failure is None:
+                    try:
                         write(sent.numpy().tobytes())
-            except OSError as failure:
-                error = failure
-    if error is not None:
-        raise error
+                    except OSError as error:
+                        failure = error
+    if failure is not None:
+        raise failure
 
 
 def needs_gathering(model: Any) -> bool:
