@@ -253,7 +253,9 @@ IMAGES: dict[str, dict[str, Any]] = {
 
 
 # With float32, rounding alone changes their results by more than 1e-5.
-_IN_DOUBLE = ("Bloom", "EdRec", "FNet", "Mixtral")
+_IN_DOUBLE = ("Bloom", "EdRec", "FNet")
+# The same, of one that cannot compute with float64.
+_SLOWLY = ("Mixtral",)
 
 
 def _hub() -> Any:
@@ -309,7 +311,10 @@ def _of_backbone(name: str) -> Program:
     return Training(
         model,
         lambda: (_x(name), numbers(ROWS, 2, seed=9)),
-        lambda: {"optimizer": _sgd(), "loss": "mse"},
+        lambda: {
+            "optimizer": _sgd(0.002 if name.startswith(_SLOWLY) else 0.02),
+            "loss": "mse",
+        },
         double=name.startswith(_IN_DOUBLE),
     )
 
