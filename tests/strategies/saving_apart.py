@@ -1,7 +1,7 @@
-"""A worker that saves a model in every way and reads each file next; prints what it read.
+"""A worker that saves a model in every way and reads each file next.
 
 python -m tests.strategies.saving_apart KIND FOLDER, where KIND is "replicated" or "sharded" and
-FOLDER is where it saves. It writes "ROLE.npz" beside the folder.
+FOLDER is where it saves. What it read goes to the file that RESULT names.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = np.linspace(0, 1, 16, dtype="float32").reshape(8, 2)
 
 
+def built():
+    dense = layers.Dense
+    return keras.Sequential(
+        [
+            keras.Input([3]),
+            dense(4, "tanh", kernel_initializer="ones"),
+            dense(2, kernel_initializer="ones"),
+        ]
+    )
+
+
 def trained(strategy):
     with strategy.scope():
-        model = keras.Sequential(
-            [
-                keras.Input([3]),
-                layers.Dense(4, "tanh", kernel_initializer="ones"),
-                layers.Dense(2, kernel_initializer="ones"),
-            ]
-        )
+        model = built()
         model.compile(keras.optimizers.Adam(0.1), "mse")
     model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     return model
@@ -51,8 +56,7 @@ def _loaded(model, path):
 
 
 def _weights_loaded(model, path):
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        other = keras.models.clone_model(model)
+    other = built()
     other.load_weights(path)
     return other.predict(X, verbose=0)
 

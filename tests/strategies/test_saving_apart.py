@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
 from tfdist.launch.job.ports import Reservation
 
@@ -43,7 +44,12 @@ def _run(kind, place, folder, workers, **settings):
             }
             with open(folder / f"{rank}.log", "w") as log:
                 processes.append(subprocess.Popen(command, cwd=own, env=environment, stderr=log))
-        codes = [process.wait(timeout=240) for process in processes]
+        try:
+            codes = [process.wait(timeout=FAR) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
         for rank, code in enumerate(codes):
             assert code == 0, (folder / f"{rank}.log").read_text()
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(workers)]

@@ -22,9 +22,7 @@ def share_state(
 ) -> None:
     """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
 
-    What differs between workers, such as shards of the optimizer's state, is left out, and so are
-    metrics that a worker has yet to create: those that a custom step updates are built in the first
-    step, where they begin with zeros, as its part of the sum is.
+    What differs between workers, such as shards of the optimizer's state, is left out.
 
     Args:
         model: in training.
@@ -40,16 +38,14 @@ def share_state(
     kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}
     state = {**held, **kept}
     of_all = _gather_names(list(state), workers)
-    shared = set.intersection(*of_all)
-    if missing := sorted(key for key in set.union(*of_all) - shared if "metrics" not in key):
+    if missing := sorted(key for keys in of_all for key in keys ^ of_all[0]):
         raise ProgramMismatchError(
             f"A worker that joins a running job must have all variables of its model when `fit` "
-            f"begins. Received: a model without {missing[0]!r}. Create all layers and optimizers "
-            "in the strategy's scope, and build them before `fit`."
+            f"begins. Received: a model without {missing[0]!r}. Create all layers, optimizers and "
+            "metrics in the strategy's scope, and build them before `fit`."
         )
-    for key, (read, assign) in state.items():
-        if key in shared:
-            _share(read(), assign, workers.broadcast, source, takes)
+    for read, assign in state.values():
+        _share(read(), assign, workers.broadcast, source, takes)
 
 
 def _gather_names(names: Sequence[str], workers: Any) -> list[set[str]]:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from tfdist.cluster import Session
+from tfdist.cluster.session.crossed_waits import NOTICES, SESSION
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
@@ -101,7 +102,7 @@ def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
     """
     for one in session.awaited:
         yield {
-            "communicator": "notices" if one.is_notice else "session",
+            "communicator": NOTICES if one.is_notice else SESSION,
             "what": one.what[:_MOST_TEXT],
             "number": one.sequence,
             "seconds": max(0.0, 1e-9 * (now - one.since_ns)),

@@ -67,3 +67,13 @@ def group(
         return cluster, workers
 
     return begin
+
+
+@pytest.fixture
+def child():
+    """A process that waits, and is not waited for: killed, it remains as a zombie."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()

@@ -59,16 +59,6 @@ def memory(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def child():
-    """A process that waits, and is not waited for: killed, it remains as a zombie."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-
-
-@pytest.fixture
 def dead():
     """The place of a process that has ended."""
     ended = subprocess.Popen([sys.executable, "-c", ""])

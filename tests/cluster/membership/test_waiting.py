@@ -1,7 +1,5 @@
 """For whom members and newcomers wait, and for how long; with threads as members."""
 
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -28,16 +26,6 @@ from tfdist.options import Options
 
 OPTIONS = Options()
 NEVER = Patience(refused=FAR, silent=FAR)
-
-
-@pytest.fixture
-def child():
-    """A process that waits."""
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
 
 
 class Part:

@@ -267,7 +267,8 @@ class Membership:
             heard = True
         finally:
             if leaves:
-                self._end("it was released", keep_record=not heard)
+                self._left = "it was released"
+                self._end(keep_record=not heard)
 
     def close(self, reason: str = "its membership was closed") -> None:
         """Stops listening, and tells another member what this one has agreed to last.
@@ -283,10 +284,9 @@ class Membership:
         last_word = self._node.finish()
         # The others may leave, too: it listens for their last words until they have this one.
         is_known = say_farewell(self._node, self._calls, last_word)
-        self._end(reason, keep_record=not is_known)
+        self._end(keep_record=not is_known)
 
-    def _end(self, reason: str, *, keep_record: bool) -> None:
-        self._left = reason
+    def _end(self, *, keep_record: bool) -> None:
         atexit.unregister(self.close)
         self._listener.end(REGROUP)
         self._node.close(keep_record=keep_record)
