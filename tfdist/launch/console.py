@@ -16,8 +16,8 @@ def say(text: str, *, below_output: bool = False) -> None:
     start = "\n" if below_output and sys.stderr.isatty() else ""
     try:
         print(f"{start}tfdist run: {text}", file=sys.stderr, flush=True)
-    except OSError:
-        pass  # The reader of stderr is gone; the job matters more than the message.
+    except (OSError, ValueError):
+        pass  # Stderr is closed, here or by its reader; the job matters more than the message.
 
 
 def announce(line: str) -> None:
