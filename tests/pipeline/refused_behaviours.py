@@ -82,3 +82,76 @@ def _said(make, data=None):
     except Exception as error:
         return str(error)
     return "trained"
+
+
+def another_model(strategy, what):
+    """The error where one worker has something else; "" if there is none."""
+    odd = strategy.extended.worker_rank == 1
+    units = 24 if odd and what == "units" else 16
+
+    def build():
+        x = inputs = keras.Input((16,))
+        x = keras.layers.Dense(units, "tanh" if odd and what == "activation" else "relu")(x)
+        if odd and what == "more":
+            x = keras.layers.ReLU()(x)
+        x = keras.layers.Dropout(0.1 if odd and what == "rate" else 0.2)(x)
+        if odd and what == "policy":
+            x = keras.layers.Dense(16, dtype="mixed_bfloat16")(x)
+        else:
+            x = keras.layers.Dense(16)(x)
+        return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+    if odd and what == "names":
+        keras.layers.Dense(3)
+    momentum = 0.5 if odd and what == "optimizer" else 0.9
+    loss = "mae" if odd and what == "loss" else "mse"
+    pipeline = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
+    try:
+        with pipeline.scope():
+            model = tfdist.PipelineModel(build, balance="parameters")
+            model.compile(keras.optimizers.SGD(0.1, momentum), loss)
+    except tfdist.errors.ProgramMismatchError as error:
+        return str(error)
+    return ""
+
+
+def assigned_by_one(strategy, what, size):
+    """The error where one worker assigns between steps; "" if there is none."""
+
+    def build():
+        x = inputs = keras.Input((16,))
+        for _ in range(3):
+            x = keras.layers.Dense(16, "relu")(x)
+        return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+    pipeline = tfdist.HybridStrategy(pipeline_size=size, microbatches=2)
+    with pipeline.scope():
+        model = tfdist.PipelineModel(build, balance="parameters")
+        model.compile(keras.optimizers.SGD(0.1, name="sgd"), "mse")
+    rows = np.ones((16, 16), "float32"), np.ones((16, 3), "float32")
+
+    def assign(rank):
+        if what == "learning rate":
+            model.optimizer.learning_rate = 0.5 if rank == 1 else 0.1
+        elif what == "by all":
+            model.optimizer.learning_rate = 0.5
+        elif what == "weight" and rank == 1:
+            model.layers[0].bias.assign_add(tf.ones(16))
+        elif what == "as it was" and rank == 1:
+            model.layers[0].bias.assign(tf.convert_to_tensor(model.layers[0].bias))
+        elif what == "behind" and rank == 1:
+            copy = model.layers[0].bias.value.values[0]
+            copy.assign(copy + 1.0)
+
+    class Assigning(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1 and what != "behind":
+                assign(strategy.extended.worker_rank)
+
+    try:
+        model.fit(*rows, batch_size=4, verbose=0, callbacks=[Assigning()])
+        assign(strategy.extended.worker_rank)
+        model.fit(*rows, batch_size=4, verbose=0)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return ""

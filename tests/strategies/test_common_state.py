@@ -41,6 +41,12 @@ def test_other_groups(group):
 
 
 @exhaustive
+def test_a_sharded_optimizer():
+    for said in GROUPS["2"].run(f"{COMMON}:assigned_by_one_while_sharded"):
+        assert "learning_rate' differs between worker 0 and worker 1" in said
+
+
+@exhaustive
 def test_values_count_and_not_assignments():
     check_same_as_alone("2", "common_state:assigned_as_it_was")
 

@@ -12,10 +12,15 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.global_view.transfer import Transfer
 from tfdist.internals.keras import compiled_loss_of, compiled_metrics_of
+from tfdist.pipeline.partition import linearize
 from tfdist.pipeline.placement.auto_partition import choose
 from tfdist.pipeline.placement.materialize import build, check_free, materialize
+from tfdist.pipeline.placement.model_agreement import (
+    agree_on_compilation,
+    agree_on_model,
+    agree_on_trainable,
+)
 from tfdist.pipeline.placement.strategy import HybridStrategy
-from tfdist.pipeline.placement.trainability import agree_on_trainable
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.recording import actions_of, gather_timeline
 from tfdist.pipeline.runtime.train_step import StepRunner
@@ -75,6 +80,7 @@ class PipelineModel(FullModel):
         full_model, made = build(model)
         check_free(full_model, made, strategy.extended.group)
         super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
+        agree_on_model(linearize(full_model), strategy.extended.group)
         partition = choose(full_model, strategy, cuts, balance)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
@@ -121,6 +127,7 @@ class PipelineModel(FullModel):
             )
         agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)
+        agree_on_compilation(self._untracked.compiled, self.distribute_strategy.extended.group)
         kwargs["jit_compile"] = kwargs.get("jit_compile") is True
         super().compile(*args, **kwargs)
         self._steps = self._new_steps()

@@ -102,6 +102,21 @@ def assigned_by_one(strategy, what, place):
     return ""
 
 
+def assigned_by_one_while_sharded(strategy):
+    """The error where the optimizer's state is in shards; "" if there is none."""
+    sharded = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    model = compile_mlp(sharded, keras.optimizers.Adam)
+    x, y = rows(24)
+    fit(model, x, y, batch_size=8)
+    if strategy.extended.worker_rank == 1:
+        model.optimizer.learning_rate = 0.5
+    try:
+        fit(model, x, y, batch_size=8)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return ""
+
+
 def assigned_as_it_was(strategy):
     """One worker assigns the values that its variables have."""
     model = compile_mlp(strategy, keras.optimizers.Adam)

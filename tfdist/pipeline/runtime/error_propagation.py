@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.collective import registry
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.errors import ProgramMismatchError
+from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.strategies.error_cause import cause
 
@@ -41,7 +41,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
     try:
         with group.naming_lost_workers():
             yield
-    except (StopIteration, ProgramMismatchError):
+    except (StopIteration, ProgramMismatchError, ReplicaMismatchError):
         raise
     except AllRanksFailed as failure:
         raise failure.error from failure.error.__cause__

@@ -13,7 +13,7 @@ import operator
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -48,8 +48,27 @@ class Batch:
     asked: Request | None = None
 
 
+class State(NamedTuple):
+    """A rank's state between the steps.
+
+    Attributes:
+        shared: a number for what all ranks must have in common.
+        of_stages: a number for what ranks with the same stages must have in common.
+        check: compares the whole state, and raises an error that names a difference; collective
+            over all ranks.
+    """
+
+    shared: int
+    of_stages: int
+    check: Callable[[], None]
+
+
 def next_batch(
-    strategy: HybridStrategy, iterator: Iterator[Any], reads: bool, check: Callable[[Any], None]
+    strategy: HybridStrategy,
+    iterator: Iterator[Any],
+    reads: bool,
+    check: Callable[[Any], None],
+    state: State,
 ) -> Batch:
     """Returns the next batch; collective over all ranks of the job.
 
@@ -58,36 +77,42 @@ def next_batch(
         iterator: yields batches.
         reads: whether this rank needs the values; otherwise it does not advance the iterator.
         check: raises an error for invalid inputs.
+        state: this rank's, to be compared.
 
     Raises:
         StopIteration: the data is exhausted on all ranks.
         ProgramMismatchError: the ranks of a pipeline have different rows.
+        ReplicaMismatchError: the ranks have different states.
         AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
     """
     if not reads:
         received(wait_for(lambda: None))
-        rows, spec_hash, asked = _agree(strategy, _Description(_NOT_READ))
+        rows, spec_hash, asked = _agree(strategy, _Description(_NOT_READ), state)
         if int(rows[0]) == _END:
             raise StopIteration
         return Batch(None, (None, None), rows, spec_hash, asked)
     try:
         data = received(wait_for(lambda: next(iterator)))
     except (StopIteration, tf.errors.OutOfRangeError) as end:
-        _agree(strategy, _Description(_END))
+        _agree(strategy, _Description(_END), state)
         raise StopIteration from end
-    return agree_on_batch(strategy, data, check)
+    return agree_on_batch(strategy, data, check, state)
 
 
-def agree_on_batch(strategy: HybridStrategy, data: Any, check: Callable[[Any], None]) -> Batch:
+def agree_on_batch(
+    strategy: HybridStrategy, data: Any, check: Callable[[Any], None], state: State
+) -> Batch:
     """This replica's part of a batch; collective over all ranks of the job.
 
     Args:
         strategy: the pipeline's strategy.
         data: the global batch.
         check: raises an error for invalid inputs.
+        state: this rank's, to be compared.
 
     Raises:
         ProgramMismatchError: the ranks of a pipeline have different rows.
+        ReplicaMismatchError: the ranks have different states.
         AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
     """
     try:
@@ -95,12 +120,12 @@ def agree_on_batch(strategy: HybridStrategy, data: Any, check: Callable[[Any], N
         check(x)
     except Exception as error:
         with contextlib.suppress(ProgramMismatchError):
-            _agree(strategy, _Description(_FAILED))
+            _agree(strategy, _Description(_FAILED), state)
         raise AllRanksFailed(error) from error
     spec_hash = zlib.crc32(repr(keras.tree.map_structure(spec_of, targets)).encode())
     # A single rank has nothing to compare with.
     value_hash = _hash_values(targets) if strategy.pipeline_size > 1 else 0
-    return Batch(x, targets, *_agree(strategy, _Description(rows, spec_hash, value_hash)))
+    return Batch(x, targets, *_agree(strategy, _Description(rows, spec_hash, value_hash), state))
 
 
 def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
@@ -156,21 +181,29 @@ class _Description:
     value_hash: int = 0
 
 
-def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, Request]:
+def _agree(
+    strategy: HybridStrategy, mine: _Description, state: State
+) -> tuple[tf.Tensor, int, Request]:
     """The number of rows of each replica, a hash of the specs of all targets, and requests."""
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
         return tf.constant([mine.rows]), mine.spec_hash, step_exchange.wanted
     with group.naming_lost_workers():
-        numbers = [mine.rows, mine.spec_hash, mine.value_hash, step_exchange.wanted]
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, step_exchange.wanted, *state[:2]]
         gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
-    descriptions = [_Description(*numbers[:3]) for numbers in gathered.numpy().tolist()]
-    asked = functools.reduce(operator.or_, map(Request, gathered[:, 3].numpy().tolist()))
+    everyone = gathered.numpy().tolist()
+    descriptions = [_Description(*numbers[:3]) for numbers in everyone]
+    asked = functools.reduce(operator.or_, (Request(numbers[3]) for numbers in everyone))
     workers = group.topology.workers
     for worker, one in zip(workers, descriptions, strict=True):
         if one.rows == _FAILED:
             raise ProgramMismatchError(f"{worker} rejected its batch; its own error says why.")
+    of_stages = [
+        {everyone[rank][5] for rank in ranks} for ranks in zip(*mesh.pipelines, strict=True)
+    ]
+    if any(len(found) > 1 for found in ({numbers[4] for numbers in everyone}, *of_stages)):
+        state.check()
     found = []
     for ranks in mesh.pipelines:
         readers = [rank for rank in ranks if descriptions[rank].rows != _NOT_READ]

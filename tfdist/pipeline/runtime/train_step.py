@@ -18,7 +18,7 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
 from tfdist.pipeline.runtime.frozen_rank import loss_scale
-from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spec_of
+from tfdist.pipeline.runtime.input import Batch, State, agree_on_batch, next_batch, spec_of
 from tfdist.pipeline.runtime.logs import (
     collect_layer_results,
     mean_loss,
@@ -34,6 +34,8 @@ from tfdist.pipeline.runtime.update import prepare_update
 from tfdist.strategies.shares import share_of_rows, take_share
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
+from tfdist.trainer.fit.call_checks import training_call
+from tfdist.trainer.fit.compared_state import StageComparison
 from tfdist.trainer.fit.metric_state import metric_variables, totals_of
 from tfdist.trainer.fit.partitioned_step import ReplicaCommunication
 from tfdist.trainer.fit.step_exchange import Request, step_exchange
@@ -63,6 +65,7 @@ class StepRunner:
         self.generation = strategy.extended.group.generation
         self._layer_results = collect_layer_results(model.partition, strategy)
         self.logs: dict[str, Any] = {}
+        self._compared = StageComparison(model)
         self._microbatches = 0
         self._times: Any = None
 
@@ -81,7 +84,9 @@ class StepRunner:
         """
         with propagating_errors(self._strategy):
             engine = self._engine
-            batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs)
+            is_fit = mode == "train" and isinstance(iterator, tf.distribute.DistributedIterator)
+            state = self._state(training_call() if is_fit else None)
+            batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs, state)
         atomic = mode == "train" and atomic_step.applies(self._strategy)
         progress = self._strategy.extended.progress
         with progress.undoing() if atomic else contextlib.nullcontext():
@@ -119,8 +124,13 @@ class StepRunner:
     def predict(self, data: Any) -> Any:
         """The model's outputs for a batch, on all ranks."""
         with propagating_errors(self._strategy):
-            batch = agree_on_batch(self._strategy, data, self._engine.check_inputs)
+            batch = agree_on_batch(
+                self._strategy, data, self._engine.check_inputs, self._state(None)
+            )
         return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
+
+    def _state(self, call: Any) -> State:
+        return State(*self._compared.numbers(call, steps=1), self._compared.check)
 
     def _call(self, mode: str, batch: Batch, *, atomic: bool = False) -> Any:
         x, targets, all_rows = batch.x, batch.targets, batch.rows
@@ -163,7 +173,9 @@ class StepRunner:
     def explain(self, data: Any) -> list[Transfer]:
         """What a training step communicates for a global batch; all ranks call this together."""
         with propagating_errors(self._strategy):
-            batch = agree_on_batch(self._strategy, data, self._engine.check_inputs)
+            batch = agree_on_batch(
+                self._strategy, data, self._engine.check_inputs, self._state(None)
+            )
             targets = keras.tree.map_structure(spec_of, batch.targets)
             rows = batch.rows.numpy().tolist()
             self._program("train", self._microbatches_for(rows), targets, sum(rows))

@@ -44,26 +44,30 @@ class StateComparison:
         self._assigned: set[int] = set()
 
     def number(self, call: Any, steps: int) -> int:
-        """What this worker tells of its state before a step: 30 bits that all must have.
+        """Returns a number of 30 bits for this worker's state before a step; all must have it.
 
         Args:
             call: of `fit`, in the first step of which all weights count; None for other calls.
-            steps: how many steps come.
+            steps: the number of steps that follow.
         """
-        strategy = self._model.distribute_strategy
-        assigned = take_assigned(strategy)
+        return _number(self._take_assigned(), self._due(call, steps))
+
+    def _take_assigned(self) -> list[Any]:
+        """Returns the variables that were assigned since the last call."""
+        assigned = take_assigned(self._model.distribute_strategy)
         kept = self._kept() if assigned else ()
         assigned = [v for v in assigned if id(v) not in kept]
         self._assigned = set(map(id, assigned))
-        total = 0
-        for variable in assigned:
-            total = zlib.crc32(_sample(variable.values[0], _ASSIGNED), total)
+        return assigned
+
+    def _due(self, call: Any, steps: int) -> list[Any]:
+        """Returns the variables of which samples are to be compared before the next steps."""
+        due: list[Any] = []
         if call is not None and (call is not self._call or self._steps >= _STEPS):
             self._call, self._steps = call, 0
-            for variable in replicated_variables(self._model).values():
-                total = zlib.crc32(_sample(_copies(variable)[0], _SAMPLED), total)
+            due = list(replicated_variables(self._model).values())
         self._steps += steps
-        return total & 0x3FFFFFFF
+        return due
 
     def check(self) -> None:
         """Compares the state of all workers, each of which calls this.
@@ -76,11 +80,7 @@ class StateComparison:
         group = self._model.distribute_strategy.extended.group
         found = different_copies(group, variables, first=assigned)
         if found:
-            raise ReplicaMismatchError(
-                f"The workers no longer have the same state: {found}. Steps keep it equal, so code "
-                "between them, such as a callback, has changed it on one worker only. Have all "
-                "workers run the same code with the same values."
-            )
+            raise _mismatch(found)
 
     def _kept(self) -> set[int]:
         """The identities of variables that need not be equal."""
@@ -98,6 +98,71 @@ class StateComparison:
             if isinstance(variable, ReplicatedMirroredVariable) and id(variable) not in kept:
                 found.setdefault(f"variable {variable.name}", variable)
         return found
+
+
+class StageComparison(StateComparison):
+    """Compares the state of a model in stages, of which each worker holds some.
+
+    All workers must have the same hyperparameters, and those with the same stages the same
+    variables.
+
+    Args:
+        model: a `PipelineModel`.
+    """
+
+    def numbers(self, call: Any, steps: int) -> tuple[int, int]:
+        """Returns numbers for the hyperparameters and for the variables of the stages.
+
+        Args:
+            call: as for `number`.
+            steps: as for `number`.
+        """
+        assigned = self._take_assigned()
+        scalars = self._scalars() if assigned else set()
+        both = (
+            [v for v in assigned if id(v) in scalars],
+            [v for v in assigned if id(v) not in scalars],
+        )
+        return _number(both[0]), _number(both[1], self._due(call, steps))
+
+    def check(self) -> None:
+        group = self._model.distribute_strategy.extended.group
+        scalars, variables = self._scalars(), self._comparable()
+        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        stages = f"stages of pipeline rank {self._model.distribute_strategy.pipeline_rank}"
+        for name, variable in variables.items():
+            if id(_distributed(variable)) in scalars:
+                both[0][name] = variable
+            else:
+                both[1][f"{stages}: {name}"] = variable
+        first = [n for n, v in both[0].items() if id(_distributed(v)) in self._assigned]
+        # A rank that trains nothing does not count its steps.
+        found = different_copies(group, both[0], first=first, others=False)
+        found = found or different_copies(group, both[1])
+        if found:
+            raise _mismatch(found)
+
+    def _scalars(self) -> set[int]:
+        """The identities of the optimizers' variables without an axis."""
+        optimizers = optimizers_of(self._model).values()
+        return {id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank}
+
+
+def _mismatch(found: str) -> ReplicaMismatchError:
+    return ReplicaMismatchError(
+        f"The workers no longer have the same state: {found}. Steps keep it equal, so code "
+        "between them, such as a callback, has changed it on one worker only. Have all "
+        "workers run the same code with the same values."
+    )
+
+
+def _number(assigned: Sequence[Any], sampled: Sequence[Any] = ()) -> int:
+    total = 0
+    for variable in assigned:
+        total = zlib.crc32(_sample(variable.values[0], _ASSIGNED), total)
+    for variable in sampled:
+        total = zlib.crc32(_sample(_copies(variable)[0], _SAMPLED), total)
+    return total & 0x3FFFFFFF
 
 
 def check_programs(group: Group) -> None:
@@ -148,13 +213,16 @@ def _first_difference(group: Group, traced_for: str, other: int, values: list[An
     )
 
 
-def different_copies(group: Group, variables: dict[str, Any], *, first: Sequence[str] = ()) -> str:
+def different_copies(
+    group: Group, variables: dict[str, Any], *, first: Sequence[str] = (), others: bool = True
+) -> str:
     """Compares the copies of variables on all replicas; called by all workers.
 
     Args:
         group: the workers.
         variables: those of this worker. Others have copies of a variable under the same name.
         first: the names of variables that others may depend on; those of all workers count.
+        others: whether the other variables are compared, too.
 
     Returns:
         The first variable that differs, and where; "" if none does.
@@ -168,6 +236,8 @@ def different_copies(group: Group, variables: dict[str, Any], *, first: Sequence
     found: dict[str, list[_Copy]] = {name: [] for names, _ in everyone for name in names}
     for rank, (_, copies_by_name) in enumerate(everyone):
         for name, (path, *seen) in copies_by_name.items():
+            if name not in found and not others:
+                continue
             for i, (hashed, value) in enumerate(seen):
                 replica = f", replica {i}" if len(seen) > 1 else ""
                 copy = _Copy(path, f"worker {rank}{replica}", hashed, value)

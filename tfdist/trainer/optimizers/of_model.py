@@ -81,4 +81,4 @@ def own_state(optimizer: Any) -> set[int]:
     updating = updating_optimizers(optimizer)
     own = {id(v) for one in updating for v in accumulators(one)}
     sharded = [one for one in updating if sharded_by(one) is not None]
-    return own | {id(v) for one in sharded for v in one.variables if v.shape}
+    return own | {id(v) for one in sharded for v in one.variables if v.shape.rank}
