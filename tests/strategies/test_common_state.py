@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.groups import GROUPS
+from tests.ranks import Ranks
 from tests.strategies.behaviours.common_state import ASSIGNED, PLACES
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
 from tests.tiers import exhaustive, some
@@ -99,6 +100,41 @@ def test_what_tells_and_computes_nothing_may_differ(group):
     if group != "2 by TensorFlow":
         for said in GROUPS[group].run(f"{COMMON}:refused_program", "constant", 1):
             assert "different programs" in said
+
+
+CROSSED = {
+    "2": {"workers": 2},
+    "3": {"workers": 3},
+    "2x2": {"workers": 2, "devices": 2},
+    "2 by TensorFlow": {"workers": 2, "native": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "odd"),
+    some(
+        [
+            *itertools.product(["2"], ["crossed", "zeros", "others", "print"], [0, 1]),
+            *itertools.product(["3", "2x2", "2 by TensorFlow"], ["crossed"], [1]),
+        ],
+        always=[("2", "crossed", 1)],
+    ),
+)
+def test_sums_of_a_custom_loop_in_another_order(group, kind, odd):
+    ranks = Ranks(**CROSSED[group]) if kind == "crossed" else GROUPS[group]
+    try:
+        everyone = ranks.run(f"{COMMON}:crossed_in_a_loop", kind, odd)
+    finally:
+        if kind == "crossed":
+            ranks.stop()  # No group survives that.
+    for said in everyone:
+        if kind == "crossed":
+            assert "pass values to their collectives in different orders, in " in said
+            assert "loop (common_state.py:" in said
+            if group != "2x2":  # Each of its devices passes a part.
+                assert "Mean (common_state.py:" in said and "Max (common_state.py:" in said
+        else:
+            assert said == ""
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 64, 600])

@@ -155,7 +155,8 @@ def _hash(*parts: str) -> str:
     return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
 
 
-def _describe(item: Any) -> str:
+def describe(item: Any) -> str:
+    """The type of an operation, or of that of a tensor, and the user's line."""
     op = item.op if isinstance(item, tf.Tensor) else item
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -204,8 +205,8 @@ class Program:
 
     def describe_operation(self, number: int) -> str:
         """The type of one of `operations`, and the user's line."""
-        return _describe(self._graph.get_operations()[number])
+        return describe(self._graph.get_operations()[number])
 
     def describe_value(self, number: int) -> str:
         """The same of one of `values`."""
-        return _describe(self._items[number])
+        return describe(self._items[number])

@@ -57,6 +57,7 @@ __all__ = [
     "ResourceVariable",
     "SyncOnReadVariable",
     "abort_collectives",
+    "concrete_functions",
     "default_variable_creator",
     "discard_next",
     "distribute_lib",
@@ -69,7 +70,7 @@ __all__ = [
     "get_distributed_datasets_from_function",
     "global_seed",
     "initialized",
-    "on_function_failure",
+    "on_function_call",
     "only_reads_resources",
     "simple_broadcast",
     "start_server",
@@ -77,6 +78,7 @@ __all__ = [
     "traced",
     "traced_stack",
     "tracing_summaries",
+    "with_callers_lines",
 ]
 
 
@@ -171,14 +173,15 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-def on_function_failure(
-    before: Callable[[], Any], failed: Callable[[Any, BaseException, Any], None]
+def on_function_call(
+    before: Callable[[], Any], after: Callable[[Any, BaseException | None, Any], None]
 ) -> None:
-    """Listens for outermost `tf.function` calls that raise.
+    """Listens for outermost calls of `tf.function`s.
 
     Args:
         before: called before each call.
-        failed: called with the function, the exception, and the result of `before`.
+        after: called with the function, the exception that it raises if any, and the result of
+            `before`.
     """
     original = Function.__call__
 
@@ -188,12 +191,19 @@ def on_function_failure(
             return original(self, *args, **kwargs)
         found = before()
         try:
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            failed(self, error, found)
+            after(self, error, found)
             raise
+        after(self, None, found)
+        return result
 
     Function.__call__ = call
+
+
+def concrete_functions(function: Any) -> list[Any]:
+    """The traces of a `tf.function` so far."""
+    return list(function._list_all_concrete_functions())
 
 
 def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
@@ -244,7 +254,7 @@ def initialized(function: Any) -> Any:
 def functions_operations(function: Any) -> set[str]:
     """The operation types in a `tf.function`'s traces so far."""
     names: set[str] = set()
-    for concrete in function._list_all_concrete_functions():
+    for concrete in concrete_functions(function):
         names.update(operation.type for operation in concrete.graph.get_operations())
         # A graph and its function library may be too large to serialize.
         with contextlib.suppress(ValueError):
@@ -256,6 +266,35 @@ def functions_operations(function: Any) -> set[str]:
 def traced_stack() -> list[tuple[str, int]]:
     """File and line of each frame, innermost first; autograph frames are mapped to the source."""
     return [(frame.filename, frame.lineno) for frame in reversed(_tf_stack.extract_stack())]
+
+
+def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function for another thread, where operations get the lines of the user's code.
+
+    Autograph has generated what this thread runs. TensorFlow knows the lines in this thread only.
+    """
+    map_here = _tf_stack._source_mapper_stacks[threading.get_ident()][-1]
+    lines = dict(map_here.get_effective_source_map())
+    if not lines:
+        return function
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with _SameLines(lines):
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
+    """The lines of another thread."""
+
+    def __init__(self, lines: dict[Any, Any]) -> None:
+        super().__init__()
+        self._lines = lines
+
+    def get_effective_source_map(self) -> dict[Any, Any]:
+        return {**self.parent.get_effective_source_map(), **self._lines}
 
 
 def global_seed() -> Any:

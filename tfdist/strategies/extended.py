@@ -25,6 +25,7 @@ from tfdist.internals.tensorflow import (
     distribute_utils,
     get_current_replica_id_as_int,
     simple_broadcast,
+    with_callers_lines,
 )
 from tfdist.monitoring.server import serve
 from tfdist.strategies import reduction
@@ -102,7 +103,7 @@ class ReplicatedExtended(PlacedExtended):
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
             tokens.note_use()  # In advance, whatever is traced before the collective.
-            return super()._call_for_each_replica(fn, args, kwargs)
+            return super()._call_for_each_replica(with_callers_lines(fn), args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
 

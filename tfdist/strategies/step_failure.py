@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from tfdist.collective import tokens
 from tfdist.errors import ProgramMismatchError
-from tfdist.internals.tensorflow import functions_operations, on_function_failure
+from tfdist.internals.tensorflow import functions_operations, on_function_call
 from tfdist.strategies.error_cause import cause, plain
 from tfdist.strategies.group import Group
 from tfdist.strategies.joining import joined_group
+from tfdist.strategies.traced_functions import tell_of_traces
 
 # The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)
@@ -47,20 +48,24 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
 
 
 def listen() -> None:
-    """Starts listening for failures of user-defined `tf.function`s; idempotent."""
+    """Starts listening for calls of user-defined `tf.function`s; idempotent."""
     global _listening
     if not _listening:
         _listening = True
-        on_function_failure(tokens.uses, _function_failed)
+        on_function_call(tokens.uses, _function_called)
 
 
-def _function_failed(function: Any, error: BaseException, uses: int) -> None:
+def _function_called(function: Any, error: BaseException | None, uses: int) -> None:
+    used = tokens.uses() > uses
+    if error is None and not used:
+        return
     group = joined_group()
     if group is None or group.in_step:
         return
+    if error is None:
+        tell_of_traces(group, function)
     # The trace may be incomplete.
-    used = tokens.uses() > uses
-    if used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
+    elif used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
         _report(group, error, eager=False)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import keras
 import tensorflow as tf
 
@@ -214,4 +216,42 @@ def refused_program(strategy, kind, odd):
         other_program(strategy, kind, odd)
     except tfdist.errors.ProgramMismatchError as error:
         return str(error)
+    return ""
+
+
+def crossed_in_a_loop(strategy, kind, odd):
+    """What a custom loop ends with if one worker adds up two losses in another order.
+
+    Args:
+        strategy: the workers'.
+        kind: how the workers differ; "crossed" alone is a mistake.
+        odd: the rank of the worker that does otherwise.
+    """
+    rank = strategy.extended.worker_rank
+    with scope(strategy):
+        weights = [tf.Variable([1.0, 2.0], name=name) for name in ("first", "second")]
+
+    @tf.function
+    def loop(x):
+        def step(x):
+            context = tf.distribute.get_replica_context()
+            losses = [tf.reduce_mean(x * weights[0]), tf.reduce_max(x * weights[1])]
+            if kind == "crossed" and rank == odd:
+                losses.reverse()
+            elif kind == "zeros":
+                losses = [one if i == rank else tf.zeros([]) for i, one in enumerate(losses)]
+            elif kind == "others" and rank == odd:
+                losses = [tf.exp(losses[0]), losses[1]]
+            elif kind == "print" and rank == odd:
+                tf.print(losses)
+            return [context.all_reduce("SUM", one) for one in losses]
+
+        return strategy.run(step, args=(x,))
+
+    try:
+        for _ in range(40):
+            loop(tf.constant([3.0, 5.0]))
+            time.sleep(0.05)
+    except tf.errors.OpError as error:
+        return error.message
     return ""

@@ -94,6 +94,10 @@ class Agent:
         """Tells all others, by way of rank 0, what this rank has waited in for long."""
         self._connections.send(0, encode({"kind": "stalled", "text": text}))
 
+    def tell_order(self, function: str, payload: bytes) -> None:
+        """Tells rank 0 in which order this rank passes values to collectives."""
+        self._connections.send(0, encode({"kind": "order", "function": function}, payload))
+
     def lose(self, message: str) -> None:
         """Ends the session here because a worker is lost."""
         self._state.lose(message)

@@ -16,6 +16,7 @@ from tfdist.cluster.session.pending_exchanges import Decision, PendingExchanges
 from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
 from tfdist.cluster.session.results import encode_result
 from tfdist.cluster.session.shared_state import SessionState
+from tfdist.cluster.session.traced_orders import TracedOrders
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, ProgramMismatchError, TfdistError
 
@@ -59,6 +60,7 @@ class Coordinator:
         self._state = state
         self._report = report
         self._exchanges = PendingExchanges(workers)
+        self._orders = TracedOrders(workers)
         self._stall_warning = stall_warning
         self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
         self._failed = False
@@ -109,6 +111,12 @@ class Coordinator:
         if rank:
             self._state.stall(text)
 
+    def tell_order(self, function: str, payload: bytes, rank: int = 0) -> None:
+        """Compares in which order a rank passes values to collectives with the others' order."""
+        with self._lock:
+            if error := self._orders.add(rank, function, payload):
+                self._mismatch(error)
+
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
         """Asks all others for their reports; only the answers to the last few questions count.
 
@@ -142,6 +150,8 @@ class Coordinator:
                 gathering.add(rank, payload)
         elif header["kind"] == "stalled":
             self.stalled(str(header["text"]), rank)
+        elif header["kind"] == "order":
+            self.tell_order(str(header["function"]), payload, rank)
         elif header["kind"] == "bye":
             self._connections.drop(rank)
             if header["failure"] is not None:
@@ -180,8 +190,7 @@ class Coordinator:
             found = self._exchanges.crossed_waits(reports)
             again, self._crossed, self._question = found & self._crossed, found, None
             for one in sorted(again, key=lambda one: one.in_operation)[:1]:
-                self._fail(ProgramMismatchError(one.message))
-                self.lose(one.message)  # Ends the collective, too.
+                self._mismatch(one.message)
         elif self._exchanges.waited(now) < self._stall_warning:
             self._crossed = set()
         elif now >= self._next_question:
@@ -247,6 +256,11 @@ class Coordinator:
                 self._failed = True
                 self._connections.broadcast(encode(encode_error("failed", error)))
                 self._state.fail(error)
+
+    def _mismatch(self, message: str) -> None:
+        """Fails the session, and the collectives, as the ranks run different programs."""
+        self._fail(ProgramMismatchError(message))
+        self.lose(message)
 
     def lose(self, message: str, rank: int | None = None) -> None:
         """Tells all ranks that a worker is lost, possibly which; only the first loss counts."""

@@ -145,7 +145,9 @@ class StageComparison(StateComparison):
     def _scalars(self) -> set[int]:
         """The identities of the optimizers' variables without an axis."""
         optimizers = optimizers_of(self._model).values()
-        return {id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank}
+        return {
+            id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank
+        }
 
 
 def _mismatch(found: str) -> ReplicaMismatchError:
