@@ -256,6 +256,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     make, data, callbacks_of = FEATURES[settings["feature"]]
     me = tfdist.rank() if strategy else 0
     fault = faults.get(me) if strategy else None
+    Dying.counts = strategy is not None
     if fault is not None and fault[0] in ("forward", "backward"):
         Dying.phase, Dying.step = fault[:2]
     with scope(strategy):

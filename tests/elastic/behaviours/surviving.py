@@ -170,8 +170,12 @@ class AwaitLate(keras.callbacks.Callback):
 
 
 class Dying(keras.layers.Layer):
-    """Kills the process in the forward or the backward pass of a step, if it is told to."""
+    """Kills the process in the forward or the backward pass of a step.
 
+    All workers have the same program, and one of them the phase and the step.
+    """
+
+    counts = False
     step = -1
     phase = ""
 
@@ -180,7 +184,7 @@ class Dying(keras.layers.Layer):
         self._calls = 0
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        if not training or Dying.step < 0:
+        if not training or not Dying.counts:
             return inputs
 
         @tf.custom_gradient
@@ -199,8 +203,7 @@ class Dying(keras.layers.Layer):
                 os.kill(os.getpid(), signal.SIGKILL)
             return np.int32(0)
 
-        # Without operands: a function of rows would be given those of all workers, and the others'
-        # programs do not have it.
+        # Without operands: a function of rows would be given those of all workers.
         with tf.control_dependencies([tensor]):
             counted = tf.numpy_function(count, [], tf.int32)
         with tf.control_dependencies([counted]):
@@ -244,6 +247,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             communicator.bucket_bytes = 256  # several buckets
     me = tfdist.rank() if strategy else 0
     fault = faults.get(me) if strategy else None
+    Dying.counts = strategy is not None
     if fault is not None and fault[0] in ("forward", "backward"):
         Dying.phase, Dying.step = fault[:2]
     model = make_model(strategy, settings)

@@ -156,7 +156,7 @@ def _run(
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     outputs = partition.add(given, [WHOLE] * len(traced.analysis.outputs))
-    if extended.worker_count > 1 and not extended.group.elastic:
+    if extended.group.elastic or extended.worker_count > 1:
         _tell(extended, program_told, traced, lane, (form, trains))
     return traced.packed(outputs)
 

@@ -137,7 +137,8 @@ def make_step_function(
             raise unlike_rows(strategy.extended.group, own)
         if heard.program_differs:
             check_programs(strategy.extended.group)
-        last_programs.clear()
+        if not strategy.extended.group.elastic:
+            last_programs.clear()
         if heard.state_differs:
             state_of.check()
         if trains:
@@ -200,7 +201,8 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
                 check_programs(strategy.extended.group)
             if heard.state_differs:
                 state_of.check()
-        last_programs.clear()
+        if not strategy.extended.group.elastic:
+            last_programs.clear()
         outputs = [output for output, _ in results]
         if len(outputs) == 1:
             return outputs[0]
