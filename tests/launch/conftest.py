@@ -53,7 +53,7 @@ for name, value in json.loads(sys.argv[1]).items():
 sys.exit(main(["run", *sys.argv[2:]]))
 """
 # It waits for the cause of a failure as long as it takes.
-PATIENT = {"supervisor._CAUSE_SECONDS": FAR, "supervisor._HOST_0_SECONDS": FAR}
+PATIENT = {"restart_all._CAUSE_SECONDS": FAR, "restart_all._HOST_0_SECONDS": FAR}
 
 
 class Job:

@@ -41,9 +41,9 @@ def save_on_sigterm():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
 """
 # Spares that have nothing to import.
-LIGHT = {"elastic.spares._PRELOAD": []}
-SOON = {"job.restarts._FIRST_DELAY": 0.05}
-NEVER = {"job.restarts._FIRST_DELAY": FAR, "job.restarts._LONGEST_DELAY": FAR}
+LIGHT = {"job.spares._PRELOAD": []}
+SOON = {"restart_policy._FIRST_DELAY": 0.05}
+NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._LONGEST_DELAY": FAR}
 KILLED = "worker 1 was killed by SIGKILL, often because the host ran out of memory"
 
 

@@ -31,8 +31,8 @@ def meet():  # all workers of this generation
 def save_on_sigterm():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
 """
-SOON = {"job.restarts._FIRST_DELAY": 0.05}
-NEVER = {"job.restarts._FIRST_DELAY": FAR, "job.restarts._LONGEST_DELAY": FAR}
+SOON = {"restart_policy._FIRST_DELAY": 0.05}
+NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._LONGEST_DELAY": FAR}
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.elastic import spares
-from tfdist.launch.elastic.spares import Spare, Spares
+from tfdist.launch.job import spares
+from tfdist.launch.job.spares import Spare, Spares
 
 from .conftest import ROOT, until
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from tfdist.cluster.auth.hmac_challenge import VARIABLE, new_secret
-from tfdist.errors import LaunchError
+from tfdist.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist.cluster.auth.hmac_challenge import new_secret
+from tfdist.cluster.membership.witness import Witness
+from tfdist.errors import LaunchError, TfdistError
 from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.console import say
-from tfdist.launch.elastic.job import run_elastic
-from tfdist.launch.generations import Generations, Outcome
+from tfdist.launch.console import announce, say
 from tfdist.launch.hosts.client import join
-from tfdist.launch.hosts.host_group import HostGroup
 from tfdist.launch.hosts.host_info import HostInfo, worker_addresses
+from tfdist.launch.hosts.other_hosts import OtherHosts
 from tfdist.launch.hosts.rendezvous import Rendezvous
 from tfdist.launch.hosts.server import serve
 from tfdist.launch.job.cores import available_cores, thread_settings
@@ -25,16 +26,20 @@ from tfdist.launch.job.metrics import describe as describe_metrics
 from tfdist.launch.job.plan import WorkerPlan, plan_workers
 from tfdist.launch.job.ports import Reservation
 from tfdist.launch.job.prebuild import prepare
-from tfdist.launch.job.report import describe_history
 from tfdist.launch.job.run_options import RunOptions, parse
 from tfdist.launch.job.shutdown import Grace
+from tfdist.launch.job.spares import Spares, spare_settings
 from tfdist.launch.job.syntax import check_syntax
 from tfdist.launch.job.watchdog import Watchdog
+from tfdist.launch.restart_all import RestartAll
+from tfdist.launch.restart_one import RestartOne
+from tfdist.launch.restart_policy import RestartPolicy
 from tfdist.launch.ssh.run_on_hosts import run_on_hosts
+from tfdist.launch.supervisor import FLIGHT_DIR, Supervisor
 from tfdist.options import Options
 
 _LOOPBACK = "127.0.0.1"
-_FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
+_WITNESS = "TFDIST_WITNESS"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,9 +78,9 @@ def main(arguments: Sequence[str]) -> int:
             "run the script directly, without tfdist run"
         )
 
-    def plan(rendezvous: Rendezvous) -> tuple[WorkerPlan, ...]:
+    def plan(rendezvous: Rendezvous, addresses: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
         return plan_workers(
-            addresses=rendezvous.addresses,
+            addresses=addresses or rendezvous.addresses,
             first=rendezvous.first,
             command=options.command,
             shared=shared,
@@ -95,10 +100,9 @@ def main(arguments: Sequence[str]) -> int:
         several = options.elastic and options.nnodes > 1
         with Reservation(count + several, avoid) as reservation:
             rendezvous = _rendezvous(options, reservation.ports[:count])
-            if options.elastic:
-                port = reservation.ports[count] if several else None
-                return _supervise_elastic(options, rendezvous, plan, gpus, watchdog, port)
-            return _supervise(options, rendezvous, plan(rendezvous), watchdog)
+            witness_port = reservation.ports[count] if several else None
+            planned = partial(plan, rendezvous)
+            return _supervise(options, rendezvous, planned, gpus, watchdog, witness_port)
     finally:
         watchdog.close()
 
@@ -106,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
 def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
     if options.nnodes == 1 or options.rendezvous is None:
         addresses = worker_addresses({0: (options.host or _LOOPBACK, ports)})
-        secret = os.environ.get(VARIABLE, "") or new_secret()
+        secret = os.environ.get(SECRET, "") or new_secret()
         return Rendezvous(tuple(addresses), first=0, secret=secret)
     try:
         settings = Options.from_environment()
@@ -136,79 +140,98 @@ def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
         say(metrics)
 
 
-def _supervise_elastic(
+def _supervise(
     options: RunOptions,
     rendezvous: Rendezvous,
-    plan: Callable[[Rendezvous], Sequence[WorkerPlan]],
+    plan: Callable[..., Sequence[WorkerPlan]],
     gpus: Sequence[str],
     watchdog: Watchdog,
     witness_port: int | None,
 ) -> int:
-    _say_metrics(rendezvous, plan(rendezvous))
+    """Runs the workers of this host, and reports how the job has ended.
 
-    def of(addresses: Sequence[str] | None) -> Sequence[WorkerPlan]:
-        known = rendezvous.addresses if addresses is None else tuple(addresses)
-        return plan(replace(rendezvous, addresses=known))
-
-    environment = {**os.environ, VARIABLE: rendezvous.secret}
-    return run_elastic(options, rendezvous, of, environment, gpus, watchdog, witness_port)
-
-
-def _supervise(
-    options: RunOptions, rendezvous: Rendezvous, plans: Sequence[WorkerPlan], watchdog: Watchdog
-) -> int:
+    Args:
+        options: the options of the command.
+        rendezvous: the agreement of the hosts.
+        plan: returns the plans of this host's workers, by default for the rendezvous's addresses.
+        gpus: the GPUs that this host's workers may use.
+        watchdog: kills the workers if this process dies.
+        witness_port: a reserved port, at which the workers of other hosts ask whether one of this
+            host is dead; None without such hosts.
+    """
+    plans = plan()
     _say_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
-    hosts = HostGroup(options.node_rank, rendezvous.channels)
-    flight_dir = os.environ.get(_FLIGHT_DIR)
-    own_secret = bool(os.environ.get(VARIABLE))
-    generations = Generations(
-        plans=plans,
-        # Not in the plan's settings, which --dry-run prints.
-        environment={**os.environ, VARIABLE: rendezvous.secret},
-        output=output,
-        flight_dir=Path(flight_dir) if flight_dir else output.directory,
-        hosts=hosts,
-        host=options.node_rank,
-        watchdog=watchdog,
-        grace=Grace.given(options.grace),
-        max_restarts=options.max_restarts,
-        new_secret=None if own_secret else new_secret,
+    flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
+    # Not in the plan's settings, which --dry-run prints.
+    environment = {**os.environ, SECRET: rendezvous.secret}
+    witness = None
+    if witness_port is not None:
+        witness = _witness(rendezvous, witness_port, environment)
+    if witness is not None:
+        environment[_WITNESS] = witness.address
+    settings, problem = spare_settings(plans, gpus) if options.spares else (None, "")
+    if problem:
+        say(problem)
+    spares = Spares(
+        options.spares if settings is not None else 0,
+        options.command[2:],
+        {**environment, **(settings or {})},
+        watchdog,
     )
+    hosts = OtherHosts(rendezvous.channels, rendezvous.late_hosts, witness)
+    policy = _policy(options, rendezvous, [worker.rank for worker in plans])
     try:
-        outcome = generations.run()
+        end = Supervisor(
+            policy=policy,
+            plan=plan,
+            environment=environment,
+            output=output,
+            flight_dir=flight_dir,
+            hosts=hosts,
+            host=options.node_rank,
+            watchdog=watchdog,
+            spares=spares,
+        ).run()
     except BaseException:
-        if not generations.failures:
+        if not policy.has_failed:
             output.remove()
         raise
     finally:
         hosts.close()
     output.show_rest()
-    if outcome.saved or not outcome.failures or output.is_empty():
+    if end.summary:
+        say(end.summary)
+    if output.is_empty() or (end.code in (0, PREEMPTED) and not policy.has_failed):
         output.remove()
-    return _report(outcome)
+    return end.code
 
 
-def _report(outcome: Outcome) -> int:
-    """Prints how the job has ended, unless its only failure has been shown; returns its code."""
-    failures = outcome.failures
-    if outcome.saved:
-        say(
-            f"The workers have saved their state, and the job ends with code {PREEMPTED}; "
-            f"the same command continues it."
-        )
-        return PREEMPTED
-    times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
-    if outcome.succeeded:
-        if failures:
-            say(
-                f"All workers have succeeded, after the job has failed {times}:\n"
-                f"{describe_history(failures)}"
-            )
-        return 0
-    reason = f" and is not started again: {outcome.reason}." if outcome.reason else "."
-    if len(failures) > 1:
-        say(f"The job has failed {times}{reason}\n{describe_history(failures)}")
-    elif outcome.reason:
-        say(f"The job is not started again: {outcome.reason}.")
-    return failures[-1].code
+def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -> RestartPolicy:
+    place = (ranks, options.node_rank, rendezvous.channels, Grace.given(options.grace))
+    limit, now = options.max_restarts, time.monotonic()
+    if not options.elastic:
+        secret = None if os.environ.get(SECRET) else new_secret
+        return RestartAll(*place, limit=limit, now=now, new_secret=secret)
+    try:
+        timeouts = Options.from_environment()
+    except ValueError:  # The workers report which variable is wrong.
+        timeouts = Options()
+    return RestartOne(
+        *place,
+        limit=limit,
+        now=now,
+        silence=max(timeouts.heartbeat_timeout, timeouts.link_timeout),
+        num_hosts=options.nnodes,
+        joining=rendezvous.running,
+    )
+
+
+def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) -> Witness | None:
+    """Tells other hosts which workers of this one are dead."""
+    host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
+    try:
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)
+    except (TfdistError, OSError, ValueError) as error:
+        say(f"other hosts cannot be told which workers of this one are dead: {error}")
+        return None

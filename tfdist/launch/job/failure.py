@@ -1,4 +1,4 @@
-"""A failure as data, and the choice of the first among several."""
+"""Failures and losses as data, and the choice of the decisive one among several."""
 
 from __future__ import annotations
 
@@ -233,6 +233,41 @@ class FirstFailure:
     def most_likely(self) -> Failure | None:
         """The most likely cause among the failures so far."""
         return min(self._candidates, key=lambda failure: failure.doubt, default=None)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A failure in a job whose other workers keep running.
+
+    Attributes:
+        failure: of a worker or a host.
+        fate: the reaction, such as `"replaced at once"`.
+        final: whether there is no replacement.
+        late: whether another worker had completed the training before.
+    """
+
+    failure: Failure
+    fate: str
+    final: bool
+    late: bool = False
+
+
+def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
+    """The failure that the job fails with; None if it has not failed.
+
+    The job has not failed with a lost worker if the others complete the training, or save their
+    state on request. It has failed with one that fails after another has completed the training.
+
+    Args:
+        losses: in order.
+        completed: whether at least one worker ended with 0.
+        left: whether at least one ended with 75.
+    """
+    failures = [loss.failure for loss in losses if loss.late]
+    if not failures and not (completed or left):
+        failures = [loss.failure for loss in losses if loss.final]
+    # The earliest that is not merely the consequence of another one, if there is one.
+    return min(failures, key=lambda failure: failure.doubt == Doubt.VICTIM, default=None)
 
 
 def signal_name(number: int) -> str:

@@ -28,9 +28,9 @@ class ProgressMemory:
     def __init__(self) -> None:
         try:
             self._descriptor = os.memfd_create("tfdist-progress")
+            os.ftruncate(self._descriptor, SIZE)
         except OSError as error:
             raise LaunchError(f"there is no memory for a worker's progress: {error}") from error
-        os.ftruncate(self._descriptor, SIZE)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def read(self) -> Progress:

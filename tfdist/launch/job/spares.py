@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from tfdist.errors import LaunchError
+from tfdist.launch.job.gpus import VISIBLE
 from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import Stream, WorkerProcess
@@ -28,6 +29,8 @@ _PRELOAD = (
 _MOST_KILLED = 3
 # What the system kills it with says nothing; an import error does.
 _TAIL_BYTES = 4096
+# Set for each worker separately.
+_OWN = frozenset({"TF_CONFIG"})
 
 
 class Spare:
@@ -48,7 +51,7 @@ class Spare:
         self._output = os.memfd_create("tfdist-spare")
         self._control, theirs = socket.socketpair()
         number = str(theirs.fileno())
-        module = "tfdist.launch.elastic.spare_program"
+        module = "tfdist.launch.job.spare_program"
         command = (sys.executable, "-u", "-m", module, number, ",".join(_PRELOAD), *program)
         plan = WorkerPlan(-1, command, {})
         streams = (subprocess.DEVNULL, self._output, self._output)
@@ -192,3 +195,32 @@ class Spares:
     def _give_up(self, why: str) -> str:
         self.close()
         return f"a warm spare {why}; replacements start without one."
+
+
+def spare_settings(
+    plans: Sequence[WorkerPlan], gpus: Sequence[str]
+) -> tuple[dict[str, str] | None, str]:
+    """The settings with which a spare can become any of this host's workers.
+
+    Variables that TensorFlow reads when it is imported cannot be changed afterwards.
+
+    Args:
+        plans: the workers.
+        gpus: the GPUs that this host's workers may use.
+
+    Returns:
+        The settings, None if there can be no spare; and why not, in one line.
+
+    Example:
+        >>> plan = WorkerPlan(0, ("python", "-u", "train.py"), {"TF_CONFIG": "{}", "A": "1"})
+        >>> spare_settings([plan], gpus=[])
+        ({'A': '1'}, '')
+    """
+    shared = [{k: v for k, v in plan.settings.items() if k not in _OWN} for plan in plans]
+    on_gpus = gpus and any(settings.get(VISIBLE, "all") for settings in shared)
+    if on_gpus or any(settings != shared[0] for settings in shared):
+        return None, (
+            "no warm spares: each worker has GPUs of its own, chosen when TensorFlow is imported; "
+            "a replacement takes seconds more to start"
+        )
+    return shared[0], ""

@@ -1,4 +1,4 @@
-"""Whether a job is started again after a failure, and when: tables and random histories."""
+"""The decision to start again, and what each policy does: tables and random histories."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ import pytest
 
 from tests.tiers import exhaustive, some
 from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.hosts.verdict import Beginning, HostEnd, Verdict
 from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
-from tfdist.launch.job.restarts import _LONG, End, Ended, Restart, all_saved, decide
+from tfdist.launch.restart_all import HostEnd, Verdict
+from tfdist.launch.restart_policy import (
+    _LONG,
+    Begin,
+    Ended,
+    GiveUp,
+    Restart,
+    all_saved,
+    decide,
+)
 from tfdist.progress_file import Progress, Raised
 
 LIMIT = 5
@@ -84,9 +92,9 @@ def test_again_or_not():
         if reason is None:
             assert isinstance(decision, Restart), failures
         else:
-            assert isinstance(decision, End), failures
+            assert isinstance(decision, GiveUp), failures
             assert decision.reason.startswith(reason)
-        assert after(*failures, limit=0) == End("")
+        assert after(*failures, limit=0) == GiveUp("")
 
 
 def test_what_trains_unseen_may_fail_in_the_same_way_again():
@@ -94,9 +102,9 @@ def test_what_trains_unseen_may_fail_in_the_same_way_again():
     long, short = Ended(failed(status=-9), _LONG), Ended(failed(status=-9), 9.0)
     assert isinstance(decide([long, long], LIMIT), Restart)
     assert isinstance(decide([short, long], LIMIT), Restart)
-    assert isinstance(decide([long, short, short], LIMIT), End)
+    assert isinstance(decide([long, short, short], LIMIT), GiveUp)
     known = Ended(A_SIGSEGV, _LONG)
-    assert isinstance(decide([known, known], LIMIT), End)
+    assert isinstance(decide([known, known], LIMIT), GiveUp)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def histories(count):
         rng = random.Random(seed)
         limit = rng.randrange(6)
         history: list[Ended] = []
-        decision: Restart | End = Restart(0)
+        decision: Restart | GiveUp = Restart(0)
         while isinstance(decision, Restart):
             raised = rng.choice([(), OS_ERROR, ("ValueError",), ("ImportError",)])
             status = rng.choice([1, 1, 1, 2, 3, -9, -11, PREEMPTED])
@@ -148,7 +156,7 @@ def test_every_job_ends_within_its_limit_and_its_delays(count):
     for history, limit, decision in histories(count):
         failure = history[-1].failure
         assert len(history) <= limit + 1
-        if isinstance(decision, End):
+        if isinstance(decision, GiveUp):
             assert bool(decision.reason) == (limit > 0 and not failure.stopped)
             continue
         assert len(history) <= limit
@@ -185,7 +193,7 @@ def test_a_job_is_preempted_if_all_workers_have_saved():
             HostEnd((75, -9), "worker 1 (pid 7)", True),
             Verdict(failed(7, *OS_ERROR), 1, 3, 2.0, "why", True),
             Verdict(stopped_by(1, signal.SIGTERM)),
-            Beginning(3, "hush"),
+            Begin(3, "hush"),
         ],
         always=messages[1:2],
     ),
