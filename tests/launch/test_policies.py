@@ -14,7 +14,7 @@ from tests.tiers import exhaustive
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.job.failure import lost_host, stopped_by, worker_failure
 from tfdist.launch.job.shutdown import Grace
-from tfdist.launch.restart_all import HostEnd, RestartAll
+from tfdist.launch.restart_all import HostEnd, RestartAll, Verdict
 from tfdist.launch.restart_one import RestartOne, WorkerCounts
 from tfdist.launch.restart_policy import Begin, End, Harden, Say, Send, Show, Start, Stop
 from tfdist.progress_file import Progress, Raised
@@ -97,12 +97,14 @@ def run(policy, events, sends):
         event(policy, now)
         policy.advance(now)
         actions = policy.take()
-        found += [words(one, now) for one in actions if sends or not isinstance(one, Send)]
+        hidden = () if sends else (Send,)
+        found += [words(one, now) for one in actions if not isinstance(one, hidden)]
         if any(isinstance(action, End) for action in actions):
             break
-    return "; ".join(found)
+    return "; ".join(one for one in found if one not in COUNTS)
 
 
+COUNTS = ("send counts", "send job")  # Sent with every change.
 PEER = ("PeerLostError", "RuntimeError")
 STOP = "say; stop 0 by SIGTERM/5 in 1 s"
 AGAIN = "begin 1; start 0; start 1"
@@ -207,7 +209,7 @@ ALONE = {
         f"{BOTH} SIGTERM/25; say; end 143",
     ),
 }
-# The same with host 1 in addition, where the messages count, but for those that count workers.
+# The same with host 1 in addition, and with the messages.
 WITH_HOST_1 = {
     "a clean end": (
         [ends(0), ends(1), hears(1, "done"), hears(1, "counts", WorkerCounts(completed=2))],
@@ -250,12 +252,64 @@ WITH_HOST_1 = {
 }
 
 
+# The same two workers on host 1, which is connected with host 0.
+ON_HOST_1 = {
+    "a clean end": (
+        [ends(0), ends(1), hears(0, "finish"), hears(0, "end", 0)],
+        *["send done; end 0"] * 2,
+        "end 0",
+    ),
+    "host 0 announces another failure": (
+        [
+            *(ends(1, 1, 7, *PEER), hears(0, "stop", failed(-9, rank=2))),
+            *(ends(0, -15), hears(0, "verdict", Verdict(failed(-9, rank=2)))),
+        ],
+        *[
+            "send failed; say; stop 0 by SIGTERM/5 in 1 s; send exited; send end; "
+            "show worker 2; end 137"
+        ]
+        * 2,
+        f"send loss; say; start 1 again; say; {BOTH} SIGTERM/5",
+    ),
+    "host 0 begins a generation, whose end follows at once": (
+        [
+            *(ends(1, -9), hears(0, "stop", failed(-9)), ends(0, -15)),
+            *(hears(0, "verdict", Verdict(failed(-9), 1, 2, 1.0)), passes(1.0)),
+            *(hears(0, "begin", Begin(1, "hush")), hears(0, "stop", failed(3, rank=2))),
+        ],
+        *[
+            f"send failed; {STOP}; send exited; send end; show worker 1; say; {AGAIN}; say; "
+            f"{BOTH} SIGTERM/5 in 1 s"
+        ]
+        * 2,
+        f"send loss; say; start 1 again; say; {BOTH} SIGTERM/5",
+    ),
+    "host 0 does not answer": (
+        [ends(1, -9), passes(2.9), passes(0.1), ends(0, -15), passes(119.0), passes(1.0)],
+        *[f"send failed; {STOP}; send exited; send end; show worker 1; end 137"] * 2,
+        "send loss; say; start 1 again; send loss; say; start 0 again",
+    ),
+    "host 0 is lost": (
+        [loses(0), ends(0), ends(1)],
+        *[f"say; {BOTH} SIGTERM/5 in 1 s; send done; send end; show host 0 (a); end 1"] * 2,
+        "say; send end; end 0",
+    ),
+    "SIGTERM is for this host": (
+        [
+            *(signaled(SIGTERM), ends(0, PREEMPTED), ends(1, PREEMPTED)),
+            hears(0, "verdict", Verdict(stopped_by(1, SIGTERM), saved=True)),
+        ],
+        *[f"send failed; {BOTH} SIGTERM/25; send done; send end; end 75"] * 2,
+        f"send leave; {BOTH} SIGTERM/25; end 75",
+    ),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_follows(kind):
-    for hosts, table in [((), ALONE), ((1,), WITH_HOST_1)]:
+    for host, hosts, table in [(0, (), ALONE), (0, (1,), WITH_HOST_1), (1, (0,), ON_HOST_1)]:
         for name, (events, *expected) in table.items():
-            found = run(make(kind, [0, 1], hosts=hosts), events, bool(hosts))
-            found = found.replace("send job; ", "").removesuffix("send job").removesuffix("; ")
+            found = run(make(kind, [0, 1], host, hosts), events, bool(hosts))
             assert found == expected[KINDS.index(kind)], name
 
 
