@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from tfdist import native
 from tfdist.cluster.auth.hmac_challenge import VARIABLE as SECRET
 from tfdist.cluster.auth.hmac_challenge import new_secret
 from tfdist.cluster.membership.witness import Witness
-from tfdist.errors import LaunchError, TfdistError
+from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import announce, say
 from tfdist.launch.hosts.client import join
@@ -22,10 +23,8 @@ from tfdist.launch.hosts.server import serve
 from tfdist.launch.job.cores import available_cores, thread_settings
 from tfdist.launch.job.gpus import gpu_settings, visible_gpus
 from tfdist.launch.job.log_routing import Output
-from tfdist.launch.job.metrics import describe as describe_metrics
 from tfdist.launch.job.plan import WorkerPlan, plan_workers
 from tfdist.launch.job.ports import Reservation
-from tfdist.launch.job.prebuild import prepare
 from tfdist.launch.job.run_options import RunOptions, parse
 from tfdist.launch.job.shutdown import Grace
 from tfdist.launch.job.spares import Spares, spare_settings
@@ -36,7 +35,8 @@ from tfdist.launch.restart_one import RestartOne
 from tfdist.launch.restart_policy import RestartPolicy
 from tfdist.launch.ssh.run_on_hosts import run_on_hosts
 from tfdist.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist.options import Options
+from tfdist.monitoring.port import port_of
+from tfdist.options import NativeOptions, Options
 
 _LOOPBACK = "127.0.0.1"
 _WITNESS = "TFDIST_WITNESS"
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
             print(worker)
         return 0
     check_syntax(options.command)
-    prepare()
+    _build_native()
     # Forked first, while this process has no descriptors that the watchdog must not inherit.
     watchdog = Watchdog()
     try:
@@ -133,11 +133,54 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
     return Rendezvous(addresses, first=options.node_rank * count)
 
 
+def _build_native() -> None:
+    """Compiles the native collectives once, before the workers start, unless they are disabled.
+
+    A failure is only a warning: the workers can use TensorFlow's collectives.
+    """
+    try:
+        options = NativeOptions.from_environment()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if not options.enabled:
+        return
+    try:
+        native.ensure(options)
+    except NativeUnavailableError as error:
+        say(f"warning: {error}")
+
+
 def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
-    ranks = range(rendezvous.first, rendezvous.first + len(plans))
     settings = {**os.environ, **plans[0].settings}
-    if metrics := describe_metrics(settings, rendezvous.addresses, ranks):
-        say(metrics)
+    if line := describe_metrics(settings, rendezvous.addresses, [plan.rank for plan in plans]):
+        say(line)
+
+
+def describe_metrics(
+    environment: Mapping[str, str], addresses: Sequence[str], ranks: Sequence[int]
+) -> str:
+    """The addresses of the metrics; "" if none are served.
+
+    Args:
+        environment: the variables of the workers.
+        addresses: `"host:port"` of every worker of the job, in rank order.
+        ranks: this host's workers.
+
+    Example:
+        >>> describe_metrics({"TFDIST_METRICS_PORT": "9400"}, ["a:1", "a:2"], [0, 1])
+        'metrics on 127.0.0.1, ports 9400 (worker 0) to 9401 (worker 1)'
+    """
+    try:
+        options = Options.from_environment(dict(environment))
+    except ValueError:  # The workers report which variable is wrong.
+        return ""
+    if not options.metrics_port:
+        return ""
+    first, last = (port_of(options.metrics_port, addresses, rank) for rank in (ranks[0], ranks[-1]))
+    if len(ranks) == 1:
+        return f"metrics on {options.metrics_host}, port {first} (worker {ranks[0]})"
+    ports = f"ports {first} (worker {ranks[0]}) to {last} (worker {ranks[-1]})"
+    return f"metrics on {options.metrics_host}, {ports}"
 
 
 def _supervise(

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from tfdist.errors import LaunchError
 from tfdist.launch.job.line_buffer import LineAssembler, last_lines
-from tfdist.launch.job.shown_output import ShownOutput
 from tfdist.launch.job.worker import Stream
 
 _READ_SIZE = 65536
 _READS_AT_ONCE = 16
 _TAIL_LINES = 20
 _CHIEF = 0
+# A write of so many bytes to a pipe is not interleaved with others, and fits once poll says so.
+_ATOMIC = select.PIPE_BUF
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Output:
         """The path of this worker's log file of this generation, which may not exist."""
         return self._folder / f"worker-{rank}.log"
 
-    @contextmanager
+    @contextlib.contextmanager
     def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
         """A context manager for the stdin, stdout and stderr to start a worker with.
 
@@ -228,3 +230,62 @@ class Output:
         self._shown.write(copy.lines.flush())
         os.close(copy.pipe)
         copy.log.close()
+
+
+class ShownOutput:
+    """The launcher's stdout, written to without waiting for its reader.
+
+    It takes whole lines; others may write to the same descriptor.
+
+    Args:
+        target: the descriptor.
+
+    Attributes:
+        descriptor: to be waited on for writing while there are lines that do not fit yet.
+    """
+
+    def __init__(self, target: int = 1) -> None:
+        self.descriptor = _without_waiting(target)
+        self._backlog = bytearray()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are lines that do not fit yet."""
+        return bool(self._backlog)
+
+    def write(self, lines: bytes) -> None:
+        """Writes lines, after those that do not fit yet."""
+        self._backlog += lines
+        self.advance()
+
+    def advance(self) -> None:
+        """Writes what fits."""
+        while self._backlog and self._writable(0):
+            end = self._backlog.rfind(b"\n", 0, _ATOMIC) + 1 or _ATOMIC
+            try:
+                del self._backlog[: os.write(self.descriptor, self._backlog[:end])]
+            except BlockingIOError:
+                return
+            except OSError:  # The reader is gone; the log files still get everything.
+                self._backlog.clear()
+
+    def finish(self) -> None:
+        """Writes everything, however long that takes."""
+        while self._backlog:
+            self._writable(None)
+            self.advance()
+
+    def _writable(self, timeout: int | None) -> bool:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLOUT)
+        return bool(poll.poll(timeout))
+
+
+def _without_waiting(target: int) -> int:
+    """The same pipe or terminal, opened again: others that have it open go on waiting for room."""
+    with contextlib.suppress(OSError):
+        kind = os.fstat(target).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+            return os.open(f"/proc/self/fd/{target}", flags)
+    return target

@@ -16,7 +16,6 @@ from tfdist.launch.console import say
 from tfdist.launch.hosts.rendezvous import Deadline
 from tfdist.launch.job.run_options import RunOptions
 from tfdist.launch.job.signals import Signals
-from tfdist.launch.ssh.launcher_arguments import joined, launcher_arguments
 from tfdist.launch.ssh.remote_host import SSH_FAILED, RemoteHost
 
 # Seconds until a lost host of an elastic job is tried again, the first time and at most.
@@ -245,3 +244,29 @@ def _problem(host: RemoteHost) -> str:
         f"{host.name} has tfdist {version}, this host has {__version__}: install the same version "
         f"on all hosts"
     )
+
+
+def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> list[str]:
+    """Returns the command line of one host's launcher, without `tfdist run`.
+
+    Args:
+        options: the options of the command.
+        number: the host's number.
+        rendezvous: the address where the launchers of several hosts meet.
+    """
+    workers = options.hosts[number].workers
+    own = ["-n", "auto" if workers is None else str(workers)]
+    if len(options.hosts) > 1:
+        own += ["--nnodes", str(len(options.hosts)), "--node-rank", str(number)]
+        own += ["--rendezvous", rendezvous]
+    return [*own, *options.launcher_arguments]
+
+
+def joined(host: str, port: int) -> str:
+    """`"host:port"`, with an IPv6 host in brackets.
+
+    Example:
+        >>> joined("fd00::1", 29400)
+        '[fd00::1]:29400'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

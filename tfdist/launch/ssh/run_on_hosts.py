@@ -11,8 +11,7 @@ from tfdist.errors import LaunchError
 from tfdist.launch.job.forwarded import forwarded
 from tfdist.launch.job.run_options import RunOptions
 from tfdist.launch.job.signals import Signals
-from tfdist.launch.ssh.job import HostsJob
-from tfdist.launch.ssh.launcher_arguments import joined, launcher_arguments
+from tfdist.launch.ssh.job import HostsJob, joined, launcher_arguments
 from tfdist.launch.ssh.remote_host import is_this_machine, remote_command
 from tfdist.options import Options
 
