@@ -134,9 +134,8 @@ class RestartAll(RestartPolicy):
 
     def _reset(self) -> None:
         """Prepares for the messages of the next generation."""
-        hosts = {self._host, *self._connected} if self._decides else {self._host}
-        self._unfinished_hosts = set(hosts)
-        self._running_hosts = set(hosts)
+        # On host 0: host number -> None while it runs, then whether all its workers succeeded.
+        self._succeeded: dict[int, bool | None] = dict.fromkeys({self._host, *self._connected})
         self._ends: dict[int, HostEnd] = {}
         self._failure: Failure | None = None
         self._finished = False
@@ -227,7 +226,7 @@ class RestartAll(RestartPolicy):
             self._host_exited(host, kind == "done")
         elif kind == "end":
             self._ends[host] = decode(HostEnd, value)
-            self._host_exited(host, False)
+            self._host_exited(host, self._succeeded[host] or False)
         elif kind == "failed":
             failure = decode(Failure, value)
             self._others_stopped |= failure.stopped
@@ -235,13 +234,13 @@ class RestartAll(RestartPolicy):
 
     def lost(self, host: int, failure: Failure, now: float) -> None:
         self._connected.discard(host)
-        self._running_hosts.discard(host)
         self._lost = self._lost or failure
+        succeeded = self._succeeded[host] = self._succeeded[host] or False
         if self._finished or self._failure is not None:
             return
         if not self._decides:
             self._failure = failure
-        elif host in self._unfinished_hosts:
+        elif not succeeded:
             self._add(failure, now)
 
     def _add(self, failure: Failure, now: float) -> None:
@@ -264,12 +263,10 @@ class RestartAll(RestartPolicy):
 
     def _host_exited(self, host: int, succeeded: bool) -> None:
         """Records that all workers of a host have exited, on host 0."""
-        self._running_hosts.discard(host)
-        if succeeded:
-            self._unfinished_hosts.discard(host)
-            if not self._unfinished_hosts and self._failure is None:
-                self._finished = True
-                self._do(Send("finish"))
+        self._succeeded[host] = succeeded
+        if all(self._succeeded.values()) and self._failure is None:
+            self._finished = True
+            self._do(Send("finish"))
 
     def advance(self, now: float) -> None:
         if self._phase == _Phase.RUNNING:
@@ -287,7 +284,8 @@ class RestartAll(RestartPolicy):
         """Begins to stop the workers once the first failure is known."""
         if self._failure is None:
             failure = self._first.decided(now)
-            alone = not self._connected or (self._decides and not self._running_hosts)
+            exited = self._decides and None not in self._succeeded.values()
+            alone = not self._connected or exited
             if failure is None and not self._running and alone:
                 failure = self._first.most_likely()  # No clearer one can follow.
             if failure is None:

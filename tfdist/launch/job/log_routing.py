@@ -282,7 +282,7 @@ class ShownOutput:
 
 
 def _without_waiting(target: int) -> int:
-    """The same pipe or terminal, opened again: others that have it open go on waiting for room."""
+    """Opens the same pipe or terminal without blocking; other processes' writes still block."""
     with contextlib.suppress(OSError):
         kind = os.fstat(target).st_mode
         if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):

@@ -1,4 +1,4 @@
-"""The launcher's side of the memory in which a worker tells of itself."""
+"""The launcher's side of the memory in which a worker reports its progress."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class ProgressMemory:
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def read(self) -> Progress:
-        """What the worker has written so far."""
+        """Returns the worker's progress so far."""
         return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
 
     def take(self) -> Progress:
-        """What the worker has written; call it once, when the worker is gone."""
+        """Returns the worker's progress, and releases the memory; call it once."""
         try:
             return self.read()
         finally:

@@ -15,7 +15,7 @@ from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import Stream, WorkerProcess
 
-# What scripts import, all of it without touching a device.
+# Modules that scripts import. Importing them does not touch a device.
 _PRELOAD = (
     "tensorflow",
     "keras",
@@ -25,20 +25,20 @@ _PRELOAD = (
     "tfdist.pipeline.model",
     "tfdist.pipeline.placement.strategy",
 )
-# After so many that were killed before they were of use, no more are started.
+# The number of spares killed before use after which no more are started.
 _MOST_KILLED = 3
-# What the system kills it with says nothing; an import error does.
+# The end of a spare's output, which names an import error.
 _TAIL_BYTES = 4096
 # Set for each worker separately.
 _OWN = frozenset({"TF_CONFIG"})
 
 
 class Spare:
-    """One process that waits.
+    """A process that has imported what workers import, and waits for its task.
 
     Args:
         program: the program that the workers run, without the interpreter.
-        environment: that of the workers, but for what differs between them.
+        environment: the environment that the workers have in common.
         watchdog: kills it if the launcher dies.
 
     Raises:
@@ -65,24 +65,24 @@ class Spare:
 
     @property
     def ready(self) -> bool:
-        """Whether it has imported everything."""
+        """Whether it has finished its imports."""
         try:
             return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
     def become(self, environment: Mapping[str, str], streams: Sequence[Stream]) -> WorkerProcess:
-        """Sends it its task.
+        """Turns the spare into a worker.
 
         Args:
             environment: all variables of the worker.
             streams: its stdin, stdout and stderr.
 
         Returns:
-            Its process, which is the worker's from now on.
+            The worker's process.
 
         Raises:
-            OSError: it is gone.
+            OSError: the spare has ended, or the system is out of descriptors.
         """
         task = os.memfd_create("tfdist-task")
         try:
@@ -100,14 +100,14 @@ class Spare:
         return self.process
 
     def last_line(self) -> str:
-        """The last line that it has printed; "" if none."""
+        """Returns the last line that it has printed; "" if none."""
         size = os.lseek(self._output, 0, os.SEEK_END)
         text = os.pread(self._output, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def close(self) -> None:
-        """Closes this end of it; a spare without a task then ends."""
+        """Closes the connection; a spare without a task then exits."""
         self._control.close()
         os.close(self._output)
 
@@ -121,12 +121,12 @@ def _descriptor(stream: Stream, inherited: int, nowhere: int) -> int:
 
 
 class Spares:
-    """Keeps a number of spares; starts another one for each that is used.
+    """Keeps a number of spares, and starts another one for each that is used.
 
     Args:
-        count: how many.
+        count: the number of spares.
         program: the program that the workers run, without the interpreter.
-        environment: that of the workers, but for what differs between them.
+        environment: the environment that the workers have in common.
         watchdog: kills them if the launcher dies.
     """
 
@@ -145,10 +145,10 @@ class Spares:
         self._killed = 0
 
     def tend(self) -> str:
-        """Starts those that are missing.
+        """Starts missing spares.
 
         Returns:
-            Why there are none any more, in one line, once; otherwise "".
+            The reason for giving up, in one line, once; otherwise "".
         """
         for spare in list(self._spares):
             status = spare.process.exit_code()
@@ -169,9 +169,9 @@ class Spares:
         return ""
 
     def take(self) -> Spare | None:
-        """One that is ready, or else one that is about to be; None if there is none.
+        """Returns a spare, preferably one that is ready; None if there is none.
 
-        One that is stopped (SIGSTOP) would keep the job waiting, and is ended.
+        Suspended spares (SIGSTOP) are ended, since they would delay the job.
         """
         for spare in [spare for spare in self._spares if spare.process.stopped]:
             self._spares.remove(spare)
@@ -185,7 +185,7 @@ class Spares:
         return spare
 
     def close(self) -> None:
-        """Ends all of them, at once."""
+        """Ends all spares, and starts no more."""
         self._count = 0
         for spare in self._spares:
             spare.process.end()
@@ -200,7 +200,7 @@ class Spares:
 def spare_settings(
     plans: Sequence[WorkerPlan], gpus: Sequence[str]
 ) -> tuple[dict[str, str] | None, str]:
-    """The settings with which a spare can become any of this host's workers.
+    """Returns the settings with which a spare can become any of this host's workers.
 
     Variables that TensorFlow reads when it is imported cannot be changed afterwards.
 
@@ -209,7 +209,7 @@ def spare_settings(
         gpus: the GPUs that this host's workers may use.
 
     Returns:
-        The settings, None if there can be no spare; and why not, in one line.
+        The settings, or None and the reason why there can be no spare, in one line.
 
     Example:
         >>> plan = WorkerPlan(0, ("python", "-u", "train.py"), {"TF_CONFIG": "{}", "A": "1"})
