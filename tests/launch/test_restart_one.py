@@ -143,6 +143,18 @@ def test_a_replacement_is_not_needed_when_the_others_have_left():
 
 
 @exhaustive
+def test_a_replacement_that_is_stopped_already_is_not_stopped_more_gently():
+    policy = make(0, 1, hosts=[1])
+    policy.exited(1, failed(7), 1.0)
+    assert advance(policy, 1.0) == ([1], [])
+    policy.signaled(signal.SIGINT, stopped_by(0, signal.SIGINT), 2.0)
+    assert advance(policy, 2.0) == ([], [0, 1])
+    policy.exited(0, failed(7, status=-2), 3.0)
+    policy.received(1, "counts", asdict(WorkerCounts(left=1)), 3.0)
+    assert advance(policy, 3.0) == ([], [])
+
+
+@exhaustive
 def test_workers_that_are_suspended_for_long_are_killed():
     policy = make(0, 1, 2)
 

@@ -86,7 +86,7 @@ class WorkerCounts:
         return replace(self, members=0, joining=0, waiting=0, lost=lost)
 
 
-class State(enum.Enum):
+class _State(enum.Enum):
     """The state of a worker: those of `WorkerCounts`, and two more at the end."""
 
     MEMBER = "members"
@@ -101,7 +101,7 @@ class State(enum.Enum):
 
 @dataclass
 class _Worker:
-    state: State
+    state: _State
     since: float
     due: float = 0.0
     suspended_since: float | None = None
@@ -148,7 +148,7 @@ class RestartOne(RestartPolicy):
         joining: bool = False,
     ) -> None:
         super().__init__(ranks, host, hosts, grace)
-        state = State.JOINING if joining else State.MEMBER
+        state = _State.JOINING if joining else _State.MEMBER
         self._workers = {rank: _Worker(state, now) for rank in ranks}
         self._limit = limit
         self._patience = silence + _MARGIN_SECONDS
@@ -178,11 +178,11 @@ class RestartOne(RestartPolicy):
         states = [worker.state.value for worker in self._workers.values()]
         return WorkerCounts(**{f.name: states.count(f.name) for f in fields(WorkerCounts)})
 
-    def _in(self, *states: State) -> list[int]:
+    def _in(self, *states: _State) -> list[int]:
         """The ranks of this host's workers in one of these states."""
         return [rank for rank, worker in self._workers.items() if worker.state in states]
 
-    def _move(self, ranks: Iterable[int], state: State) -> None:
+    def _move(self, ranks: Iterable[int], state: _State) -> None:
         for rank in ranks:
             self._workers[rank].state = state
 
@@ -192,11 +192,11 @@ class RestartOne(RestartPolicy):
 
     @property
     def next_time(self) -> float | None:
-        return min((self._workers[rank].due for rank in self._in(State.WAITING)), default=None)
+        return min((self._workers[rank].due for rank in self._in(_State.WAITING)), default=None)
 
     @property
     def joining(self) -> Collection[int]:
-        return self._in(State.JOINING)
+        return self._in(_State.JOINING)
 
     @property
     def wants_spares(self) -> bool:
@@ -209,30 +209,30 @@ class RestartOne(RestartPolicy):
         return stopped or bool(self._job.completed)
 
     def trained(self, rank: int) -> None:
-        if self._workers[rank].state == State.JOINING:
-            self._workers[rank].state = State.MEMBER
+        if self._workers[rank].state == _State.JOINING:
+            self._workers[rank].state = _State.MEMBER
 
     def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
         self._running.discard(rank)
         worker = self._workers[rank]
         if failure is not None and failure.step:
             self.trained(rank)
-        if worker.state == State.MEMBER:  # One that never joined has nothing to save.
+        if worker.state == _State.MEMBER:  # One that never joined has nothing to save.
             self._codes.add(0 if failure is None else failure.status or 0)
         completed = bool(self._job.completed or self.counts.completed)
         if self._stopped is not None:
-            worker.state = State.STOPPED
+            worker.state = _State.STOPPED
         elif failure is None:
-            worker.state = State.COMPLETED
+            worker.state = _State.COMPLETED
         elif failure.status == PREEMPTED:
-            worker.state = State.LEFT
+            worker.state = _State.LEFT
             self._do(Say(describe_leave(failure, others=self._others_run)))
-        elif worker.state == State.UNNEEDED or (worker.state == State.JOINING and completed):
-            worker.state = State.UNNEEDED
+        elif worker.state == _State.UNNEEDED or (worker.state == _State.JOINING and completed):
+            worker.state = _State.UNNEEDED
         else:
             worker.history.append(Ended(failure, now - worker.since))
             reason = "the training is complete" if completed else ""
-            if self._is_alone and self._in(State.MEMBER) in ([], [rank]):
+            if self._is_alone and self._in(_State.MEMBER) in ([], [rank]):
                 reason = "host 0 is lost, and no worker is left that it could join"
             if stuck:
                 reason = "it is still running"
@@ -247,10 +247,10 @@ class RestartOne(RestartPolicy):
         if isinstance(decision, GiveUp) or reason:
             if isinstance(decision, GiveUp):
                 reason = reason or decision.reason or "--max-restarts is 0"
-            worker.state = State.LOST
+            worker.state = _State.LOST
             self._lose(Loss(failure, f"not replaced: {reason}", final=True, late=completed))
             return
-        worker.state, worker.due = State.WAITING, now + decision.delay
+        worker.state, worker.due = _State.WAITING, now + decision.delay
         when = f"in {decision.delay:g} s" if decision.delay else "at once"
         fate = f"replaced {when} ({len(worker.history)} of {self._limit})"
         self._lose(Loss(failure, fate, final=False))
@@ -263,7 +263,7 @@ class RestartOne(RestartPolicy):
     def unavailable(self, rank: int, why: str) -> None:
         self._running.discard(rank)
         worker = self._workers[rank]
-        worker.state = State.LOST
+        worker.state = _State.LOST
         self._lose(Loss(worker.history[-1].failure, f"not replaced: {why}", final=True))
 
     def _lose(self, loss: Loss) -> None:
@@ -295,8 +295,8 @@ class RestartOne(RestartPolicy):
 
     def _end_workers(self, why: Failure, first: signal.Signals, now: float) -> None:
         self._stopped = why
-        self._move(self._in(State.WAITING), State.STOPPED)
-        self._codes = {PREEMPTED} if self._in(State.LEFT) else set()
+        self._move(self._in(_State.WAITING), _State.STOPPED)
+        self._codes = {PREEMPTED} if self._in(_State.LEFT) else set()
         self._stop_workers(first, why, now, self._running)
 
     def suspended(self, ranks: Collection[int], now: float) -> None:
@@ -313,7 +313,7 @@ class RestartOne(RestartPolicy):
                 continue
             worker.suspended_since = math.inf  # Once is enough.
             if self._job.completed:
-                worker.state = State.UNNEEDED
+                worker.state = _State.UNNEEDED
             text = (
                 f"worker {rank} has been stopped (SIGSTOP) for {seconds:.0f} s, so the others "
                 "have given it up. Killing it."
@@ -382,15 +382,16 @@ class RestartOne(RestartPolicy):
             self._end_workers(self._job_stopped, signal.SIGTERM, now)
         self._update()
         if self._job.completed or self._job.over:
-            self._move(self._in(State.WAITING), State.UNNEEDED)
-        if self._job.over:  # The others have ended the training without these replacements.
-            unneeded = self._in(State.JOINING)
-            self._move(unneeded, State.UNNEEDED)
+            self._move(self._in(_State.WAITING), _State.UNNEEDED)
+        # The others have ended the training without these replacements.
+        if self._job.over and self._stopped is None:
+            unneeded = self._in(_State.JOINING)
+            self._move(unneeded, _State.UNNEEDED)
             self._stop_workers(signal.SIGTERM, None, now, unneeded)
-        for rank in self._in(State.WAITING):
+        for rank in self._in(_State.WAITING):
             worker = self._workers[rank]
             if worker.due <= now:
-                worker.state, worker.since, worker.suspended_since = State.JOINING, now, None
+                worker.state, worker.since, worker.suspended_since = _State.JOINING, now, None
                 self._running.add(rank)
                 count = len(worker.history)
                 self._do(Start(rank, f"replacement {count} of {self._limit}"))
