@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from tfdist.cluster import Membership, Session
@@ -78,7 +78,7 @@ class NextGroup:
         try:
             # There is nothing to save.
             check = functools.partial(preemption.check, saved=False)
-            return self._form(min_workers=size, max_workers=size, check=check)
+            return self._form(check, min_workers=size, max_workers=size)
         except GroupLostError as lost:
             raise GroupLostError(f"{error.without_others} {lost}") from lost
 
@@ -89,21 +89,22 @@ class NextGroup:
             saved: whether the state is saved, so that SIGTERM while this waits is answered as in a
                 step.
         """
-        return self._form(check=functools.partial(preemption.check, saved=saved))
+        check = functools.partial(preemption.check, saved=saved)
+        return self._form(check)
 
     def _of_those_left(self, leaving: Collection[int]) -> Session:
         lost = len({*self._group.session.lost_ranks, *leaving})
-        left = self._group.topology.size - lost
+        left, check = self._group.topology.size - lost, preemption.later_check()
         if left < self.min_workers and any(map(save_of, self._callbacks.callbacks)):
-            return self._form(min_workers=1, joiners_welcome=False)
+            return self._form(check, min_workers=1, joiners_welcome=False)
         if lost and left >= self.min_workers and self._stages.divided:
-            return self._form(joiners_welcome=False)  # they may be in no pipeline
-        return self._form()
+            return self._form(check, joiners_welcome=False)  # they may be in no pipeline
+        return self._form(check)
 
-    def _form(self, **changes: Any) -> Session:
+    def _form(self, check: Callable[[], None], **changes: Any) -> Session:
         assert self.membership is not None
         terms = {"min_workers": self.min_workers, "max_workers": self._most}
-        return self.membership.regroup(**{**terms, **changes})
+        return self.membership.regroup(**{**terms, **changes}, check=check)
 
 
 def save_of(callback: Any) -> Any:

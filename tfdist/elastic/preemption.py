@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from tfdist.cluster.net.wait_messages import say
 from tfdist.exit_codes import PREEMPTED
 from tfdist.trainer.fit.step_exchange import Request, step_exchange
+
+_FORMS_SECONDS = 10.0
+"""How long a group may still take to form after SIGTERM: then the next step saves the state."""
 
 
 class Preemption:
@@ -95,6 +99,24 @@ class Preemption:
         signal.signal(signal.SIGTERM, self._before)
         signal.raise_signal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, self._handle)
+
+    def later_check(self) -> Callable[[], None]:
+        """Returns a check for one wait for a group whose next step would save the state.
+
+        A group usually forms within a second, and the request is granted in its first step. If it
+        takes longer, because a worker is busy or silent, the check ends the wait: the launcher kills
+        this process soon in any case.
+        """
+        since: float | None = None
+
+        def check() -> None:
+            nonlocal since
+            if self.asked:
+                since = time.monotonic() if since is None else since
+                if time.monotonic() - since >= _FORMS_SECONDS:
+                    self.check(saved=False)
+
+        return check
 
     def in_child(self) -> None:
         """Restores the handling from before in a process that has just been forked."""

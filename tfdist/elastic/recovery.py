@@ -21,6 +21,7 @@ from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
 from tfdist.elastic.next_group import NextGroup, save_of
 from tfdist.elastic.peer_state import share_state
+from tfdist.elastic.preemption import preemption
 from tfdist.elastic.release import release
 from tfdist.elastic.shard_state import ShardState
 from tfdist.elastic.stages import OthersLeave, Stages, StagesMissing
@@ -134,7 +135,8 @@ class Recovery:
         steps, times = self._changed_at
         if self._extended.progress.standing == steps and times > _MOST_CHANGES:
             return False
-        return is_loss(error, self._group.session, self._group.options.heartbeat_timeout)
+        silence = self._group.options.heartbeat_timeout
+        return is_loss(error, self._group.session, silence, check=preemption.later_check())
 
     def change(self, leave: OthersLeave | None = None) -> None:
         """Forms another group, and brings this worker to where it goes on.

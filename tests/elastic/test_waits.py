@@ -1,0 +1,191 @@
+"""SIGTERM ends each wait for other workers while a group forms."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tests.deadlines import FAR
+from tfdist.cluster import Session, Topology
+from tfdist.elastic import preemption as handling
+from tfdist.elastic.lost_workers import is_loss
+from tfdist.elastic.next_group import NextGroup
+from tfdist.elastic.preemption import preemption
+from tfdist.elastic.stages import OthersLeave
+from tfdist.options import Options
+
+ROOT = pathlib.Path(tfdist.__file__).parent
+PARTS = ("elastic", "cluster/membership")
+# These call `check` while they wait, and must be given one.
+CHECKING = {"regroup", "is_loss", "_form"}
+WAITING = {"wait", "sleep", "poll", "select", "ask", "exchange", "join", *CHECKING}
+IN_A_THREAD = "runs in a thread of its own"
+TOGETHER = "all workers are in the same call, as in a step"
+SAVING = "the state is being saved"
+# Other functions that wait, and why SIGTERM need not end them.
+OTHERS = {
+    "cluster/membership/contact.py:Contact._run": IN_A_THREAD,
+    "cluster/membership/contact.py:Contact._rest": IN_A_THREAD,
+    "cluster/membership/contact.py:Contact._replaced": IN_A_THREAD,
+    "cluster/membership/search.py:Search._run": IN_A_THREAD,
+    "cluster/membership/search.py:find.ask": IN_A_THREAD,
+    "elastic/left_behind.py:_watch": IN_A_THREAD,
+    "cluster/membership/inspection.py:ask": "waits for 2 s at most",
+    "cluster/membership/inspection.py:inspect": "asks a few, each for 2 s at most",
+    "cluster/membership/messages.py:inquire": "asks each for 2 s at most, in a thread",
+    "cluster/membership/messages.py:say_farewell": "waits for 3 s at most",
+    "cluster/membership/place.py:is_dead": "waits as long as its caller says",
+    "cluster/membership/regrouping.py:Regrouping._yield": "waits for 1.1 s at most",
+    "cluster/membership/witness.py:Witness.serve": "does not wait",
+    "cluster/membership/membership.py:Membership.__init__": "SIGTERM ends the process then",
+    "cluster/membership/membership.py:Membership.release": TOGETHER,
+    "elastic/from_snapshot.py:go_back": TOGETHER,
+    "elastic/recovery.py:Recovery.batch_begins": TOGETHER,
+    "elastic/recovery.py:Recovery._enter": TOGETHER,
+    "elastic/release.py:release": TOGETHER,
+    "elastic/restore.py:read_newest": TOGETHER,
+    "elastic/snapshot_series.py:SnapshotSeries._meet": TOGETHER,
+    "elastic/workers.py:broadcast_bytes": TOGETHER,
+    "elastic/workers.py:writes_for_others": TOGETHER,
+    **{
+        f"elastic/snapshot_{name}": SAVING
+        for name in (
+            "series.py:SnapshotSeries.change_workers",
+            "series.py:SnapshotSeries.finish_last",
+            "series.py:SnapshotSeries.wait",
+            "series.py:SnapshotSeries.end",
+            "writer.py:SnapshotWriter.submit",
+            "writer.py:SnapshotWriter.wait",
+        )
+    },
+}
+
+
+def name_of(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def is_wait(call: ast.Call) -> bool:
+    return name_of(call) in WAITING and not (name_of(call) == "join" and call.args)  # of texts
+
+
+def unchecked(node: ast.AST, owner: str = "") -> set[str]:
+    """The functions in which SIGTERM does not end some wait."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            name = f"{owner}.{child.name}" if owner else child.name
+            found |= unchecked(child, name)
+            if isinstance(child, ast.FunctionDef):
+                calls = [one for one in _own(child) if isinstance(one, ast.Call)]
+                checks = any(name_of(call) == "check" for call in calls)
+                if not all(_is_checked(call, checks) for call in calls if is_wait(call)):
+                    found.add(name)
+    return found
+
+
+def _own(function: ast.FunctionDef) -> list[ast.AST]:
+    """The nodes of a function without those of the functions in it."""
+    nodes, rest = [], list(ast.iter_child_nodes(function))
+    while rest:
+        node = rest.pop()
+        if not isinstance(node, ast.FunctionDef):
+            nodes.append(node)
+            rest += ast.iter_child_nodes(node)
+    return nodes
+
+
+def _is_checked(call: ast.Call, checks: bool) -> bool:
+    given = any(getattr(one, "id", "") == "check" for one in call.args)
+    given |= any(word.arg == "check" for word in call.keywords)
+    return given or (checks and name_of(call) not in CHECKING)
+
+
+def test_each_wait_has_a_check():
+    found = {
+        f"{part}/{path.name}:{name}"
+        for part in PARTS
+        for path in sorted((ROOT / part).glob("*.py"))
+        for name in unchecked(ast.parse(path.read_text()))
+    }
+    assert found == set(OTHERS)
+
+
+class Ended(Exception):
+    """SIGTERM has had the effect that it has outside of `fit`."""
+
+
+@pytest.fixture
+def training(monkeypatch):
+    """A training that SIGTERM asks to save its state."""
+
+    def end(number, frame):
+        raise Ended
+
+    monkeypatch.setattr(handling, "_FORMS_SECONDS", 0.3)
+    before = signal.signal(signal.SIGTERM, end)
+    with preemption.heeding():
+        yield
+        preemption.asked = False
+    signal.signal(signal.SIGTERM, before)
+
+
+class Members:
+    """Form a group once they have been waited for."""
+
+    waiting = ()
+
+    def __init__(self, seconds):
+        self.until = time.monotonic() + seconds
+
+    def regroup(self, *, check, **terms):
+        while time.monotonic() < self.until:
+            check()
+            time.sleep(0.01)
+        return "a group"
+
+
+def after_a_loss(group):
+    return group.first()
+
+
+def after_a_farewell(group):
+    return group.after(OthersLeave({1}))
+
+
+@pytest.mark.parametrize("form", [after_a_loss, after_a_farewell])
+@pytest.mark.parametrize("saves", [False, True])
+def test_those_that_are_left_wait_for_others(training, form, saves):
+    callbacks = [SimpleNamespace(on_group_wait=lambda *_: True)] if saves else []
+
+    def group(seconds):
+        session = SimpleNamespace(lost_ranks=[1])
+        workers = SimpleNamespace(session=session, topology=SimpleNamespace(size=3))
+        stages = SimpleNamespace(group=workers, most=lambda most: most, divided=False)
+        delivered = SimpleNamespace(callbacks=callbacks)
+        members = Members(seconds)
+        return NextGroup(stages, delivered, members, min_workers=3, max_workers=None)
+
+    signal.raise_signal(signal.SIGTERM)
+    # The state is saved in the first step of a group that forms soon.
+    assert form(group(0.1)) == "a group"
+    assert preemption.asked
+    with pytest.raises(Ended):
+        form(group(FAR))
+
+
+def test_an_error_may_be_that_of_a_loss_that_is_yet_to_be_noticed(training):
+    error = tf.errors.UnavailableError(None, None, "a peer is silent")
+    session = Session(Topology(), {}, Options())
+    signal.raise_signal(signal.SIGTERM)
+    with pytest.raises(Ended):
+        is_loss(error, session, FAR, check=preemption.later_check())
+    session.close()
