@@ -171,6 +171,8 @@ def test_every_rank_hears_of_a_loss_once(sessions, in_parallel):
     (message,) = {line for rank in (0, 1, 3) for line in heard[rank]}
     worker = group[0].topology.workers[2]
     assert message == f"rank 2, {worker} is lost: connection closed; see its log"
+    assert group[0].lost_ranks == group[1].lost_ranks == [2]
+    assert not group[0].silent_ranks and not group[1].silent_ranks
     cut(group[3], 0)
     others = [group[0], group[1]]
     errors = in_parallel(lambda s: s.exchange("a", b""), others)
@@ -204,6 +206,7 @@ def test_silence_is_a_loss(sessions, monkeypatch):
     (message,) = {line for _, line in lines}
     assert "rank 1, worker 1 (" in message
     assert "no sign of life for 3 s" in message
+    assert group[0].silent_ranks == group[2].silent_ranks == group[0].lost_ranks == [1]
 
 
 @exhaustive

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -95,9 +96,17 @@ EVIDENCE = [
     (Evidence(silent_since=99.0, refused_since=99.0), State.LOST),
     (Evidence(silent_since=99.0, refused_since=91.0, alive=True), State.AWAITED),
     (Evidence(silent_since=90.0, refused_since=91.0, alive=True), State.LOST),
+    (Evidence(silent_since=91.0, sought=True), State.AWAITED),
     (Evidence(dead=True, silent_since=100.0), State.GONE),
     (Evidence(dead=True, last_word=True), State.DEAD),
     (Evidence(answered=True, silent_since=0.0), State.ANSWERED),
+]
+OF_SUSPECTS = [
+    (Evidence(silent_since=98.0), State.AWAITED),
+    (Evidence(silent_since=98.0, sought=True), State.LOST),
+    (Evidence(silent_since=99.5, sought=True), State.AWAITED),
+    (Evidence(silent_since=91.0, sought=True, alive=True), State.AWAITED),
+    (Evidence(silent_since=90.0, sought=True, alive=True), State.LOST),
 ]
 COMPOSED = [
     ("abc", "", None, "abc"),
@@ -112,6 +121,8 @@ COMPOSED = [
 def test_whom_to_wait_for_who_leads_and_who_belongs_to_the_next_view():
     for evidence, state in EVIDENCE:
         assert evidence.state(100.0, PATIENCE) is state, evidence
+    for evidence, state in OF_SUSPECTS:
+        assert evidence.state(100.0, replace(PATIENCE, unseen=1.0)) is state, evidence
     assert leader(view("abc"), "") == member("a")
     assert leader(view("abc"), "ab") == member("c")
     assert leader(view("abc"), "abc") is None

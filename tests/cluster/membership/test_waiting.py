@@ -47,16 +47,16 @@ class Part:
         self.dialed += 1
         return Calls.dial(self.calls, address, deadline)
 
-    def regroup(self, terms):
+    def regroup(self, terms, base=0):
         self.calls.dial = self.dial
         self.node.regrouping = True
-        self.thread = threading.Thread(target=self._regroup, args=[terms], daemon=True)
+        self.thread = threading.Thread(target=self._regroup, args=[terms, base], daemon=True)
         self.thread.start()
 
-    def _regroup(self, terms):
+    def _regroup(self, terms, base):
         regrouping = Regrouping(self.node, self.calls, terms, False, "", print)
         try:
-            view, sockets = regrouping.run(0)
+            view, sockets = regrouping.run(base)
         except Exception as error:
             self.outcome = error
             return
@@ -90,8 +90,8 @@ def parts(addresses):
         part.node.close(keep_record=False)
 
 
-def terms(timeout, patience):
-    return Terms(1, None, True, timeout, FAR, patience, patience)
+def terms(timeout, patience, **more):
+    return Terms(1, None, True, timeout, FAR, patience, hasty=0.2, **more)
 
 
 def test_a_member_that_is_seen_alive_may_refuse_connections_for_long(parts, until):
@@ -102,6 +102,32 @@ def test_a_member_that_is_seen_alive_may_refuse_connections_for_long(parts, unti
     second.listener.resume()
     second.regroup(terms(FAR, NEVER))
     assert first.ended() == second.ended() == 2
+
+
+def test_a_member_whose_connection_has_broken_is_awaited_while_it_is_seen_alive(parts):
+    first, second = parts()
+    first.listener.resume()
+    first.regroup(terms(FAR, NEVER, suspects=frozenset({second.node.me})))
+    time.sleep(0.6)
+    assert first.outcome is None
+    second.listener.resume()
+    second.regroup(terms(FAR, NEVER))
+    assert first.ended() == second.ended() == 2
+
+
+@pytest.mark.parametrize("why", ["silent", "not seen"])
+def test_a_member_is_not_awaited_for_long_if_it_was_silent_or_is_not_seen(parts, why):
+    first, second = parts()
+    place = replace(second.node.member.place, machine="another")
+    if why == "not seen":
+        unseen = replace(second.node.member, place=place)
+        first.node.learn(View(1, (first.node.member, unseen)))
+    suspects = frozenset({second.node.me})
+    silent = suspects if why == "silent" else frozenset()
+    first.listener.resume()
+    asked = terms(FAR, NEVER, suspects=suspects, silent=silent)
+    first.regroup(asked, base=first.node.view.generation)
+    assert first.ended() == 1
 
 
 def test_those_that_are_ready_wait_for_a_leader_that_is_busy(parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.composition import (
@@ -39,8 +39,9 @@ class Terms:
         timeout: seconds to wait for enough workers.
         busy: seconds to wait for a worker that is alive, but still does something else.
         patience: how long to wait for a member.
-        hasty: the same for those that have been silent before.
-        suspects: the incarnations of the latter.
+        hasty: seconds for which a suspect may be silent that nobody sees alive.
+        suspects: the incarnations of those whose connections have broken.
+        silent: those of them that have been silent for long already, and may be stopped.
         check: called again and again in all waits; may raise.
     """
 
@@ -50,13 +51,18 @@ class Terms:
     timeout: float
     busy: float
     patience: Patience
-    hasty: Patience
+    hasty: float
     suspects: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
     check: Callable[[], object] = lambda: None
 
     def patience_with(self, member: Member) -> Patience:
         """How long to wait for a member."""
-        return self.hasty if member.incarnation in self.suspects else self.patience
+        if member.incarnation in self.silent:
+            return replace(self.patience, silent=self.hasty)
+        if member.incarnation in self.suspects:
+            return replace(self.patience, unseen=self.hasty)
+        return self.patience
 
 
 class Campaign:
@@ -137,7 +143,7 @@ class Campaign:
                 member,
                 header,
                 lambda frame: True,
-                self._terms.patience_with(member).silent,
+                self._terms.patience_with(member),
                 self._witnesses,
             )
             for member in members

@@ -30,10 +30,12 @@ class Patience:
         refused: seconds for which its address may refuse connections while nobody sees it alive:
             while workers connect to one another, nobody listens there.
         silent: seconds for which it may be silent; it may be stopped, or cut off.
+        unseen: the same for one that nobody sees alive; None for no other limit.
     """
 
     refused: float
     silent: float
+    unseen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Evidence:
         refused_since: since when its address has refused connections; None if it has not.
         silent_since: since when it has been silent; None if it has not.
         alive: whether a process of its machine, asked last, has seen it alive.
+        sought: whether processes of its machine have been asked.
     """
 
     answered: bool = False
@@ -55,6 +58,7 @@ class Evidence:
     refused_since: float | None = None
     silent_since: float | None = None
     alive: bool = False
+    sought: bool = False
 
     def state(self, now: float, patience: Patience) -> State:
         """What to do about the member.
@@ -70,8 +74,11 @@ class Evidence:
             return State.ANSWERED
         if self.dead:
             return State.DEAD if self.last_word else State.GONE
-        silent = self.silent_since is not None and now - self.silent_since >= patience.silent
-        if silent or (self.is_refused(now, patience) and not self.alive):
+        silence = now - self.silent_since if self.silent_since is not None else 0.0
+        if silence >= patience.silent:
+            return State.LOST
+        unseen = self.sought and patience.unseen is not None and silence >= patience.unseen
+        if (unseen or self.is_refused(now, patience)) and not self.alive:
             return State.LOST
         return State.AWAITED
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tfdist.cluster.membership.calls import Call, Calls
-from tfdist.cluster.membership.composition import Evidence
+from tfdist.cluster.membership.composition import Evidence, Patience
 from tfdist.cluster.membership.consensus import AcceptorState
 from tfdist.cluster.membership.inspection import Finding, ask, inspect
 from tfdist.cluster.membership.node import Node
@@ -32,7 +32,7 @@ class Contact:
         member: whom.
         header: the request.
         is_last: whether a frame is the answer.
-        silence: the longest silence during one attempt.
+        patience: how long the member may be silent.
         witnesses: see `Witnesses`.
         again: seconds after which to ask again when it has answered; None for never.
 
@@ -50,7 +50,7 @@ class Contact:
         member: Member,
         header: Header,
         is_last: Callable[[Header], bool],
-        silence: float,
+        patience: Patience,
         witnesses: Witnesses,
         again: float | None = None,
     ) -> None:
@@ -64,7 +64,7 @@ class Contact:
         self._calls = calls
         self._header = {**header, "to": member.incarnation}
         self._is_last = is_last
-        self._silence = silence
+        self._patience = patience
         self._witnesses = witnesses
         self._again = again
         self._stopped = threading.Event()
@@ -79,6 +79,9 @@ class Contact:
             call.close()
 
     def _run(self) -> None:
+        # Whoever is awaited only while it is seen alive is looked for first.
+        if self._patience.unseen is not None and self._seek(None):
+            return
         pause = _PAUSES[0]
         while not self._stopped.is_set():
             call = Call(self._calls, self.member.worker.address, self._header)
@@ -89,7 +92,7 @@ class Contact:
             try:
                 answer = call.run(self._watch, self._silence)
             except (OSError, WireError, TfdistError) as error:
-                if self._note_failure(error):
+                if self._seek(error):
                     return
                 self._rest(pause)
                 pause = min(2 * pause, _PAUSES[1])
@@ -123,19 +126,31 @@ class Contact:
             self.evidence = Evidence(answered=True, silent_since=time.monotonic())
             self._node.changed.notify_all()
 
-    def _note_failure(self, error: Exception) -> bool:
-        """Notes that an attempt has failed; returns whether the member is dead for certain."""
+    @property
+    def _silence(self) -> float:
+        """The longest silence during one attempt."""
+        unseen = self._patience.unseen
+        return self._patience.silent if unseen is None or self.evidence.alive else unseen
+
+    def _seek(self, error: Exception | None) -> bool:
+        """Looks whether the member is alive; returns whether it is dead for certain.
+
+        Args:
+            error: with which an attempt has failed, if there has been one.
+        """
         now = time.monotonic()
         finding = self._find()
         with self._node.changed:
             before = self.evidence
             since = before.refused_since
-            if since is None:
+            if error is None:
+                pass
+            elif since is None:
                 since = None if isinstance(error, TimeoutError) else now
             elif before.alive and not finding.alive:
                 since = now  # until now that was excused
             self.evidence = replace(
-                before, answered=False, refused_since=since, alive=finding.alive
+                before, answered=False, refused_since=since, alive=finding.alive, sought=True
             )
             self._node.changed.notify_all()
         if finding.dead:

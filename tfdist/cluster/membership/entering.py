@@ -141,14 +141,13 @@ class Entering:
     def _contact(
         self, member: Member, header: Header, last: tuple[str, ...], again: float | None
     ) -> Contact:
-        silence = self._terms.patience_with(member).silent
         return Contact(
             self._node,
             self._calls,
             member,
             header,
             lambda frame: frame["kind"] in last,
-            silence,
+            self._terms.patience_with(member),
             lambda other: [],
             again,
         )

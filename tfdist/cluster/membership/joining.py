@@ -225,7 +225,7 @@ class Joiner:
             target,
             header,
             lambda frame: frame["kind"] in last,
-            patience.silent,
+            patience,
             lambda other: [],
         )
         try:

@@ -190,7 +190,7 @@ class Membership:
             max_workers: the largest group to which newcomers are admitted; None for any.
             joiners_welcome: whether processes that wait are admitted.
             suspects: ranks of the old group that the caller knows to have been silent for long, so
-                that they are not waited for as long again.
+                that they are not waited for as long again, also if they are seen alive.
             check: called again and again while this worker waits; may raise.
 
         Returns:
@@ -213,7 +213,8 @@ class Membership:
             min_workers,
             max_workers,
             joiners_welcome,
-            frozenset(before.incarnations[rank] for rank in {*suspects, *old.lost_ranks}),
+            frozenset(before.incarnations[rank] for rank in old.lost_ranks),
+            frozenset(before.incarnations[rank] for rank in {*suspects, *old.silent_ranks}),
             check,
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
@@ -317,12 +318,11 @@ def make_terms(
     max_workers: int | None = None,
     joiners_welcome: bool = True,
     suspects: frozenset[str] = frozenset(),
+    silent: frozenset[str] = frozenset(),
     check: Callable[[], object] = lambda: None,
 ) -> Terms:
     """The terms with the limits of the settings."""
-    silent = min(options.heartbeat_timeout, options.link_timeout)
-    patience = Patience(min(REFUSED_SECONDS, silent), silent)
-    hasty = Patience(patience.refused, min(_HASTY_SECONDS, silent))
+    limit = min(options.heartbeat_timeout, options.link_timeout)
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)
     return Terms(
@@ -331,9 +331,10 @@ def make_terms(
         joiners_welcome,
         timeout,
         busy,
-        patience,
-        hasty,
+        Patience(min(REFUSED_SECONDS, limit), limit),
+        min(_HASTY_SECONDS, limit),
         suspects,
+        silent,
         check,
     )
 

@@ -148,7 +148,7 @@ class Regrouping:
             lead,
             header,
             watch,
-            patience.silent,
+            patience,
             lambda other: [],
         )
         try:

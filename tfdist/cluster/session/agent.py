@@ -125,8 +125,9 @@ class Agent:
         elif kind == "failed":
             self._state.fail(decode_error(header))
         elif kind == "lost":
-            lost = header.get("rank")
-            self._state.lose(str(decode_error(header)), lost if type(lost) is int else None)
+            lost, silent = header.get("rank"), header.get("silent") is True
+            rank_lost = lost if type(lost) is int else None
+            self._state.lose(str(decode_error(header)), rank_lost, silent=silent)
         elif kind == "left":
             self._state.leave(left_message(header["rank"], self._workers[header["rank"]]))
         elif kind == "bye":
@@ -145,8 +146,8 @@ class Agent:
         else:
             raise ValueError(kind)
 
-    def on_end(self, rank: int, reason: str) -> None:
-        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0)
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
+        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0, silent=silent)
 
     def on_tick(self, now: float) -> None:
         """Warns of a stalled exchange itself where rank 0, which tracks them, should have."""

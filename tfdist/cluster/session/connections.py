@@ -26,7 +26,7 @@ class Handler(Protocol):
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         """A frame arrived. KeyError, TypeError and ValueError mean that it was malformed."""
 
-    def on_end(self, rank: int, reason: str) -> None:
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
         """A connection broke; called once, and never after `drop` or `close`."""
 
     def on_tick(self, now: float) -> None:
@@ -224,7 +224,7 @@ class Connections:
                 if reason or connection.dropped:
                     self._end(selector, rank)
                 if reason and not connection.dropped and not self._leaving:
-                    self._handler.on_end(rank, reason)
+                    self._handler.on_end(rank, reason, silent=False)
 
     def _read(self, rank: int, connection: _Connection) -> str | None:
         """Reads the available data; returns why the connection is unusable, if it is."""
@@ -248,7 +248,8 @@ class Connections:
     def _watch(self, selector: selectors.BaseSelector, now: float) -> None:
         for rank, connection in list(self._by_rank.items()):
             if now - connection.last_heard > self._timeout:
-                self._handler.on_end(rank, f"no sign of life for {self._timeout:g} s")
+                reason = f"no sign of life for {self._timeout:g} s"
+                self._handler.on_end(rank, reason, silent=True)
                 self._end(selector, rank)
             elif now - connection.last_sent >= self._interval:  # anything sent is a sign of life
                 self.send(rank, _BEAT)

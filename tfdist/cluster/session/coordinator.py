@@ -166,8 +166,8 @@ class Coordinator:
         else:
             raise ValueError(header["kind"])
 
-    def on_end(self, rank: int, reason: str) -> None:
-        self._end(rank, f"is lost: {reason}")
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
+        self._end(rank, f"is lost: {reason}", silent=silent)
 
     def on_tick(self, now: float) -> None:
         with self._lock:
@@ -240,9 +240,9 @@ class Coordinator:
                     self._connections.send(other, frames[replies[other]])
                 self._state.deliver(sequence, [replies[0]])
 
-    def _end(self, rank: int, what: str) -> None:
+    def _end(self, rank: int, what: str, *, silent: bool = False) -> None:
         self._note_gone(rank, what)
-        self.lose(loss_message(rank, self._workers[rank], what), rank)
+        self.lose(loss_message(rank, self._workers[rank], what), rank, silent=silent)
 
     def _note_gone(self, rank: int, what: str) -> None:
         self._gone[rank] = what
@@ -262,12 +262,18 @@ class Coordinator:
         self._fail(ProgramMismatchError(message))
         self.lose(message)
 
-    def lose(self, message: str, rank: int | None = None) -> None:
-        """Tells all ranks that a worker is lost, possibly which; only the first loss counts."""
+    def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
+        """Tells all ranks that a worker is lost; only the first loss counts.
+
+        Args:
+            message: the line about it.
+            rank: which one, if that is known.
+            silent: whether it has been silent for too long.
+        """
         with self._lock:
             if self._lost:
                 return
             self._failed = self._lost = True
             header = {**encode_error("lost", PeerLostError(message)), "rank": rank}
-            self._connections.broadcast(encode(header))
-        self._state.lose(message, rank)
+            self._connections.broadcast(encode({**header, "silent": silent}))
+        self._state.lose(message, rank, silent=silent)

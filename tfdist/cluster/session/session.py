@@ -86,6 +86,11 @@ class Session:
         return sorted(self._state.lost_ranks)
 
     @property
+    def silent_ranks(self) -> list[int]:
+        """Those of the lost ranks that have been silent for `options.heartbeat_timeout`."""
+        return sorted(self._state.silent_ranks)
+
+    @property
     def chief_has_left(self) -> bool:
         """Whether rank 0 has left normally, after which it posts no notice."""
         return self._state.chief_has_left

@@ -39,6 +39,7 @@ class SessionState:
         awaited_notice: the notice that one waits for, if any.
         recorder: who keeps a record of them, if anyone does.
         lost_ranks: the ranks that are known to be lost.
+        silent_ranks: those of them that have been silent for too long.
         chief_has_left: whether rank 0 has left normally, which ends the session.
     """
 
@@ -47,6 +48,7 @@ class SessionState:
         self.awaited_notice: Awaited | None = None
         self.recorder: ExchangeRecorder | None = None
         self.lost_ranks: set[int] = set()
+        self.silent_ranks: set[int] = set()
         self.chief_has_left = False
         self._changed = threading.Condition()
         self._exchanges = 0
@@ -103,10 +105,11 @@ class SessionState:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def lose(self, message: str, rank: int | None = None) -> None:
+    def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
         """Ends the session because a worker is lost, and calls the callbacks once."""
         if rank is not None:
             self.lost_ranks.add(rank)
+            self.silent_ranks |= {rank} if silent else set()
         self.fail(PeerLostError(message))
         with self._changed:
             if self._lost is not None:
