@@ -1,4 +1,7 @@
-"""The workers' state machines in random histories of deaths, cuts, stops, joins and messages."""
+"""The workers' state machines in random histories of deaths, cuts, stops, joins and messages.
+
+Some workers are stuck: they answer the others, but arrive nowhere, and are left out.
+"""
 
 import collections
 
@@ -18,7 +21,7 @@ def play(seed, world=World):
     history = world(seed)
     for _ in range(ACTIONS):
         history.act()
-    settled = history.settle()
+    settled = history.settle(stuck=seed % 2 == 1)
     return max(history.decided), history.effective, settled
 
 
@@ -65,6 +68,24 @@ class Rumoured(World):
         return not other.alive or other.stopped or other.side != process.side
 
 
+class Impatient(World):
+    """Those that leave some out propose a view without them, whatever may have been accepted."""
+
+    def propose_view(self, process, proposer, view):
+        if process.absent:
+            proposer._bound = None
+        proposer.propose(view)
+
+
+class Alone(World):
+    """Those that wait in vain go on without the others' votes."""
+
+    def propose_view(self, process, proposer, view):
+        proposer.propose(view)
+        if process.absent:
+            proposer._decide(proposer.proposal)
+
+
 def half_is_enough(view, present, dead):
     return 2 * len([m for m in view if m in present]) >= len(view)
 
@@ -81,6 +102,8 @@ def the_dead_do_not_count(view, present, dead):
         (Unread, the_dead_do_not_count),
         (Unread, quorum.may_go_on),
         (Rumoured, quorum.may_go_on),
+        (Impatient, quorum.may_go_on),
+        (Alone, quorum.may_go_on),
     ],
 )
 def test_the_histories_find_what_a_weaker_rule_breaks(monkeypatch, world, rule):

@@ -71,12 +71,12 @@ class Part:
 
 @pytest.fixture
 def parts(addresses):
-    """Two members of a group; rank 0 runs in another process, if one is given."""
+    """The members of a group; rank 0 runs in another process, if one is given."""
     made = []
 
-    def make(process=None):
-        workers = tuple(Worker("worker", n, at) for n, at in enumerate(addresses(2)))
-        for rank in range(2):
+    def make(process=None, count=2):
+        workers = tuple(Worker("worker", n, at) for n, at in enumerate(addresses(count)))
+        for rank in range(count):
             topology = Topology(workers, rank, "worker", rank)
             made.append(Part(topology, process if rank == 0 else None))
         view = View(0, tuple(part.node.member for part in made))
@@ -159,18 +159,85 @@ def test_those_that_are_ready_do_not_wait_long_for_one_that_has_failed(parts):
     first.listener.resume()
     first.node.failed = True
     second.regroup(terms(0.2, NEVER))
-    error = second.ended()
-    assert "has not formed a new group within 0.2 s" in str(error)
-    assert "increase TFDIST_START_TIMEOUT" in str(error)
+    error = str(second.ended())
+    assert "1 of 2 workers of the last group are here, which is no majority" in error
+    assert "(has not arrived within 0.2 s, TFDIST_START_TIMEOUT)" in error
 
 
 def test_a_busy_one_is_not_waited_for_without_end(parts):
     first, second = parts()
     first.listener.resume()
-    second.regroup(replace(terms(0.2, NEVER), busy=0.5))
-    error = second.ended()
-    assert "has not formed a new group within 0.5 s" in str(error)
-    assert "increase TFDIST_COLLECTIVE_TIMEOUT" in str(error)
+    second.regroup(brief(0.5))
+    error = str(second.ended())
+    assert "1 of 2 workers of the last group are here, which is no majority" in error
+    assert f"missing: {first.node.member} (has not arrived within 0.5 s" in error
+    assert "TFDIST_COLLECTIVE_TIMEOUT" in error
+
+
+def brief(seconds):
+    """Waits for so long for a member that is busy."""
+    return replace(terms(FAR, NEVER), busy=seconds)
+
+
+@pytest.mark.parametrize("when", ["decides", "enters"])
+@pytest.mark.parametrize("absent", [0, 2])
+def test_a_majority_leaves_out_one_that_is_busy_for_too_long(parts, capsys, absent, when):
+    group = parts(count=3)
+    if when == "enters":
+        view = View(1, tuple(part.node.member for part in group))
+    for part in group:
+        part.listener.resume()
+        if when == "enters":
+            part.node.learn(view)
+    late = group.pop(absent)
+    for part in group:
+        part.regroup(brief(0.4))
+    assert [part.ended() for part in group] == [2, 2]
+    said = capsys.readouterr().out
+    assert f"{late.node.member} is lost (has not arrived within 0.4 s" in said
+    generation = group[0].node.view.generation
+    late.regroup(brief(0.4))
+    error = str(late.ended())
+    assert f"was given up: generation {generation} of the group was formed without it" in error
+
+
+def test_a_majority_leaves_out_one_that_has_failed(parts):
+    group = parts(count=3)
+    for part in group:
+        part.listener.resume()
+    group[0].node.failed = True
+    for part in group[1:]:
+        part.regroup(terms(0.3, NEVER))
+    assert [part.ended() for part in group[1:]] == [2, 2]
+
+
+@pytest.mark.parametrize("when", ["decides", pytest.param("enters", marks=exhaustive)])
+def test_whoever_was_early_waits_for_the_one_that_leads_then(parts, when):
+    group = parts(count=3)
+    if when == "enters":
+        view = View(1, tuple(part.node.member for part in group))
+    for part in group:
+        part.listener.resume()
+        if when == "enters":
+            part.node.learn(view)
+    early = replace(brief(1.5), timeout=0.2)
+    group[2].regroup(early)
+    time.sleep(0.5)
+    group[1].regroup(early)
+    assert [part.ended() for part in group[1:]] == [2, 2]
+
+
+def test_whoever_arrives_does_not_leave_out_one_that_waits_for_a_third(parts):
+    group = parts(count=4)
+    view = View(1, tuple(part.node.member for part in group))
+    for part in group:
+        part.listener.resume()
+        part.node.learn(view)
+    group[1].regroup(brief(1.5))
+    time.sleep(0.5)
+    for part in (group[0], group[2]):
+        part.regroup(brief(1.5))
+    assert [part.ended() for part in group[:3]] == [3, 3, 3]
 
 
 @exhaustive

@@ -31,6 +31,8 @@ class Process:
         inside: the view that it has entered, with which it trains.
         entered: the generation of the last one.
         seen: ballots that it has heard of.
+        stuck: whether its program is busy, while it answers others.
+        absent: the members of its view that it has waited for in vain.
     """
 
     member: Member
@@ -42,6 +44,8 @@ class Process:
     entered: int = -1
     proposer: Proposer | None = None
     seen: list[Ballot] = field(default_factory=lambda: [NONE])
+    stuck: bool = False
+    absent: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -92,6 +96,7 @@ class World:
         if acceptor.view is not process.acceptor.view or acceptor.excluded:
             process.inside = None  # it leaves what it was in
             process.proposer = None
+            process.absent = frozenset()
         process.acceptor = acceptor
 
     def enter(self, process: Process) -> None:
@@ -101,6 +106,23 @@ class World:
             return
         process.inside, process.entered = view, view.generation
         self.check()
+
+    def leave_out(self, process: Process) -> None:
+        """Waits no longer for the members of a view that are not in it."""
+        view = process.acceptor.view
+        if view is None or process.acceptor.excluded or self.is_effective(view):
+            return
+        members = [self.processes[name] for name in view.incarnations]
+        late = {one.name for one in members if one.alive and one.inside != view}
+        self.go_on_without(process, late - {process.name})
+
+    def go_on_without(self, process: Process, late: set[str]) -> None:
+        """Leaves a view, and begins to have the next one decided."""
+        view = process.acceptor.view
+        assert view is not None
+        process.absent = frozenset(late)
+        process.inside, process.entered = None, view.generation  # it never enters it any more
+        self.attempt(process)
 
     def check(self) -> None:
         views = {p.inside for p in self.processes.values() if p.alive and p.inside}
@@ -147,9 +169,15 @@ class World:
         ]
         self.random.shuffle(waiting)
         welcome = self.random.random() < 0.7
-        view = compose(proposer.view, proposer.promised, waiting if welcome else [], MAX_WORKERS)
-        proposer.propose(view)
+        rest = proposer.promised - process.absent
+        if not proposer.bound and not may_go_on(proposer.view.incarnations, rest, proposer.dead):
+            return
+        view = compose(proposer.view, rest, waiting if welcome else [], MAX_WORKERS)
+        self.propose_view(process, proposer, view)
         self.ask(process)
+
+    def propose_view(self, process: Process, proposer: Proposer, view: View) -> None:
+        proposer.propose(view)
 
     def bury(self, process: Process) -> None:
         """Finds out which members are dead; only somebody on their machine can."""
@@ -256,9 +284,11 @@ class World:
                 self.deliver(message)
             return
         process = rng.choice(list(self.processes.values()))
-        if chance < 0.97:
-            if process.runs:
+        if chance < 0.962:
+            if process.runs and not process.stuck:
                 rng.choice(ACTS)(self, process)
+        elif chance < 0.97:
+            process.stuck = not process.stuck and process.alive
         elif chance < 0.976:
             if process.alive:
                 self.kill(process)
@@ -274,7 +304,7 @@ class World:
         elif len(self.processes) < 9:
             self.join()
 
-    # The end: whoever is alive can reach everyone, and nothing is lost any more.
+    # The end: whoever is alive can reach everyone, and nothing is lost any more. Some stay stuck.
 
     def latest(self) -> View:
         """The last view that a living worker knows."""
@@ -284,20 +314,27 @@ class World:
     def can_go_on(self) -> bool:
         view = self.latest()
         members = [self.processes[name] for name in view.incarnations]
-        alive = {one.name for one in members if one.alive and not one.acceptor.excluded}
+        alive = {
+            one.name for one in members if one.alive and not one.stuck and not one.acceptor.excluded
+        }
         dead = {one.name for one in members if not one.alive}
         proven = {n for n in dead if any(self.is_proven(o, self.processes[n]) for o in members)}
         return may_go_on(view.incarnations, alive, proven)
 
-    def settle(self) -> bool:
-        """Runs fairly until a group trains; returns whether one must."""
+    def settle(self, *, stuck: bool) -> bool:
+        """Runs fairly until a group trains; returns whether one must.
+
+        Args:
+            stuck: whether those that are stuck remain so.
+        """
         for process in self.processes.values():
             process.stopped = False
             process.proposer = None
+            process.stuck &= stuck
         self.heal()
         for _ in range(40):
             for process in list(self.processes.values()):
-                if process.alive:
+                if process.alive and not process.stuck:
                     self.enter(process)
             if self.is_effective(self.latest()):
                 return True
@@ -308,8 +345,9 @@ class World:
                 if self.processes[name].alive:
                     self.learn(self.processes[name], view)
             ours = [self.processes[name] for name in view.incarnations]
-            lead = next(one for one in ours if one.alive and not one.acceptor.excluded)
-            self.attempt(lead)
+            here = [one for one in ours if one.alive and not one.stuck]
+            lead = next(one for one in here if not one.acceptor.excluded)
+            self.go_on_without(lead, {one.name for one in ours if one.alive and one.stuck})
             self.drain()
             self.bury(lead)
             self.propose(lead)
@@ -321,4 +359,4 @@ class World:
             self.deliver(self.messages.pop(0))
 
 
-ACTS = (World.enter, World.attempt, *[World.propose, World.bury] * 2)
+ACTS = (World.enter, World.attempt, World.leave_out, *[World.propose, World.bury] * 2)

@@ -17,7 +17,7 @@ from tfdist.cluster.membership.composition import (
 from tfdist.cluster.membership.consensus import Ballot, Proposer, next_ballot
 from tfdist.cluster.membership.contact import Contact
 from tfdist.cluster.membership.node import Node
-from tfdist.cluster.membership.quorum import is_hopeless
+from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
 from tfdist.cluster.membership.view import Member, View
 from tfdist.cluster.membership.wire import decode_reply, encode_request
 from tfdist.cluster.net.framing import Header, WireError
@@ -74,6 +74,9 @@ class Campaign:
         view: the view whose members decide.
         terms: on what.
         extra: added to the requests.
+        absent: members that have not arrived in time, by incarnation, and what to say of them. They
+            vote, but are left out of the next view, for which the others must be a majority: one
+            that is impatient cannot leave out most of the others.
         deadline: the `time.monotonic()` at which to give up.
         announce: called with lines about the progress.
     """
@@ -85,6 +88,7 @@ class Campaign:
         view: View,
         terms: Terms,
         extra: Header,
+        absent: Mapping[str, str],
         deadline: float,
         announce: Announce,
     ) -> None:
@@ -93,6 +97,7 @@ class Campaign:
         self._view = view
         self._terms = terms
         self._extra = extra
+        self._absent = absent
         self._deadline = deadline
         self._announce = announce
         rank = view.rank(node.me)
@@ -198,6 +203,8 @@ class Campaign:
             return False
         proposer = self._proposer
         if proposer.may_propose:
+            if not (proposer.bound or self._rest_may_decide):
+                raise GroupLostError(self._why_not_without_the_absent())
             self._next = self._candidate()
             return len(self._next.members) >= self._terms.min_workers or bool(proposer.bound)
         gone = [name for name, state in self._states.items() if state is State.GONE]
@@ -212,7 +219,16 @@ class Campaign:
     def _candidate(self) -> View:
         terms = self._terms
         joiners = self._node.connected if terms.joiners_welcome else []
-        return compose(self._view, self._proposer.promised, joiners, terms.max_workers)
+        return compose(self._view, self._rest, joiners, terms.max_workers)
+
+    @property
+    def _rest(self) -> set[str]:
+        """The members that take part and have arrived."""
+        return self._proposer.promised - self._absent.keys()
+
+    @property
+    def _rest_may_decide(self) -> bool:
+        return may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
 
     def _witnesses(self, member: Member) -> list[Member]:
         """Processes on the machine of a member that may see whether it is dead."""
@@ -241,9 +257,10 @@ class Campaign:
             State.AWAITED: "has not answered yet",
         }
         return ", ".join(
-            f"{member} ({words[state]})"
+            f"{member} ({word})"
             for member in self._view.members
-            if (state := self._states.get(member.incarnation)) in words
+            if (word := words.get(self._states.get(member.incarnation, State.ANSWERED)))
+            or (word := self._absent.get(member.incarnation))
         )
 
     def _why_not(self, until: str) -> str:
@@ -262,14 +279,33 @@ class Campaign:
             f"missing: {self._missing()}. Restart the job from its last snapshot."
         )
 
+    def _why_not_without_the_absent(self) -> str:
+        here, size = len(self._rest), len(self._view.members)
+        return (
+            f"{self._node.member} cannot go on: {here} of {size} workers of the last group are "
+            f"here, which is no majority without the others; missing: {self._missing()}. See their "
+            f"logs, or increase the limit."
+        )
+
     def _tell(self, states: Mapping[str, State]) -> None:
         decided, proposal = self._proposer.decided, self._proposer.proposal
         if decided is not None and decided == proposal:
             said = [one for one in self._view.incarnations if self._node.last_word(one)]
-            self._announce(summary(self._view, decided, states, said))
+            self._announce(summary(self._view, decided, states, said, self._absent))
 
 
-def summary(old: View, new: View, states: Mapping[str, State], said: Collection[str] = ()) -> str:
+def not_arrived(seconds: float, limit: str) -> str:
+    """What to say of a member that is alive, and has not arrived in time."""
+    return f"has not arrived within {seconds:g} s, TFDIST_{limit}_TIMEOUT"
+
+
+def summary(
+    old: View,
+    new: View,
+    states: Mapping[str, State],
+    said: Collection[str] = (),
+    absent: Mapping[str, str] | None = None,
+) -> str:
     """The line about a new group.
 
     Args:
@@ -277,14 +313,20 @@ def summary(old: View, new: View, states: Mapping[str, State], said: Collection[
         new: that group.
         states: those of the members of the last one.
         said: which of them have left, and said so.
+        absent: what to say of those that have not arrived in time.
     """
+    late = absent or {}
     words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}
     lost = [m for m in old.members if m.incarnation not in new.incarnations]
     came = [m for m in new.members if m.incarnation not in old.incarnations]
+
+    def why(one: str) -> str:
+        return words.get(states.get(one, State.LOST)) or late.get(one, "left")
+
     parts = [
         f"{member} has left"
         if member.incarnation in said
-        else f"{member} is lost ({words.get(states.get(member.incarnation, State.LOST), 'left')})"
+        else f"{member} is lost ({why(member.incarnation)})"
         for member in lost
     ]
     parts += [f"{member} joins" for member in came]

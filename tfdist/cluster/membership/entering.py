@@ -7,7 +7,7 @@ from collections.abc import Callable
 from socket import socket
 
 from tfdist.cluster.membership.calls import Calls
-from tfdist.cluster.membership.campaign import POLL_SECONDS, Terms
+from tfdist.cluster.membership.campaign import POLL_SECONDS, Terms, not_arrived
 from tfdist.cluster.membership.composition import State
 from tfdist.cluster.membership.consensus import NONE
 from tfdist.cluster.membership.contact import Contact
@@ -20,18 +20,28 @@ from tfdist.errors import GroupLostError
 
 _LOST = (State.DEAD, State.GONE, State.LOST)
 _AGAIN_SECONDS = 0.5
+_LET_IN_SECONDS = 20.0
+_STAGGER_SECONDS = 0.1
+_MOST_STAGGER_SECONDS = 10.0
 
 
 class Entering:
     """One attempt to enter a view.
 
+    Whoever has ended its attempt never enters this view afterwards. So the members that have
+    arrived may leave out one that has not, although it is alive: training in this view needs all of
+    its members, and the next generation, which a quorum of them decides, is the only one that can
+    follow.
+
     Args:
         node: this process.
         calls: how to call the others.
         view: the view.
-        terms: `patience` and `check` are used.
-        deadline: the `time.monotonic()` at which to give up.
+        terms: `patience`, `busy`, `timeout` and `check` are used.
         announce: called with lines about whom this worker waits for.
+
+    Attributes:
+        absent: the members that have not arrived in time, by incarnation, and what to say of them.
     """
 
     def __init__(
@@ -40,14 +50,16 @@ class Entering:
         calls: Calls,
         view: View,
         terms: Terms,
-        deadline: float,
         announce: Announce,
     ) -> None:
         self._node = node
         self._calls = calls
         self._view = view
         self._terms = terms
-        self._deadline = deadline
+        # The first whose time is up asks the others, so that seldom two do at once.
+        stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MOST_STAGGER_SECONDS)
+        self._deadline = time.monotonic() + terms.busy + stagger
+        self.absent: dict[str, str] = {}
         self._waits = WaitMessages(node.member.worker, terms.busy, announce)
         self._contacts: list[Contact] = []
 
@@ -55,11 +67,11 @@ class Entering:
         """Waits until all members have entered.
 
         Returns:
-            The connections for the session; None if a member is lost meanwhile, or already forms
-            the next group.
+            The connections for the session; None if a member is lost meanwhile, has not arrived in
+            time, or already forms the next group.
 
         Raises:
-            GroupLostError: somebody did not come in time.
+            GroupLostError: rank 0 waits for others, and does not end that in time.
         """
         try:
             if len(self._view.members) == 1:
@@ -78,7 +90,7 @@ class Entering:
         others = view.members[1:]
         for member in others:
             # They learn of the view, and this one learns of their deaths.
-            contact = self._contact(member, header, ("member", "decided"), _AGAIN_SECONDS)
+            contact = self._contact(member, header, _is_answer, _AGAIN_SECONDS)
             self._contacts.append(contact)
         wanted = {member.incarnation for member in others}
 
@@ -98,11 +110,15 @@ class Entering:
                 )
                 if lost or self._is_over():
                     return None
+                if self._is_late():
+                    self.absent = dict.fromkeys(tokens, self._reason)
+                    return None
                 self._wait(lambda: named([member.worker for member in missing()]))
             node.sockets = {}
             node.go = view
             node.wake()
-            while node.go is not None and not self._is_over():
+            self._deadline = time.monotonic() + _LET_IN_SECONDS
+            while node.go is not None and not self._is_over() and not self._is_late():
                 self._wait(lambda: "its connections")
             sockets, node.sockets, node.go = node.sockets, {}, None
         if set(sockets) != wanted:
@@ -124,11 +140,27 @@ class Entering:
         node, first = self._node, self._view.members[0]
         member = encode_member(node.member)
         header = {"kind": "enter", "view": encode_view(self._view), "member": member}
-        contact = self._contact(first, header, ("go", "decided"), None)
+        here = noticed = False  # whether rank 0 has arrived
+
+        def watch(frame: Header) -> bool:
+            nonlocal here, noticed
+            here = frame.get("here") is True
+            if here and not noticed:
+                # Until then it waits for the others, and begins to form the next group.
+                noticed = True
+                self._deadline = time.monotonic() + self._terms.busy + self._terms.timeout
+            return frame["kind"] in ("go", "decided")
+
+        contact = self._contact(first, header, watch, None)
         self._contacts.append(contact)
         with node.changed:
             while contact.answer is None:
                 if self._is_lost(contact) or self._is_over():
+                    return None
+                if self._is_late():
+                    if here:
+                        raise self._error(first)
+                    self.absent = {first.incarnation: self._reason}
                     return None
                 self._wait(lambda: f"{first}, to form generation {self._view.generation}")
             answer, call = contact.answer, contact.call
@@ -139,14 +171,18 @@ class Entering:
         return {0: call.take()}
 
     def _contact(
-        self, member: Member, header: Header, last: tuple[str, ...], again: float | None
+        self,
+        member: Member,
+        header: Header,
+        is_last: Callable[[Header], bool],
+        again: float | None,
     ) -> Contact:
         return Contact(
             self._node,
             self._calls,
             member,
             header,
-            lambda frame: frame["kind"] in last,
+            is_last,
             self._terms.patience_with(member),
             lambda other: [],
             again,
@@ -161,13 +197,25 @@ class Entering:
         acceptor = self._node.acceptor
         return acceptor.view != self._view or acceptor.promised != NONE or bool(acceptor.excluded)
 
+    def _is_late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    @property
+    def _reason(self) -> str:
+        return not_arrived(self._terms.busy, "COLLECTIVE")
+
+    def _error(self, first: Member) -> GroupLostError:
+        return GroupLostError(
+            f"{self._node.member} cannot go on: {first} waits for others to form generation "
+            f"{self._view.generation}, and has not ended that within {self._terms.busy:g} s. See "
+            f"its log, or increase TFDIST_COLLECTIVE_TIMEOUT."
+        )
+
     def _wait(self, whom: Callable[[], str]) -> None:
-        if time.monotonic() >= self._deadline:
-            raise GroupLostError(
-                f"{self._node.member} cannot go on: after {self._terms.busy:g} s it still waits "
-                f"for {whom()}. Check in their logs what they do, or increase "
-                f"TFDIST_COLLECTIVE_TIMEOUT."
-            )
         self._terms.check()
         self._waits.report(whom)
         self._node.changed.wait(POLL_SECONDS)
+
+
+def _is_answer(frame: Header) -> bool:
+    return frame["kind"] in ("member", "decided")

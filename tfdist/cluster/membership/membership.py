@@ -199,8 +199,8 @@ class Membership:
         Raises:
             GroupLostError: this worker cannot go on: it has left, or the others have given it up,
                 too few of the old group are left, there are fewer than `min_workers` within
-                `options.start_timeout`, or a worker that is alive has not come within
-                `options.collective_timeout`.
+                `options.start_timeout`, or a worker that is alive has not arrived within
+                `options.collective_timeout` and the others are no majority.
         """
         node, old, before = self._node, self.session, self.view
         if self.closed:

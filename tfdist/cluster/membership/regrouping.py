@@ -6,7 +6,7 @@ import time
 from socket import socket
 
 from tfdist.cluster.membership.calls import Calls
-from tfdist.cluster.membership.campaign import POLL_SECONDS, Campaign, Terms
+from tfdist.cluster.membership.campaign import POLL_SECONDS, Campaign, Terms, not_arrived
 from tfdist.cluster.membership.composition import State, leader
 from tfdist.cluster.membership.contact import Contact
 from tfdist.cluster.membership.entering import Entering
@@ -21,6 +21,9 @@ _YIELD_SECONDS = 0.1
 
 class Regrouping:
     """One call of `Membership.regroup`, or the admission of a newcomer.
+
+    A member that is alive, but has not arrived in time, to lead or to enter a view, is left out of
+    the next view if the others are a majority; it learns of that when it arrives.
 
     Args:
         node: this process, which belongs to a view.
@@ -46,7 +49,8 @@ class Regrouping:
         self._planned = planned
         self._reason = reason
         self._announce = announce
-        self._lost: set[str] = set()
+        self._lost: set[str] = set()  # they do not lead
+        self._absent: dict[str, str] = {}
         self._begin_wait()
 
     def run(self, base: int) -> tuple[View, dict[int, socket]]:
@@ -70,14 +74,14 @@ class Regrouping:
             view = acceptor.view
             assert view is not None
             if view.generation > base:
-                deadline = time.monotonic() + self._terms.busy
-                sockets = Entering(
-                    node, self._calls, view, self._terms, deadline, self._announce
-                ).run()
+                entering = Entering(node, self._calls, view, self._terms, self._announce)
+                sockets = entering.run()
                 if sockets is not None:
                     return view, sockets
                 base, attempts, self._planned = view.generation, 0, False
-                self._lost = set()
+                self._absent = entering.absent
+                # The others may still wait to enter, and begin only when they are asked.
+                self._lost = set(view.incarnations[: view.rank(node.me)]) if self._absent else set()
                 self._begin_wait()
             else:
                 try:
@@ -102,13 +106,22 @@ class Regrouping:
                 node.leader = lead
         if lead is None or lead.incarnation == node.me:
             campaign = Campaign(
-                node, self._calls, view, self._terms, self._extra, self._deadline, self._announce
+                node,
+                self._calls,
+                view,
+                self._terms,
+                self._extra,
+                self._absent,
+                self._deadline,
+                self._announce,
             )
             overruled = campaign.run()
             if overruled is None:
                 return
             rank = view.rank(node.me)
             other = view.members[overruled.rank] if overruled.rank < len(view.members) else None
+            if other is not None:
+                self._absent.pop(other.incarnation, None)  # it has arrived
             if other is not None and rank is not None and overruled.rank < rank:
                 self._lost.discard(other.incarnation)  # it leads after all
             elif other is not None and overruled.rank != rank:
@@ -133,11 +146,12 @@ class Regrouping:
         header = {"kind": "await", "view": encode_view(view), **self._extra}
         patience = self._terms.patience_with(lead)
         last = time.monotonic() + self._terms.busy
-        busy = True  # until it says otherwise
+        busy, here = True, False  # until it says otherwise
         waits = WaitMessages(node.member.worker, self._terms.busy, self._announce)
 
         def watch(frame: Header) -> bool:
-            nonlocal busy
+            nonlocal busy, here
+            here = frame.get("here") is True
             if busy := frame.get("busy") is True:
                 self._begin_wait()
             return bool(frame["kind"] == "decided")
@@ -160,13 +174,21 @@ class Regrouping:
                         if busy:
                             self._begin_wait()
                         return
-                    if now >= (last if busy else self._deadline):
-                        seconds = self._terms.busy if busy else self._terms.timeout
-                        raise GroupLostError(
-                            f"{node.member} cannot go on: {lead} has not formed a new group within "
-                            f"{seconds:g} s. See its log, or increase "
-                            f"TFDIST_{'COLLECTIVE' if busy else 'START'}_TIMEOUT."
-                        )
+                    # One that is here may itself wait as long for those that are absent.
+                    waits_long = busy or (here and bool(self._absent))
+                    if now >= (last if waits_long else self._deadline):
+                        seconds = self._terms.busy if waits_long else self._terms.timeout
+                        limit = "COLLECTIVE" if waits_long else "START"
+                        if here:
+                            raise GroupLostError(
+                                f"{node.member} cannot go on: {lead} has not formed a new group "
+                                f"within {seconds:g} s. See its log, or increase "
+                                f"TFDIST_{limit}_TIMEOUT."
+                            )
+                        self._absent[lead.incarnation] = not_arrived(seconds, limit)
+                        self._lost.add(lead.incarnation)
+                        self._begin_wait()
+                        return
                     self._terms.check()
                     waits.report(lambda: f"{lead} to form a new group")
                     node.changed.wait(POLL_SECONDS)

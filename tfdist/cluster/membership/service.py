@@ -257,8 +257,9 @@ class MembershipService:
             self._end(caller)
         elif caller.deadline is None and now >= caller.beat:
             caller.beat = now + BEAT_SECONDS
-            busy = not (self._node.regrouping or self._node.failed)
-            if not send_at_once(caller.sock, encode({"kind": "wait", "busy": busy})):
+            here = self._node.regrouping
+            wait = {"kind": "wait", "here": here, "busy": not (here or self._node.failed)}
+            if not send_at_once(caller.sock, encode(wait)):
                 self._end(caller)
 
     def _let_in(self) -> None:
