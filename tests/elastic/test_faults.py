@@ -15,6 +15,7 @@ FAULTS = "tests.elastic.behaviours.faults"
 ROWS = 50
 KILLED = {1: ("backward", 9, "kill")}
 TORN = ("own standing", 1, "tear")
+LEADS = ("own standing", 1, "lead")
 
 
 def check(answers, survivors, settings=None, tolerance=1e-5, exact=True):
@@ -76,6 +77,13 @@ def test_source_and_takers_are_killed_while_the_state_is_passed_on(lose, victims
     for victim in victims:
         points[victim] = [*points.get(victim, ()), ("state", number, "kill")]
     answers, survivors, _ = lose(4, KILLED, points)
+    check(answers, survivors)
+
+
+@exhaustive
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_those_a_step_behind_keep_their_state_if_the_only_one_ahead_is_lost(lose, number):
+    answers, survivors, _ = lose(4, KILLED, {0: [LEADS, ("state", number, "kill")]})
     check(answers, survivors)
 
 

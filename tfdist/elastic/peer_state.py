@@ -15,10 +15,41 @@ from tfdist.errors import ProgramMismatchError
 from tfdist.trainer.fit.metric_state import MetricTotals
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
+_MOST_KEPT_BYTES = 1 << 30
+"""Of host memory, which a worker may lack that holds more: then nothing is put back."""
+
+
+class ReplacedValues:
+    """Keeps the values that a transfer replaces, to be put back if it does not end."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[[Any], object], tf.Tensor]] = []
+        self._bytes = 0
+
+    def keep(self, value: tf.Tensor, assign: Callable[[Any], object]) -> None:
+        """Keeps the value of a variable that is about to be assigned."""
+        self._bytes += value.dtype.size * value.shape.num_elements()
+        if self._bytes > _MOST_KEPT_BYTES:
+            self._kept = []
+            return
+        with tf.device("CPU:0"):
+            self._kept.append((assign, tf.identity(value)))
+
+    def put_back(self) -> bool:
+        """Puts all values back; returns whether all had been kept."""
+        for assign, value in self._kept:
+            assign(value)
+        return self._bytes <= _MOST_KEPT_BYTES
 
 
 def share_state(
-    model: keras.Model, totals: MetricTotals, workers: Any, source: int, *, takes: bool
+    model: keras.Model,
+    totals: MetricTotals,
+    workers: Any,
+    source: int,
+    *,
+    takes: bool,
+    replaced: ReplacedValues | None,
 ) -> None:
     """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
 
@@ -30,6 +61,7 @@ def share_state(
         workers: the communicator of the workers that hold the same part of the model.
         source: the rank that has the state.
         takes: whether this worker takes the values.
+        replaced: keeps its own, if they are of use.
 
     Raises:
         ProgramMismatchError: a worker does not have a variable of the state; the same on all.
@@ -45,7 +77,7 @@ def share_state(
             "metrics in the strategy's scope, and build them before `fit`."
         )
     for read, assign in state.values():
-        _share(read(), assign, workers.broadcast, source, takes)
+        _share(read(), assign, workers.broadcast, source, takes, replaced)
 
 
 def _gather_names(names: Sequence[str], workers: Any) -> list[set[str]]:
@@ -60,7 +92,10 @@ def _share(
     broadcast: Broadcast,
     source: int,
     takes: bool,
+    replaced: ReplacedValues | None,
 ) -> None:
     given = broadcast(value, source)
     if takes:
+        if replaced is not None:
+            replaced.keep(value, assign)
         assign(given)

@@ -104,8 +104,8 @@ class Preemption:
         """Returns a check for one wait for a group whose next step would save the state.
 
         A group usually forms within a second, and the request is granted in its first step. If it
-        takes longer, because a worker is busy or silent, the check ends the wait: the launcher kills
-        this process soon in any case.
+        takes longer, because a worker is busy or silent, the check ends the wait: the launcher
+        kills this process soon in any case.
         """
         since: float | None = None
 

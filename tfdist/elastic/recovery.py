@@ -20,7 +20,7 @@ from tfdist.elastic.lost_workers import is_loss
 from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
 from tfdist.elastic.next_group import NextGroup, save_of
-from tfdist.elastic.peer_state import share_state
+from tfdist.elastic.peer_state import ReplacedValues, share_state
 from tfdist.elastic.preemption import preemption
 from tfdist.elastic.release import release
 from tfdist.elastic.shard_state import ShardState
@@ -222,18 +222,20 @@ class Recovery:
             self._lose(error, max(one.steps for one in standings))
             return None
         takes = session.rank in agreement.takers
+        redoes = session.rank in agreement.redo
+        replaced = None
         if takes:
-            # Until it has all. Keeping its own until then would take the memory of a second state.
-            self._extended.progress.torn = True
-        if session.rank in agreement.redo:
+            has_own = not (is_new or standing.is_torn or redoes)
+            replaced = ReplacedValues() if has_own else None
+            self._extended.progress.torn = True  # until it has all
+        if redoes:
             self._extended.progress.redo()
         if agreement.shards is not None:
             self.shards.take(agreement.shards, agreement.steps)
         if agreement.takers:
-            source = self._stages.position_of(agreement.sources[session.rank])
-            share_state(self._model, self._totals, self._extended.workers, source, takes=takes)
+            self._share_state(agreement, takes=takes, replaced=replaced)
         self._stand_at(agreement.steps)
-        if takes or session.rank in agreement.redo:
+        if takes or redoes:
             self._live.logs = answers[agreement.source][1]
         self.graphs.group_changes()
         self._live.compares = came
@@ -245,6 +247,20 @@ class Recovery:
             self._end_last_batch(agreement)
         tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
         return agreement
+
+    def _share_state(
+        self, agreement: Agreement, *, takes: bool, replaced: ReplacedValues | None
+    ) -> None:
+        """Passes the state on; if that fails, a worker has what it had before."""
+        source = self._stages.position_of(agreement.sources[self._group.session.rank])
+        workers = self._extended.workers
+        try:
+            share_state(self._model, self._totals, workers, source, takes=takes, replaced=replaced)
+        except BaseException:
+            if replaced is not None:
+                # The one that was a step ahead may have been the only one, and lost.
+                self._extended.progress.torn = not replaced.put_back()
+            raise
 
     def _stand_at(self, steps: int) -> None:
         self._extended.progress.restore(steps)

@@ -85,6 +85,12 @@ def _happen(what: str, folder: pathlib.Path, arguments: tuple[Any, ...]) -> None
         self._extended.progress.torn = True
         for variable in self._model.trainable_variables:
             variable.assign(keras.ops.zeros_like(variable))
+    elif kind == "lead":  # It is a step ahead, with other values.
+        (self,) = arguments
+        progress = self._extended.progress
+        progress.restore(progress.standing + 1)
+        for variable in self._model.trainable_variables:
+            variable.assign(variable + 1.0)
     elif kind == "fill":
         with contextlib.suppress(OSError), open(folder / of / "filler", "wb") as file:
             while True:

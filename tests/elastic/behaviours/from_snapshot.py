@@ -18,7 +18,7 @@ import numpy as np
 import tfdist
 from tests.elastic.behaviours import surviving
 from tests.elastic.behaviours.surviving import Fault
-from tfdist.elastic import peer_state, recovery
+from tfdist.elastic import recovery
 from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.errors import GroupLostError
 
@@ -70,8 +70,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             losing: in how many changes of the group the state is lost.
             second: faults of other workers, by rank.
             spoil: what happens to the snapshots, and after how many steps.
-            dies_giving: a rank that dies while it passes its state on.
-            dies_looking: one that dies while all look for a snapshot at the beginning.
+            dies_looking: a rank that dies while all look for a snapshot at the beginning.
         faults: by rank.
     """
     if strategy is None:
@@ -114,8 +113,6 @@ def _trained(
         during.enter_context(contextlib.redirect_stderr(said))
         if strategy:
             during.enter_context(losing(settings.get("losing", 1), watched))
-            if settings.get("dies_giving") == tfdist.rank():
-                during.enter_context(dying_while_it_gives())
             if settings.get("dies_looking") == tfdist.rank():
                 during.enter_context(dying_while_it_looks())
         try:
@@ -180,19 +177,6 @@ class Spoiling(keras.callbacks.Callback):
                 slice(-1, None) if self._what == "newest" else slice(None)
             ]:
                 part.write_bytes(part.read_bytes()[:100])
-
-
-def dying_while_it_gives() -> Any:
-    """Has this worker die while it passes its state on to another one."""
-    share, left = peer_state._share, [3]
-
-    def share_or_die(value: Any, assign: Any, broadcast: Any, source: int, takes: bool) -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        share(value, assign, broadcast, source, takes)
-
-    return mock.patch.object(peer_state, "_share", share_or_die)
 
 
 def dying_while_it_looks() -> Any:
