@@ -1,5 +1,6 @@
 """For whom members and newcomers wait, and for how long; with threads as members."""
 
+import contextlib
 import threading
 import time
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist.cluster.membership import membership, record
-from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.calls import Call, Calls
 from tfdist.cluster.membership.campaign import Terms
 from tfdist.cluster.membership.composition import Patience
 from tfdist.cluster.membership.joining import Joiner
@@ -18,7 +19,8 @@ from tfdist.cluster.membership.membership import WHAT, Membership, listen, make_
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import _started
 from tfdist.cluster.membership.regrouping import Regrouping
-from tfdist.cluster.membership.view import Member, Place, View
+from tfdist.cluster.membership.view import Member, Place, View, encode_member
+from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.rendezvous.shared_listener import SharedListener
 from tfdist.cluster.spec.topology import Topology, Worker
 from tfdist.errors import RendezvousError
@@ -265,6 +267,25 @@ def test_a_last_word_that_nobody_has_heard_is_kept(sessions, in_parallel, monkey
         one.close()
         assert path.exists() == (not heard)
         record.remove(str(path))
+
+
+def test_newcomers_that_have_gone_away_are_forgotten(parts, until):
+    first, second = parts()
+    first.node.learn(View(1, (first.node.member,)))
+    first.listener.resume()
+    address = first.topology.me.address
+    request = {"kind": "join", "member": encode_member(second.node.member)}
+    for _ in range(2):  # it may come again
+        call = Call(second.calls, address, request)
+        threading.Thread(target=waited, args=[call]).start()
+        until(lambda: first.node.connected == [second.node.member])
+        call.close()
+        until(lambda: not first.node.connected)
+
+
+def waited(call):
+    with contextlib.suppress(OSError, WireError):
+        call.run(lambda frame: False, FAR)
 
 
 def test_limits():

@@ -8,11 +8,13 @@ import threading
 from typing import Any
 
 from tfdist.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
-from tfdist.cluster.membership import campaign, entering, node
+from tfdist.cluster.membership import campaign, entering, messages, node
 from tfdist.cluster.membership.consensus import Accept
 from tfdist.errors import GroupLostError, PeerLostError, TfdistError
 from tfdist.options import Options
 
+# On a busy machine those that leave last take long to answer each other, and a record remains.
+messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0
 LIMITS = {
     "min_workers": int(os.environ.get("MIN_WORKERS", "1")),
     "max_workers": int(os.environ.get("MAX_WORKERS", "100")),
