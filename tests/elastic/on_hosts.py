@@ -1,7 +1,8 @@
 """A worker of a training on hosts with launchers: `on_hosts.py FOLDER FAULTS WAIT`.
 
 FAULTS are a phase, a step and what happens then, by rank, for the first process of each; after step
-WAIT, rank 0 waits until as many processes wait to be admitted. See test_on_hosts.py.
+WAIT, rank 0 waits until as many processes wait to be admitted. With LEAVES in the environment,
+workers leave on SIGTERM. See test_on_hosts.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ strategy = tfdist.MultiWorkerMirroredStrategy()
 try:
     awaited = AwaitNewcomers(wait, str(folder / "sign"), len(faults))
     settings = {"more": lambda: [awaited] if wait else []}
+    if "LEAVES" in os.environ:
+        settings["snapshots"] = str(folder / "snapshots")
     mine = {tfdist.rank(): faults[str(index)]} if str(index) in faults and not life else {}
     answer = True, trained(strategy, settings, mine)
 except Exception:

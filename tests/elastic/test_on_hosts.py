@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.elastic.test_surviving import check
 from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive
 from tfdist.cluster.membership.record import folder as records
+from tfdist.exit_codes import PREEMPTED
 
 ROOT = Path(tfdist.__file__).parents[1]
 # Not that of other tests that run meanwhile, whose members have records, too.
@@ -121,6 +123,29 @@ def test_replacements_come_to_those_that_went_on(job, tmp_path, no_records, vict
 
 
 @exhaustive
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("host", [0, 1])
+def test_only_the_workers_of_a_host_leave_whose_launcher_is_told_to_stop(
+    job, tmp_path, no_records, workers, host
+):
+    leaving = range(host * workers, (host + 1) * workers)
+    faults = {leaving[0]: ("before", 9, "stop")}
+    launchers = job(workers, faults, TFDIST_HEARTBEAT_TIMEOUT="60", LEAVES="1")
+    until(lambda: is_stopped(pids(tmp_path).get(f"{leaving[0]}-0")))
+    stopped = pids(tmp_path)[f"{leaving[0]}-0"]
+    launchers[host].terminate()
+    until(lambda: is_pending(stopped, signal.SIGTERM))
+    os.kill(stopped, signal.SIGCONT)
+    codes, answers, said = ended(launchers, tmp_path)
+    assert codes == [PREEMPTED if one == host else 0 for one in range(2)], said
+    left = [rank for rank in range(2 * workers) if rank not in leaving]
+    assert set(answers) == {f"{rank}-0" for rank in left}
+    results, _ = check({rank: answers[f"{rank}-0"] for rank in left}, left)
+    assert all(result["changes"] == [(2 * workers, workers)] for result in results.values())
+    assert not list((tmp_path / "snapshots").glob("step-*"))  # The others have the whole state.
+
+
+@exhaustive
 @pytest.mark.parametrize("how", ["launcher", "host", "network"])
 def test_a_host_that_is_lost_gives_no_evidence(job, hosts, tmp_path, how):
     """Nobody can tell it from one that is cut off and goes on."""
@@ -150,6 +175,12 @@ def answer(folder, name):
     path = folder / f"{name}.answer"
     until(path.exists)
     return pickle.loads(path.read_bytes())
+
+
+def is_pending(pid, number):
+    """Whether a signal has been sent to a process that is stopped."""
+    [mask] = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return int(mask, 16) >> (number - 1) & 1
 
 
 def is_stopped(pid):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import re
@@ -25,6 +26,10 @@ REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n"
 # A line about an address at once, and then one in ten seconds.
 LINES, SECONDS = 2, 10.0
 OPEN = 40
+# Lines about peers that leave, and about those that are awaited.
+MORE_LINES = 10
+# What may be left of thousands of connections: some are still open, and caches have been filled.
+OBJECTS, MEBIBYTES = 300, 8
 
 
 class Replay:
@@ -70,16 +75,21 @@ def seeds(port: int, mine: Identity | None) -> list[bytes]:
         REQUEST.replace(b"Host: a", b"Host: " + b"a" * 70_000),
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        MAGIC + said + b"\0" * (1 << 20),
         b"\0",
         b"",
     ]
 
 
-def attack(port: int, seeds: list[bytes], seconds: float, draw: random.Random) -> None:
-    """Connects again and again, and keeps some connections open for a while."""
-    kept: list[socket.socket] = []
-    end = time.monotonic() + seconds
+def attack(port: int, seeds: list[bytes], seconds: float, draw: random.Random) -> int:
+    """Connects again and again, and keeps some connections open for a while; returns how often.
+
+    What is kept is continued slowly, byte by byte.
+    """
+    kept: list[tuple[socket.socket, list[bytes]]] = []
+    count, end = 0, time.monotonic() + seconds
     while time.monotonic() < end:
+        count += 1
         data = draw.choice(seeds)
         if draw.random() < 0.3:
             data = mutated(data, draw)
@@ -89,24 +99,44 @@ def attack(port: int, seeds: list[bytes], seconds: float, draw: random.Random) -
             data = draw.randbytes(draw.randint(1, 3000))
         sock = socket.create_connection(("127.0.0.1", port))
         sock.setblocking(False)
-        kept.append(sock)
+        rest: list[bytes] = []
+        kept.append((sock, rest))
         with contextlib.suppress(OSError):
             place = sock.send(data[: draw.choice([1, 9, 1000, 1 << 20])])
             if draw.random() < 0.3 and select.select([sock], [], [], 0.01)[0]:
                 sock.recv(65536)
-            sock.send(data[place:])
+            if draw.random() < 0.2:
+                rest += [data[i : i + 1] for i in range(place, min(place + 200, len(data)))]
+            else:
+                sock.send(data[place:])
+        slow, rest = draw.choice(kept)
+        if rest:
+            with contextlib.suppress(OSError):
+                slow.send(rest.pop(0))
         if draw.random() < 0.5 or len(kept) > OPEN:
-            kept.pop(draw.randrange(len(kept))).close()
-    for sock in kept:
+            kept.pop(draw.randrange(len(kept)))[0].close()
+    for sock, _ in kept:
         sock.close()
+    return count
 
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def mebibytes() -> float:
+    """The memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 @pytest.mark.parametrize(
-    ("seconds", "most_silent"), [(0.15, 50), pytest.param(10.0, 1000, marks=exhaustive)]
+    ("seconds", "most_silent"), [(0.15, 50), pytest.param(60.0, 1000, marks=exhaustive)]
 )
 @pytest.mark.parametrize("listener", LISTENERS, ids=lambda one: one.__name__)
 def test_strangers(listener, seconds, most_silent, capfd):
@@ -114,6 +144,7 @@ def test_strangers(listener, seconds, most_silent, capfd):
     with listener() as one:
         one.serve_peer()
         data = seeds(one.port, one.peer)
+        assert one.peer is None or b"proof" in data[0]
         capfd.readouterr()
         start = time.monotonic()
         threads, open_before = threading.active_count(), descriptors()
@@ -126,7 +157,10 @@ def test_strangers(listener, seconds, most_silent, capfd):
                 sock.send(MAGIC[:3])
         one.serve_peer()
         until(lambda: descriptors() <= open_before + len(silent) + one.room)
-        attack(one.port, data, seconds, draw)
+        attack(one.port, data, min(1.0, seconds), draw)
+        before, memory = objects(), mebibytes()
+        count = attack(one.port, data, seconds, draw)
+        assert objects() - before < OBJECTS and mebibytes() - memory < MEBIBYTES, count
         one.serve_peer()
         until(lambda: threading.active_count() <= threads + one.threads)
         for sock in silent:
@@ -140,4 +174,5 @@ def test_strangers(listener, seconds, most_silent, capfd):
     assert len(dropped) <= LINES + elapsed / SECONDS
     others = [line for line in lines if line not in dropped]
     assert not [line for line in others if not re.search("disconnected while|waiting for", line)]
+    assert len(others) <= MORE_LINES + elapsed / SECONDS
     assert SECRET not in re.findall(r"'(\w+)'", written)
