@@ -92,6 +92,22 @@ def test_the_one_that_leads_is_killed_while_the_new_group_forms(group, phase):
 
 
 @exhaustive
+@pytest.mark.parametrize("busy", [0, 2])
+def test_a_worker_that_is_busy_for_too_long_is_left_out_and_learns_of_it(group, busy):
+    limits = {"TFDIST_START_TIMEOUT": "5", "TFDIST_COLLECTIVE_TIMEOUT": "5"}
+    _, workers = group(4, {busy: {"BUSY": "20"}}, **NEVER, **limits)
+    workers[3].kill()
+    left = [index for index in range(3) if index != busy]
+    names = ",".join(map(str, left))
+    for index in left:
+        workers[index].until(f"members {names}.")
+    line = workers[busy].until("ended")
+    assert "was given up: generation" in line and "formed without it, by 2 workers" in line
+    for index in left:
+        assert workers[index].poll() is None
+
+
+@exhaustive
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_worker_is_given_up_and_learns_of_it(group, victim):
     _, workers = group(3, **SOON)

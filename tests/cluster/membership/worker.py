@@ -94,6 +94,8 @@ def main() -> None:
                 continue
         except TfdistError as error:
             tell("failed", error)
+            if session.topology.generation == 0:  # as in a callback that takes long
+                pause.wait(float(os.environ.get("BUSY", "0")))
         try:
             observe(membership.regroup(**LIMITS, check=check), options)
             tell_of(membership)
