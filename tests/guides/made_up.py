@@ -33,11 +33,7 @@ def install(record: Callable[[str, Any], None]) -> None:
     Args:
         record: is told what each call of `fit` and `evaluate` gives.
     """
-    _install_datasets()
-    _install_files()
-    _install_modules()
-    _install_applications()
-    keras.utils.plot_model = lambda *args, **kwargs: None
+    install_data()
     iterate = tf.data.Dataset.__iter__
 
     def iterate_shortly(self: tf.data.Dataset) -> Any:
@@ -47,6 +43,15 @@ def install(record: Callable[[str, Any], None]) -> None:
     tf.data.Dataset.__iter__ = iterate_shortly
     for name in ("fit", "evaluate"):
         setattr(keras.Model, name, _short(name, getattr(keras.Model, name), record))
+
+
+def install_data() -> None:
+    """Replaces what downloads data or shows pictures."""
+    _install_datasets()
+    _install_files()
+    _install_modules()
+    _install_applications()
+    keras.utils.plot_model = lambda *args, **kwargs: None
 
 
 def _short(name: str, call: Callable[..., Any], record: Callable[[str, Any], None]) -> Any:

@@ -1,10 +1,13 @@
-"""Runs notebooks cell by cell: by themselves, and on two workers with a working folder each.
+"""Runs notebooks cell by cell: in one process, and on two workers with a working folder each.
 
-Strategies of TensorFlow become `tfdist.MultiWorkerMirroredStrategy`. A cell that runs by itself
-must run on both workers, and what it trains must have the same losses. For example with a copy of
-the `tutorials/distribute` of https://github.com/tensorflow/docs:
+Strategies of TensorFlow become `tfdist.MultiWorkerMirroredStrategy`. A cell that runs in one
+process must run on both workers, with the same logs of `fit` and `evaluate`, and must print the
+same numbers. If a cell is refused and the error names a line, the notebook runs again with that
+line around the cell that creates the model. If numbers differ, it runs again in one process with
+initial weights that differ by rounding: how much does that alone change? For example with a copy
+of https://github.com/tensorflow/docs:
 
-    python -m tests.guides.notebooks path/to/notebooks
+    python -m tests.guides.notebooks docs/site/en/tutorials/distribute/keras.ipynb
 """
 
 from __future__ import annotations
@@ -12,16 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
-import traceback
-import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.guides import notebook_runner
+from tests.guides.outcomes import REMEDY, Outcome, difference, refused, to_scope, verdict
+
 ROOT = Path(__file__).parents[2]
+WORKERS = 2
+ROWS = 2048
+# In one process, too, since sums by several threads are rounded otherwise.
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1")
 
 
 def main() -> int:
@@ -33,143 +41,81 @@ def main() -> int:
     )
     parser.add_argument("notebooks", type=Path, nargs="+", help="*.ipynb")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one run (600)")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"pictures of digits ({ROWS})")
     options = parser.parse_args()
     different = 0
     for notebook in options.notebooks:
-        expected = _launch(notebook, "alone", options.timeout)[0]
-        for rank, cells in enumerate(_launch(notebook, "distributed", options.timeout)):
-            for number, (own, others) in enumerate(zip(expected, cells, strict=True)):
-                found = _difference(own, others)
-                different += bool(found)
-                print(f"{notebook.stem}, cell {number}, worker {rank}: {found or 'same'}")
+        lines, found = compare(notebook, options.timeout, options.rows)
+        print("\n".join(lines), flush=True)
+        different += found
     return 1 if different else 0
 
 
-def _difference(own: dict[str, Any], others: dict[str, Any]) -> str:
-    import numpy as np
+def compare(notebook: Path, timeout: float, rows: int = ROWS) -> tuple[list[str], int]:
+    """Runs a notebook in one process and on two workers.
 
-    if own["error"]:
-        return ""  # It does not run at all.
-    if others["error"]:
-        return f"{others['error']}\n    in {others['source'][:300]!r}"
-    for (name, logs), (_, other) in zip(own["logs"], others["logs"], strict=True):
-        for one, two in zip(_numbers(logs), _numbers(other), strict=True):
-            if not np.allclose(one, two, rtol=1e-4, atol=1e-5):
-                return f"{name} gives {two} instead of {one}"
-    return ""
+    Args:
+        notebook: its path.
+        timeout: seconds for one run.
+        rows: of the training pictures in Keras's data sets of digits.
+
+    Returns:
+        A line for each cell and worker, and the number of cells that differ.
+    """
+    [alone] = launch(notebook, "alone", timeout, rows)
+    workers = first = launch(notebook, "distributed", timeout, rows)
+    scoped = to_scope(alone, first[0])
+    if scoped:
+        workers = launch(notebook, "distributed", timeout, rows, scoped)
+    pairs = [pair for worker in workers for pair in zip(alone, worker, strict=True)]
+    rounded = alone
+    if any(difference(*pair) for pair in pairs):
+        [rounded] = launch(notebook, "rounded", timeout, rows)
+    lines, different = [], 0
+    for rank, (before, after) in enumerate(zip(first, workers, strict=True)):
+        for number, (expected, original, cell) in enumerate(zip(alone, before, after, strict=True)):
+            said = verdict(expected, cell, rounded[number])
+            different += said.startswith("differs")
+            if refusal := refused(expected, original):
+                said = f"refused: {refusal}\n    with `{REMEDY}`: {said}"
+            lines.append(f"{notebook.stem}, cell {number}, worker {rank}: {said}")
+    if scoped:
+        lines.append(f"{notebook.stem}: `{REMEDY}` around the cells {scoped}")
+    return lines, different
 
 
-def _numbers(logs: Any) -> list[Any]:
-    if isinstance(logs, dict):
-        return [number for part in logs.values() for number in _numbers(part)]
-    return [logs]
+def launch(
+    notebook: Path, way: str, timeout: float, rows: int, scoped: Sequence[int] = ()
+) -> list[list[Outcome]]:
+    """Runs a notebook in processes of its own, and returns the outcomes of each process.
 
-
-def _launch(notebook: Path, way: str, timeout: float) -> list[list[dict[str, Any]]]:
-    workers = 2 if way == "distributed" else 1
-    folder = Path(tempfile.mkdtemp(prefix="notebook-"))
-    launch = ["-m", "tfdist", "run", "-n", "2"] if workers > 1 else []
-    command = [sys.executable, *launch, __file__, str(notebook.absolute()), way, str(folder)]
-    environment = {
+    Args:
+        notebook: its path.
+        way: "alone", "rounded" or "distributed".
+        timeout: in seconds.
+        rows: of the training pictures in Keras's data sets of digits.
+        scoped: the cells that run inside the strategy's scope.
+    """
+    workers = WORKERS if way == "distributed" else 1
+    launcher = ["-m", "tfdist", "run", "-n", str(workers)] if workers > 1 else []
+    environment: dict[str, Any] = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
+        **_THREADS,
         "TFDIST_COLLECTIVE_TIMEOUT": str(timeout / 2),
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
         "CUDA_VISIBLE_DEVICES": "",
     }
-    with (folder / "output").open("wb") as output:
-        subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=timeout)
-    files = [folder / f"cells.{rank}" for rank in range(workers)]
-    assert all(file.exists() for file in files), (folder / "output").read_text()[-3000:]
-    return [json.loads(file.read_text()) for file in files]
-
-
-def run(notebook: str, way: str, folder: str) -> None:
-    """Runs a notebook in this process, and writes the outcome of each cell as JSON.
-
-    Args:
-        notebook: its path.
-        way: "alone" or "distributed".
-        folder: where to write; files that cells write to `/tmp` are written here, too.
-    """
-    import keras
-    import tensorflow as tf
-
-    import tfdist
-    from tests.guides import made_up
-    from tests.guides.runner import one_line
-
-    rank = tfdist.rank()
-    (own := Path(folder) / str(rank)).mkdir()
-    os.chdir(own)
-    sys.path.insert(0, str(own))
-    strategy = tf.distribute.get_strategy()
-    if way == "distributed":
-        strategy = tfdist.MultiWorkerMirroredStrategy()
-    for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy"):
-        original = getattr(tf.distribute, name)
-        given = type(name, (original,), {"__new__": lambda *args, **kwargs: strategy})
-        setattr(tf.distribute, name, given)
-    logs: list[Any] = []
-    made_up.install(
-        lambda name, found: logs.append([name, json.loads(json.dumps(found, default=float))])
-    )
-    sys.modules["tensorflow_datasets"] = _datasets()
-    keras.utils.set_random_seed(1)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    cells = []
-    for source in _cells(notebook, folder):
-        logs.clear()
-        error = ""
-        try:
-            exec(compile(source, notebook, "exec"), names)
-        except BaseException as problem:
-            traceback.print_exc()
-            error = one_line(problem)
-        cells.append({"source": source, "error": error, "logs": list(logs)})
-    (Path(folder) / f"cells.{rank}").write_text(json.dumps(cells))
-
-
-def _cells(notebook: str, folder: str) -> list[str]:
-    """The code of each cell, without commands of the shell."""
-    cells = []
-    for cell in json.loads(Path(notebook).read_text())["cells"]:
-        source = "".join(cell["source"]).replace("/tmp/", f"{folder}/")
-        source = source.replace("/keras-model'", "/keras-model.keras'")  # As Keras 3 wants.
-        source = re.sub(r"\w+\.num_replicas_in_sync", "2", source)  # The same batches in both.
-        if cell["cell_type"] != "code" or source.startswith("%%bash"):
-            continue
-        if match := re.match(r"%%writefile (\S+)\n", source):
-            source = f"open({match[1]!r}, 'w').write({source[match.end() :]!r})"
-        lines = (re.sub(r"^(\s*)[!%].*", r"\1pass", line) for line in source.splitlines())
-        # It describes another cluster.
-        cells.append("\n".join(lines).replace("os.environ.pop('TF_CONFIG', None)", "pass"))
-    return cells
-
-
-def _datasets() -> types.ModuleType:
-    """Stands for tensorflow_datasets: small sets of pictures of digits."""
-    import tensorflow as tf
-
-    from tests.guides.made_up import images
-
-    def load(name: str = "", split: Any = None, with_info: bool = False, **options: Any) -> Any:
-        sets = {}
-        for part, count in (("train", 512), ("test", 128)):
-            x, y = images(count, (28, 28), 10, seed=count)
-            sets[part] = tf.data.Dataset.from_tensor_slices((x[..., None], y[:, 0].astype("int64")))
-        found = sets if split is None else sets[split]
-        splits = {p: types.SimpleNamespace(num_examples=len(d)) for p, d in sets.items()}
-        return (found, types.SimpleNamespace(splits=splits)) if with_info else found
-
-    module = types.ModuleType("tensorflow_datasets")
-    module.load = load
-    module.disable_progress_bar = lambda: None
-    return module
+    with tempfile.TemporaryDirectory(prefix="notebook-") as name:
+        folder = Path(name)
+        arguments = [str(notebook.absolute()), way, name, str(rows), json.dumps([*scoped])]
+        command = [sys.executable, *launcher, notebook_runner.__file__, *arguments]
+        with (folder / "output").open("wb") as output:
+            subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=timeout)
+        files = [folder / f"cells.{rank}" for rank in range(workers)]
+        assert all(file.exists() for file in files), (folder / "output").read_text()[-3000:]
+        return [json.loads(file.read_text()) for file in files]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4 and sys.argv[2] in ("alone", "distributed"):
-        run(*sys.argv[1:])
-    else:
-        sys.exit(main())
+    sys.exit(main())

@@ -51,7 +51,7 @@ def run(script: str, way: str, results: str) -> None:
 
     made_up.install(record)
     if way == "rounded":
-        _round_weights(keras)
+        round_weights(keras)
     keras.utils.set_random_seed(1)
     sys.argv = [script]
     try:
@@ -84,7 +84,7 @@ def _plain(value: Any) -> Any:
     return np.asarray(value).tolist()
 
 
-def _round_weights(keras: Any) -> None:
+def round_weights(keras: Any) -> None:
     """Has initializers give values that differ by rounding."""
 
     def rounding(create: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,7 +25,7 @@ def test_training_outside_of_the_scope_is_refused():
         assert untouched
         for message, call in zip(said, ("fit", "train_on_batch"), strict=True):
             assert message.startswith(f"ValueError: `{call}` requires a model created in the scope")
-            assert "Create it inside `with strategy.scope():`" in message
+            assert "Create or load it inside `with strategy.scope():`" in message
 
 
 @pytest.mark.parametrize("group", ["1", "2"])

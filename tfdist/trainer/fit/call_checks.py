@@ -133,8 +133,8 @@ def _refuse_outside(model: Any, call: str) -> None:
     raise ValueError(
         f"`{call}` requires a model created in the scope of a strategy. Received: the model "
         f"{model.name!r}, created outside, of which each of the {group.topology.size} workers "
-        "would train a separate copy. Create it inside `with strategy.scope():`. To train it on "
-        "this worker only, create it in the scope of a single-process strategy such as "
+        "would train a separate copy. Create or load it inside `with strategy.scope():`. To train "
+        "it on this worker only, create it in the scope of a single-process strategy such as "
         '`tfdist.MirroredStrategy(["CPU:0"])`.'
     )
 
