@@ -4,7 +4,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.references import reference
-from tests.strategies.comparison import PACKAGE, assert_close, assert_equal
+from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
 from tests.tiers import exhaustive
 
 ALONE = f"{PACKAGE}.alone"
@@ -26,6 +26,10 @@ def test_training_outside_of_the_scope_is_refused():
         for message, call in zip(said, ("fit", "train_on_batch"), strict=True):
             assert message.startswith(f"ValueError: `{call}` requires a model created in the scope")
             assert "Create or load it inside `with strategy.scope():`" in message
+
+
+def test_the_chief_loads_weights_in_the_scope():
+    check_same_as_alone("2", "alone:loading_in_the_scope")
 
 
 @pytest.mark.parametrize("group", ["1", "2"])

@@ -54,8 +54,9 @@ def test_groups(group, behaviour, tmp_path):
 
 
 @pytest.mark.parametrize("group", some(["2", "3", "2x2", "2 by TensorFlow"], always=[]))
-def test_all_go_on_from_what_the_chief_alone_finds(group):
-    check_same_as_alone(group, "files:backup_in_own_folders")
+@pytest.mark.parametrize("place", ["", "_in_the_scope"])
+def test_all_go_on_from_what_the_chief_alone_finds(group, place):
+    check_same_as_alone(group, f"files:backup_in_own_folders{place}")
 
 
 def test_what_the_chief_cannot_write(tmp_path):

@@ -154,6 +154,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             ),
             "load_weights_only": "model, filepath, skip_mismatch, objects_to_skip",
             "load_model": "filepath, custom_objects, compile, safe_mode",
+            "get_attr_skipset": "obj_type",
         },
     ),
     (

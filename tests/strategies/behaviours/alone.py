@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 
 import keras
@@ -9,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
 from tests.strategies.behaviours.faults import message
 
 
@@ -39,6 +40,18 @@ def training_outside_of_the_scope(strategy):
     before = model.get_weights()
     said = [message(lambda: fit(model, x, y)), message(lambda: model.train_on_batch(x, y))]
     return said, all(map(np.array_equal, before, model.get_weights()))
+
+
+def loading_in_the_scope(strategy):
+    """The chief saves and loads weights by itself, inside the scope."""
+    x, y = rows(24)
+    model = compile_mlp(strategy, keras.optimizers.Adam)
+    history = [fit(model, x, y, shuffle=False)]
+    if strategy is None or strategy.extended.should_checkpoint:
+        with tempfile.TemporaryDirectory() as folder, scope(strategy):
+            model.save_weights(f"{folder}/all.weights.h5")
+            model.load_weights(f"{folder}/all.weights.h5")
+    return outcome(model, [*history, fit(model, x, y, shuffle=False)])
 
 
 def distributed_by_keras_too(strategy):

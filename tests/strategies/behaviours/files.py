@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
 
 
 def _chief(strategy):
@@ -149,6 +149,11 @@ def backup_in_own_folders(strategy):
             return backup_and_restore(strategy, ".")
         finally:
             os.chdir(before)
+
+
+def backup_in_own_folders_in_the_scope(strategy):
+    with scope(strategy):
+        return backup_in_own_folders(strategy)
 
 
 def csv_logger(strategy, folder):

@@ -45,6 +45,7 @@ def install() -> None:
     patch("saving_lib.save_model", _chief_writes)
     patch("saving_lib.save_weights_only", _chief_writes)
     patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
+    patch("saving_lib.get_attr_skipset", _creating_alone)
     patch("Model.export", _chief_writes)
     patch("ExportArchive.write_out", _archive_written_by_chief)
     patch("tf.saved_model.save", _saved_model_written_by_chief)
@@ -64,6 +65,17 @@ def awaits_admission(model: Any) -> bool:
     """Whether this process waits to be admitted to the job that trains a model."""
     extended = getattr(getattr(model, "_distribute_strategy", None), "extended", None)
     return isinstance(extended, ReplicatedExtended) and extended.group.joiner is not None
+
+
+def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
+    # Keras creates an object of a kind to know its attributes: an optimizer, with its variables.
+    # One worker may load weights by itself, also in the scope.
+    @functools.wraps(read_names)
+    def create_alone(obj_type: Any) -> Any:
+        with alone():
+            return read_names(obj_type)
+
+    return create_alone
 
 
 def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
