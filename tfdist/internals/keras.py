@@ -37,8 +37,6 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer, model_supports_jit
-from tensorflow.python.autograph.core import ag_ctx as autograph_context
-from tensorflow.python.autograph.impl import api as autograph
 
 __all__ = [
     "BaseOptimizer",
@@ -63,7 +61,6 @@ __all__ = [
     "exact_value",
     "get_keras_mask",
     "graph_of",
-    "in_callers_state",
     "in_symbolic_scope",
     "is_seed_state",
     "is_transparent",
@@ -286,31 +283,6 @@ def global_seed_state(*, create: bool = False) -> Any:
     if made is None and create:
         made = global_seed_generator()
     return None if made is None else made.state
-
-
-def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function to run in another thread with the calling thread's Keras state.
-
-    This is the state set by `keras.config` and the generator for draws without a seed. State that
-    the function initializes is copied back to the caller.
-    """
-    caller_state = vars(global_state.GLOBAL_STATE_TRACKER)
-    if not tf.executing_eagerly():
-        # As TensorFlow does with a replica's function; the wrapper is not converted.
-        function = autograph.tf_convert(function, autograph_context.control_status_ctx())
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        state = vars(global_state.GLOBAL_STATE_TRACKER)
-        state.update(caller_state)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            caller_state.update(
-                {name: v for name, v in state.items() if caller_state.get(name) is None}
-            )
-
-    unconverted: Callable[..., Any] = autograph.autograph_artifact(run)
-    return unconverted
 
 
 def is_seed_state(variable: Any) -> bool:

@@ -17,7 +17,7 @@ from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import await_other_replicas
-from tfdist.internals.keras import in_callers_state
+from tfdist.internals.keras_state import in_callers_state
 from tfdist.internals.tensorflow import (
     DistributedValues,
     Mirrored,
