@@ -37,6 +37,7 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer, model_supports_jit
+from keras.src.utils.python_utils import is_default
 
 __all__ = [
     "BaseOptimizer",
@@ -75,6 +76,7 @@ __all__ = [
     "set_keras_mask",
     "standardize_inputs",
     "sublayers_of",
+    "unbuilt_on_failure",
     "unchanged_state",
     "unpack_x_y_sample_weight",
 ]
@@ -143,6 +145,23 @@ def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
         strategy = model.distribute_strategy
         with tf.distribute.ReplicaContext(strategy, strategy.extended.first_replica):
             compute_output_spec(model.train_step, tf.nest.map_structure(_symbolic, batch))
+
+
+@contextlib.contextmanager
+def unbuilt_on_failure(model: Any) -> Iterator[None]:
+    """Has layers that an error leaves without their state count as unbuilt, as before.
+
+    Keras marks a layer without a `build` of its own as built before it calls it.
+    """
+    before = {id(layer) for layer in model._flatten_layers() if layer.built}
+    try:
+        yield
+    except Exception:
+        for layer in model._flatten_layers():
+            if layer.built and id(layer) not in before and is_default(layer.build):
+                layer.built = False
+                layer._tracker.unlock()
+        raise
 
 
 def _symbolic(spec: Any) -> keras.KerasTensor | None:

@@ -27,6 +27,7 @@ from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
 from tfdist.trainer.fit.compilation import compilation_of
 from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.failed_builds import keeping_cause
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.files import in_stages
 
@@ -184,7 +185,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and logs are better off without.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            with _in_call(trains=trains):
+            with _in_call(trains=trains), keeping_cause(self):
                 return call(*bound.args, **bound.kwargs)
         return call(self, *args, **kwargs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,19 @@ from tfdist.internals.keras import (
     build_by_spec,
     build_by_step,
     dataset_of,
+    unbuilt_on_failure,
 )
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.data import without_absent
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.call_checks import check_variables, is_ours, training_call
 from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.failed_builds import (
+    forget_failure,
+    naming_cause,
+    note_failure,
+    warning_if_done,
+)
 from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
 from tfdist.trainer.optimizers.applying import building_early
@@ -43,22 +51,25 @@ def install() -> None:
         if not is_ours(self):
             return make_train(self, force)
         if self.train_function is None or force:
-            check_variables(self)
-            self.train_function = make_step_function(self, self.train_step, trains=True)
+            with naming_cause(self):
+                check_variables(self)
+            self.train_function = _named(
+                self, make_step_function(self, self.train_step, trains=True)
+            )
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Any:
         if not is_ours(self):
             return make_test(self, force)
         if self.test_function is None or force:
-            self.test_function = make_step_function(self, self.test_step)
+            self.test_function = _named(self, make_step_function(self, self.test_step))
         return self.test_function
 
     def make_predict_function_(self: Any, force: bool = False) -> Any:
         if not is_ours(self):
             return make_predict(self, force)
         if self.predict_function is None or force:
-            self.predict_function = make_predict_function(self)
+            self.predict_function = _named(self, make_predict_function(self))
         return self.predict_function
 
     patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
@@ -66,6 +77,21 @@ def install() -> None:
     patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
     patch("TensorFlowTrainer._maybe_symbolic_build", _by_spec)
     patch("Trainer._get_metrics_result_or_logs", _of_resumed_epoch)
+
+
+def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A step function whose errors name a failed build of the model as their cause."""
+    weak = weakref.ref(model)  # The model holds the function.
+
+    @functools.wraps(function)
+    def run(data: Any) -> Any:
+        model = weak()
+        with naming_cause(model):
+            result = function(data)
+        forget_failure(model)
+        return result
+
+    return run
 
 
 def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,10 +118,12 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
             return  # Only its custom steps know what to call; they build it.
+        forget_failure(self)
         try:
             # Keras computes losses in a graph that never runs.
             building = building_early(self.optimizer)
-            with self.distribute_strategy.scope(), traces.unnoted(), building:
+            scope = self.distribute_strategy.scope()
+            with warning_if_done(), unbuilt_on_failure(self), scope, traces.unnoted(), building:
                 training = training_call() is not None
                 build_by_spec(self, data_batch, training=training)
                 if training and self.distribute_strategy.extended.group.elastic:
@@ -103,10 +131,10 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
                     build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
             raise
-        except Exception:
+        except Exception as error:
             # Perhaps only the model's custom steps can unpack a batch. The layers they call are
-            # then built during tracing, as without a strategy, and errors are raised there.
-            return
+            # then built during tracing, as without a strategy. If that fails, this may be why.
+            note_failure(self, error)
 
     return symbolic_build
 
