@@ -54,6 +54,7 @@ class Target:
 
 
 _CALLBACKS = keras.callbacks
+_APPLIES: dict[str, str | tuple[str, ...]] = {"apply": "self, grads, trainable_variables"}
 _WRITES: dict[str, str | tuple[str, ...]] = {"_save_checkpoint": "self, step, logs"}
 _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
@@ -103,6 +104,11 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "apply": "self, grads, trainable_variables",
             "_tf_apply": "self, grads, trainable_variables",
         },
+    ),
+    *(
+        ("MultiOptimizer", multi, _APPLIES)
+        for multi in (getattr(keras.optimizers, "MultiOptimizer", None),)
+        if multi is not None  # Not in the oldest Keras.
     ),
     (
         "TensorFlowTrainer",

@@ -13,9 +13,22 @@ import tensorflow as tf
 
 from tfdist.collective.spans import GraphSpan
 from tfdist.errors import UnsupportedError
-from tfdist.internals.optimizer import strategy_of, updating_optimizers
-from tfdist.internals.optimizer_build import build_again, has_updated, knows
-from tfdist.sharding.sharded import sharded_by, trained_by
+from tfdist.internals.keras import BaseOptimizer
+from tfdist.internals.optimizer import (
+    inner_optimizer,
+    key_of,
+    strategy_of,
+    updating_optimizers,
+)
+from tfdist.internals.optimizer_build import (
+    Unbuilt,
+    build_again,
+    build_multi_again,
+    has_updated,
+    is_multi,
+    noting_unbuilt,
+)
+from tfdist.sharding.sharded import trained_by
 from tfdist.strategies.step import current_step
 from tfdist.trainer.optimizers.gradient_sync import compressor_in_use, has_replicas
 
@@ -65,7 +78,8 @@ def variables_of(optimizer: Any, given: Any) -> list[Any]:
     return trained_by(optimizer) if given is None else list(given)
 
 
-_built_early: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+# Optimizers, without those around them that scale the loss.
+_built_early: weakref.WeakKeyDictionary[Any, Unbuilt] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -78,10 +92,16 @@ def building_early(outermost: Any) -> Iterator[None]:
     Args:
         outermost: the model's optimizer; may be None.
     """
-    optimizers = [] if outermost is None else updating_optimizers(outermost)
-    before = [(o, list(o.variables)) for o in optimizers if not o.built]
-    yield
-    _built_early.update({o: unbuilt for o, unbuilt in before if o.built})
+    optimizer = inner_optimizer(outermost)
+    if not isinstance(optimizer, BaseOptimizer) or optimizer.built:
+        yield
+        return
+    with noting_unbuilt(optimizer) as unbuilt:
+        try:
+            yield
+        finally:
+            if optimizer.built:
+                _built_early[optimizer] = unbuilt
 
 
 def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
@@ -91,18 +111,28 @@ def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
         outermost: the model's optimizer; may be None.
         if_updated: whether to do so only if it has updated variables, also before a restart.
     """
-    for optimizer in [] if outermost is None else updating_optimizers(outermost):
-        if optimizer in _built_early and (not if_updated or has_updated(optimizer)):
-            del _built_early[optimizer]
+    optimizer = inner_optimizer(outermost)
+    if not isinstance(optimizer, BaseOptimizer) or optimizer not in _built_early:
+        return
+    if not if_updated or any(map(has_updated, (optimizer, *updating_optimizers(optimizer)))):
+        del _built_early[optimizer]
 
 
 def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
     """Builds an optimizer that was built early again, if it is to update other variables."""
-    optimizer, *others = updating_optimizers(outermost)
-    if others or optimizer not in _built_early or sharded_by(optimizer) is not None:
+    optimizer = inner_optimizer(outermost)
+    if optimizer not in _built_early:
         return
-    if not knows(optimizer, variables):
-        build_again(optimizer, list(variables), _built_early[optimizer])
+    unbuilt = _built_early[optimizer]
+    known, used = (
+        {key_of(optimizer, v) for v in some} for some in (trained_by(optimizer), variables)
+    )
+    if is_multi(optimizer):  # It takes gradients of all the variables that it was built for.
+        if used != known:
+            build_multi_again(optimizer, variables, unbuilt)
+    elif not used <= known:
+        ((_, own),) = unbuilt.variables
+        build_again(optimizer, list(variables), own)
 
 
 def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.internals.optimizer import (
-    apply_scaled,
-)
+from tfdist.internals.contract import TARGETS
+from tfdist.internals.optimizer import apply_scaled
 from tfdist.sharding.sharded import is_sharded, sharded_by
 from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
@@ -58,6 +57,8 @@ def install() -> None:
     patch("TFOptimizer._backend_increment_gradient_accumulators", _announcing)
     patch("LossScaleOptimizer.apply", _in_replica_by(_scaled))
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
+    if "MultiOptimizer.apply" in TARGETS:
+        patch("MultiOptimizer.apply", _built_as_used)
 
 
 def _with_late_update(train_step: Method) -> Method:
@@ -91,6 +92,17 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
         return apply_in_replica
 
     return wrap
+
+
+def _built_as_used(apply: Method) -> Method:
+    # Those that it applies do the rest.
+    def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if in_replica() and trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            build_as_used(self, trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_as_built
 
 
 def _checked(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:

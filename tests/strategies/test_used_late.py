@@ -1,0 +1,28 @@
+"""Layers and variables that only a step uses are trained as in one process."""
+
+import itertools
+
+import pytest
+
+from tests.strategies.behaviours.used_late import OPTIMIZERS, WAYS
+from tests.strategies.comparison import check_same_as_alone
+from tests.tiers import exhaustive, some
+
+SHARDED = ["Adam", "scaled", "accumulating", "averaged", "accumulating and averaged"]
+CASES = [
+    *((name, way, False) for name, way in itertools.product(OPTIMIZERS, WAYS)),
+    *((name, way, True) for name, way in itertools.product(SHARDED, WAYS)),
+]
+USUAL = [("several", "step by step", False), ("Adam", "step by step", True)]
+
+
+@pytest.mark.parametrize(("optimizer", "way", "sharded"), some(CASES, always=USUAL))
+def test_two_workers(optimizer, way, sharded):
+    check_same_as_alone("2", "used_late:trained", optimizer, way, sharded)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["1", "1x2", "3"])
+@pytest.mark.parametrize("optimizer", ["Adam", "several"])
+def test_groups(group, optimizer):
+    check_same_as_alone(group, "used_late:trained", optimizer, "step by step", False)
