@@ -68,16 +68,61 @@ def test_samples_of_all_weights_are_compared_when_a_training_begins():
                 for form in ("generator", "evaluate", "predict")
                 for eager in (False, True)
                 for counts in ((48, 40), (24, 16))
-                if not (form == "predict" and eager)
             ),
         ],
-        always=[("arrays", False, (48, 40), ("6 batches", "5 batches"))],
+        always=[
+            ("arrays", False, (48, 40), ("6 batches", "5 batches")),
+            ("predict", True, (48, 40), ("4 rows", "0")),
+        ],
     ),
 )
 def test_rows_that_one_worker_has_more(form, eager, counts, found):
     for said in GROUPS["2"].run(f"{COMMON}:unlike_rows", form, eager, counts):
         assert said.startswith("The workers read different data: worker 0 (")
         assert found[0] in said and f"has {found[1]}" in said
+
+
+SETTINGS = {"": {}, "eager": {"run_eagerly": True}, "XLA": {"jit_compile": True}}
+
+
+@pytest.mark.parametrize(
+    ("call", "before", "counts", "settings"),
+    some(
+        itertools.product(
+            ["train_on_batch", "test_on_batch", "predict_on_batch"],
+            [(), (48,), (9,)],
+            [(48, 40), (48, 47), (1, 2), (40, 48)],
+            SETTINGS,
+        ),
+        always=[
+            ("train_on_batch", (), (48, 40), ""),
+            ("train_on_batch", (9,), (48, 47), ""),
+            ("predict_on_batch", (48,), (48, 40), ""),
+            ("predict_on_batch", (), (48, 47), "eager"),
+        ],
+    ),
+)
+def test_batches_of_other_sizes(call, before, counts, settings):
+    check_unlike_batches("2", call, before, counts, settings)
+
+
+@exhaustive
+@pytest.mark.parametrize(("group", "counts"), [("3", (48, 47, 48)), ("2x2", (48, 46))])
+@pytest.mark.parametrize("call", ["train_on_batch", "predict_on_batch"])
+@pytest.mark.parametrize("settings", ["", "eager"])
+def test_batches_of_other_sizes_in_other_groups(group, counts, call, settings):
+    check_unlike_batches(group, call, (), counts, settings)
+
+
+def check_unlike_batches(group, call, before, counts, settings):
+    arguments = (call, before, counts, SETTINGS[settings])
+    results = GROUPS[group].run(f"{COMMON}:unlike_batches", *arguments)
+    for said, kept, result, weights in results:
+        assert said.startswith("The workers read different data: worker 0 (")
+        assert f"has a batch of {counts[0]} rows where worker" in said
+        assert kept or settings == "eager"
+        np.testing.assert_array_equal(result, results[0][2])
+        assert all(map(np.array_equal, weights, results[0][3]))
 
 
 OTHER_PROGRAMS = ["order", "constant", "more", "loss", "clipnorm", "predict"]
@@ -150,7 +195,7 @@ def test_numbers_are_compared_by_their_sums(workers):
 
 
 def differ(told):
-    numbers = np.concatenate([[0, 0], told.sum(axis=0), np.zeros(8, np.int64)])
+    numbers = np.concatenate([[0] * 6, told.sum(axis=0), np.zeros(8, np.int64)])
     sums = tf.constant(numbers.astype(np.uint32).view(np.int32))
     found = as_heard(heard(sums, tf.constant(len(told)), 0).numpy().tolist())
     assert found[:2] == (Request(0), False) and not found.program_differs

@@ -199,22 +199,23 @@ def different_data(
     )
 
 
-def unlike_rows(group: Group, own: int) -> ProgramMismatchError:
+def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
     """The error for a step of which the workers have shares of unlike batches; called by all.
 
     Args:
         group: the workers.
         own: the number of rows that this worker has of the step's batches.
+        whole: the number of rows of the whole batch; 0 if it is unknown.
     """
-    rows = [int(text) for text in group.exchange("rows of a step", str(own))]
+    texts = group.exchange("rows of a step", json.dumps([own, whole]))
+    shares, batches = zip(*map(json.loads, texts), strict=True)
+    known = len(set(batches)) > 1
+    rows = batches if known else shares
     rank = max(range(1, len(rows)), key=lambda one: abs(rows[one] - rows[0]))
-    return different_data(
-        group,
-        rank,
-        f"{rows[0]} rows of the last batch",
-        f"{rows[rank]}",
-        per_worker_hint=True,
-    )
+    chiefs, others = f"{rows[0]} rows of the last batch", f"{rows[rank]}"
+    if known:
+        chiefs, others = f"a batch of {rows[0]} rows", f"a batch of {rows[rank]} rows"
+    return different_data(group, rank, chiefs, others, per_worker_hint=not known)
 
 
 _PER_WORKER_HINT = (

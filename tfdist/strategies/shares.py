@@ -164,11 +164,14 @@ class BatchForm(NamedTuple):
         whole: the numbers of the components, flat, that have other rows than the batch, such as
             the edges of a graph besides its nodes. Each replica computes with all of them.
         shared: whether all workers have read the batch, and each replica takes its share of it.
+        given: whether the batch was passed to a call such as `train_on_batch`, so that its step is
+            the first to compare it.
     """
 
     rows: int | None = None
     whole: tuple[int, ...] = ()
     shared: bool = False
+    given: bool = False
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:

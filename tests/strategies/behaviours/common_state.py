@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import tfdist
@@ -167,6 +168,35 @@ def unlike_rows(strategy, form, eager, counts):
     except tfdist.errors.ProgramMismatchError as error:
         return str(error)
     return ""
+
+
+def unlike_batches(strategy, call, before, counts, settings):
+    """The error where workers pass batches of other sizes to a call, and what equal ones give.
+
+    Args:
+        strategy: the strategy.
+        call: "train_on_batch" or the like.
+        before: the sizes of batches that all workers pass before.
+        counts: how many rows each worker passes.
+        settings: of `compile`.
+    """
+    x, y = rows(max(counts))
+    model = compile_mlp(strategy, **settings)
+
+    def run(count):
+        data = (x[:count],) if call == "predict_on_batch" else (x[:count], y[:count])
+        return getattr(model, call)(*data)
+
+    for count in before:
+        run(count)
+    weights = model.get_weights()
+    said = ""
+    try:
+        run(counts[strategy.extended.worker_rank])
+    except tfdist.errors.ProgramMismatchError as error:
+        said = str(error)
+    kept = all(map(np.array_equal, weights, model.get_weights()))
+    return said, kept, np.asarray(run(counts[0])), model.get_weights()
 
 
 class Programmed(keras.Model):

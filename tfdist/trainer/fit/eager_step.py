@@ -31,14 +31,7 @@ def run_eager_step(
     """
     strategy = model.distribute_strategy
     extended = strategy.extended
-    rank, workers = extended.workers.place()
-    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
-    own = tf.concat([own, step_exchange.in_graph(), untraced()], axis=0)
-    sums = reduction.sum_values(extended.workers, [own], "rows")[0]
-    counts, devices = sums[:workers], len(extended.worker_devices)
-    total = tf.reduce_sum(counts)
-    unlike = unlike_shares(counts, total, devices) if shared else 0
-    counted = tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
+    counted = _exchanged(strategy, batch, shared=shared)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
     copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]
@@ -60,19 +53,39 @@ def run_eager_step(
     return logs, state, counted
 
 
-def run_eager_prediction(model: keras.Model, batch: Any) -> Any:
+def run_eager_prediction(model: keras.Model, batch: Any, *, shared: bool) -> tuple[Any, Any]:
     """Runs `predict_step` on the whole batch, on each replica.
 
+    Args:
+        model: the model.
+        batch: the rows of the local replicas.
+        shared: as for `run_eager_step`.
+
     Returns:
-        The outputs for all rows.
+        The same as `run_partitioned_prediction`.
     """
     strategy = model.distribute_strategy
+    numbers = _exchanged(strategy, batch, shared=shared)[1:]
 
     def replica_step(whole: Any) -> Any:
         with EagerGlobalStep(_leads(strategy.extended)):
             return model.predict_step(whole)
 
-    return _of_first(strategy, strategy.run(replica_step, (_gathered(strategy, batch),)))
+    outputs = strategy.run(replica_step, (_gathered(strategy, batch),))
+    return _of_first(strategy, outputs), numbers
+
+
+def _exchanged(strategy: tf.distribute.Strategy, batch: Any, *, shared: bool) -> tf.Tensor:
+    """The number of rows of the whole batch, followed by what the workers tell one another."""
+    extended = strategy.extended
+    rank, workers = extended.workers.place()
+    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
+    own = tf.concat([own, step_exchange.in_graph(), untraced()], axis=0)
+    sums = reduction.sum_values(extended.workers, [own], "rows")[0]
+    counts, devices = sums[:workers], len(extended.worker_devices)
+    total = tf.reduce_sum(counts)
+    unlike = unlike_shares(counts, total, devices) if shared else 0
+    return tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
 
 
 def _leads(extended: Any) -> bool:

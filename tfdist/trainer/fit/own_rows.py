@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import tensorflow as tf
 from tfdist.collective.overlap import overlapping
 from tfdist.strategies import reduction
 from tfdist.strategies.step import OwnRows
-from tfdist.trainer.fit.step_exchange import TracedProgram, heard, step_exchange
+from tfdist.trainer.fit.step_exchange import TracedProgram, heard, rows_of_heard, step_exchange
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -42,19 +43,23 @@ def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
     return tf.constant(0)
 
 
-def exchange_rows(batch: Any, program: TracedProgram, *, shared: bool) -> OwnRows:
+def exchange_rows(
+    batch: Any, program: TracedProgram, *, shared: bool, awaited: bool = False
+) -> OwnRows:
     """Counts the rows of all replicas, which hold the batch's rows in order; called by each.
 
     Args:
         batch: the replica's rows.
         program: the program of the step.
         shared: whether the replicas have shares of one batch, of which each has all rows.
+        awaited: whether the forward pass waits for the result; see `once_compared`.
     """
     rows = _same_rows(batch)
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(), program.in_graph()], axis=0)
-    with overlapping():  # the forward pass needs no number of rows
+    # Otherwise the forward pass needs no number of rows.
+    with contextlib.nullcontext() if awaited else overlapping():
         sums = reduction.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
     return OwnRows(
@@ -65,6 +70,30 @@ def exchange_rows(batch: Any, program: TracedProgram, *, shared: bool) -> OwnRow
         some_are_empty=tf.reduce_any(tf.equal(counts, 0)),
         heard=heard(sums[replicas:], replicas, unlike_shares(counts, ends[-1]) if shared else 0),
     )
+
+
+def once_compared(batch: Any, own: OwnRows) -> Any:
+    """Returns a batch once it is known that all workers have shares of one batch.
+
+    While a step is traced, this worker's batch tells it the number of rows, so it could fail on
+    others in many ways. If the assertion fails, it does on all workers, before anything else is
+    communicated: the group remains usable.
+
+    Args:
+        batch: the replica's rows.
+        own: from `exchange_rows`.
+    """
+    same = tf.debugging.Assert(tf.equal(rows_of_heard(own.heard), 0), [_UNLIKE_SHARES])
+    with tf.control_dependencies([same]):
+        return tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
+
+
+def finds_unlike_shares(error: tf.errors.InvalidArgumentError) -> bool:
+    """Whether an error is that of `once_compared`."""
+    return _UNLIKE_SHARES in str(error)
+
+
+_UNLIKE_SHARES = "The workers have shares of batches with different numbers of rows."
 
 
 def unlike_shares(counts: tf.Tensor, total: tf.Tensor, devices: int = 1) -> tf.Tensor:

@@ -35,7 +35,7 @@ from tfdist.strategies.shares import BatchForm
 from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import exchange_rows, gather_sparse
+from tfdist.trainer.fit.own_rows import exchange_rows, gather_sparse, once_compared
 from tfdist.trainer.fit.step_exchange import TracedProgram
 from tfdist.trainer.fit.traffic_notes import note_trace
 from tfdist.trainer.optimizers.accumulation import accumulates_own
@@ -81,7 +81,7 @@ def run_partitioned_step(
         return logs, totals
 
     traced = TracedProgram()
-    own = exchange_rows(divided(batch, form), traced, shared=_is_shared(model, form))
+    batch, own = _counted(model, batch, form, traced)
     trains = step_function == model.train_step
     logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
     return logs, totals, tf.concat([[own.total], own.heard], axis=0)
@@ -102,7 +102,7 @@ def run_partitioned_prediction(
         The outputs for all rows, and what the workers tell one another (`heard`).
     """
     traced = TracedProgram()
-    own = exchange_rows(divided(batch, form), traced, shared=_is_shared(model, form))
+    batch, own = _counted(model, batch, form, traced)
 
     def program(whole: Any, step: GlobalStep) -> Any:
         return model.predict_step(whole)
@@ -110,9 +110,15 @@ def run_partitioned_prediction(
     return _run(model, program, batch, own, form, added, traced), own.heard
 
 
-def _is_shared(model: keras.Model, form: BatchForm) -> bool:
+def _counted(
+    model: keras.Model, batch: Any, form: BatchForm, program: TracedProgram
+) -> tuple[Any, OwnRows]:
+    """Returns the replica's rows, and their number and that of the others."""
     # A worker that joins others in the middle of an epoch has none of its batches.
-    return form.shared and not model.distribute_strategy.extended.group.elastic
+    shared = form.shared and not model.distribute_strategy.extended.group.elastic
+    rows = divided(batch, form)
+    own = exchange_rows(rows, program, shared=shared, awaited=form.given)
+    return once_compared(batch, own) if form.given else batch, own
 
 
 def _is_first(extended: Any) -> tf.Tensor:

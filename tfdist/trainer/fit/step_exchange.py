@@ -51,6 +51,7 @@ class StepExchange:
     def __init__(self) -> None:
         self._asks: dict[Request, Callable[[], bool]] = {}
         self._granted = Request(0)
+        self._state = 0
         self._published: list[int] | None = None
         self._resource: tf.Tensor | None = None
 
@@ -91,8 +92,21 @@ class StepExchange:
         Args:
             state: a number of 30 bits that all workers must have.
         """
+        self._state = state
+        self._publish(0)
+
+    def publish_rows(self, rows: int) -> None:
+        """Publishes to the next step the number of rows of a batch that all workers must have.
+
+        Args:
+            rows: the number, less than 2**30; 0 if it is unknown.
+        """
+        self._publish(rows)
+
+    def _publish(self, rows: int) -> None:
         wanted = self.wanted
-        numbers = [int(request in wanted) for request in Request] + _compared(state)
+        numbers = [int(request in wanted) for request in Request]
+        numbers += [*_compared(rows), *_compared(self._state)]
         if numbers != self._published:
             self._published = numbers
             tokens.assign(self._made(), tf.constant(numbers, tf.int32))
@@ -152,7 +166,13 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
     """
     requests, numbers = sums[: len(Request)], tf.reshape(sums[len(Request) :], [-1, 2])
     differ = tf.cast(numbers[:, 0] * numbers[:, 0] != numbers[:, 1] * replicas, tf.int32)
-    return tf.concat([requests, [unlike_rows], differ], axis=0)
+    rows = unlike_rows + tf.reduce_sum(differ[:_HALVES])
+    return tf.concat([requests, [rows], differ[_HALVES:]], axis=0)
+
+
+def rows_of_heard(numbers: tf.Tensor) -> tf.Tensor:
+    """The part of the result of `heard` that is 0 if the workers have shares of one batch."""
+    return numbers[len(Request)]
 
 
 def heard_nothing() -> tf.Tensor:
@@ -180,7 +200,7 @@ _NOTHING = Heard(Request(0))
 # the sum of the squares is the square of the sum. It is computed modulo 2 ** 32.
 _HALVES = 2
 _NUMBERS = 2 * _HALVES
-_TOLD = len(Request) + _NUMBERS
+_TOLD = len(Request) + 2 * _NUMBERS
 
 
 def _compared(number: int) -> list[int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from tfdist.errors import ProgramMismatchError
 from tfdist.global_view.partition import Added
 from tfdist.monitoring.training import record
 from tfdist.strategies.data import (
@@ -30,8 +31,12 @@ from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.eager_step import run_eager_prediction, run_eager_step
 from tfdist.trainer.fit.metric_state import metric_variables, take_over_metrics, totals_of
-from tfdist.trainer.fit.own_rows import count_own_rows
-from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_partitioned_step
+from tfdist.trainer.fit.own_rows import count_own_rows, count_rows, finds_unlike_shares
+from tfdist.trainer.fit.partitioned_step import (
+    divided,
+    run_partitioned_prediction,
+    run_partitioned_step,
+)
 from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, last_programs, step_exchange
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
@@ -120,6 +125,7 @@ def make_step_function(
         if trains:
             keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
+        part = None
         with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 in_part = kept is not None and several > 1
@@ -129,12 +135,14 @@ def make_step_function(
             else:
                 steps, rows = 0, _no_rows()
                 for _, batch in zip(range(several), iterator, strict=False):
-                    (logs, totals), more = run_one(*_local_shards(strategy, batch, sizes))
+                    part = _local_part(strategy, batch, sizes)
+                    with part.compared():
+                        (logs, totals), more = run_one(part.shards, part.form)
                     steps, rows = steps + 1, rows + more
         own, everyone, *numbers = rows.numpy().tolist()
         heard = as_heard(numbers)
         if heard.rows_differ:
-            raise unlike_rows(strategy.extended.group, own)
+            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own)
         if heard.program_differs:
             check_programs(strategy.extended.group)
         if not strategy.extended.group.elastic:
@@ -168,7 +176,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def one_step(batch: Any, form: BatchForm) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
-            return run_eager_prediction(model, without_absent(batch)), heard_nothing()
+            return run_eager_prediction(model, without_absent(batch), shared=form.shared)
 
         added: Added = []
 
@@ -192,11 +200,15 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def function(batches: list[Any]) -> Any:
         step_exchange.publish(state_of.number(None, 0) if strategy.extended.communicates else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            results = [run_one(*_local_shards(strategy, batch, sizes)) for batch in batches]
-        for (_, numbers), batch in zip(results, batches, strict=True):
+            parts = [_local_part(strategy, batch, sizes) for batch in batches]
+            results = []
+            for part in parts:
+                with part.compared():
+                    results.append(run_one(part.shards, part.form))
+        for (_, numbers), part in zip(results, parts, strict=True):
             heard = as_heard(numbers.numpy().tolist())
             if heard.rows_differ:
-                raise unlike_rows(strategy.extended.group, int(count_own_rows(strategy, batch)))
+                raise part.unlike_rows()
             if heard.program_differs:
                 check_programs(strategy.extended.group)
             if heard.state_differs:
@@ -242,16 +254,60 @@ class _Sizes:
             self._first = rows
         return rows if rows == self._first else None
 
+    def forget(self) -> None:
+        """Has the next batch be the first one, as this one is not the same on all workers."""
+        self._first = None
 
-def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, BatchForm]:
-    """The local replicas' shards of a batch, and what the model may know of it."""
+
+class _LocalPart(NamedTuple):
+    """The local replicas' part of a batch.
+
+    Attributes:
+        strategy: the strategy.
+        shards: the rows of each replica.
+        form: what the model may know of the batch.
+        sizes: the sizes of the batches so far.
+        rows: the number of rows of the whole batch, if this worker holds it; else 0.
+    """
+
+    strategy: Any
+    shards: Any
+    form: BatchForm
+    sizes: _Sizes
+    rows: int = 0
+
+    @contextlib.contextmanager
+    def compared(self) -> Iterator[None]:
+        """Within this context, a step compares the batch's number of rows among the workers.
+
+        Raises:
+            ProgramMismatchError: they differ.
+        """
+        step_exchange.publish_rows(self.rows)
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if not finds_unlike_shares(error):
+                raise
+            raise self.unlike_rows() from None
+
+    def unlike_rows(self) -> ProgramMismatchError:
+        """The error if the workers have shares of unlike batches; called by all."""
+        self.sizes.forget()
+        own = int(count_own_rows(self.strategy, self.shards))
+        return unlike_rows(self.strategy.extended.group, own, self.rows)
+
+
+def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
     if not strategy.extended.communicates:
-        return batch, BatchForm()
+        return _LocalPart(strategy, batch, BatchForm(), sizes)
     shards = shard_batch(strategy, batch)
-    form = form_of_next() if shards is batch else form_of(batch)
+    given = shards is not batch
+    form = form_of(batch) if given else form_of_next()
     # Where workers come and go, such batches often follow their number.
-    rows = None if strategy.extended.group.elastic else sizes.known(form.rows)
-    return shards, form._replace(rows=rows)
+    known = None if strategy.extended.group.elastic else sizes.known(form.rows)
+    rows = int(count_rows(divided(batch, form))) if given else 0
+    return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
