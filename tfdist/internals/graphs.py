@@ -80,6 +80,11 @@ def captured_from(tensor: Any) -> Any:
     return tensor
 
 
+def variables_read(graph: Any) -> list[Any]:
+    """The variables that have been read while a graph was traced, as far as they exist."""
+    return [variable for r in graph._weak_variables if (variable := r()) is not None]
+
+
 def in_xla_context() -> bool:
     """Whether XLA will compile what is added to the default graph."""
     return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))

@@ -11,7 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    get_eager_safe_handle_data,
+)
 
 from tfdist.internals.keras import Trainer, Variable
 
@@ -128,6 +131,19 @@ def _where_deferring(
             method(self, *args, **kwargs)
 
     return call
+
+
+def spec_of_resource(resource: tf.Tensor) -> tf.TensorSpec | None:
+    """The spec of the value of a variable, by its resource; None for resources of other kinds."""
+    if resource.dtype != tf.resource:
+        return None
+    data = get_eager_safe_handle_data(resource)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    dtype = tf.as_dtype(data.shape_and_type[0].dtype)
+    if dtype in (tf.variant, tf.resource):
+        return None
+    return tf.TensorSpec(tf.TensorShape(data.shape_and_type[0].shape), dtype)
 
 
 def stored_dtype(variable: Any) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import weakref
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -21,6 +22,7 @@ import tensorflow as tf
 from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
 from tfdist.strategies.group import Group
 from tfdist.strategies.variables import ReplicatedMirroredVariable, take_assigned
+from tfdist.trainer.fit.outer_state import OuterVariable, outer_state_of
 from tfdist.trainer.fit.step_exchange import last_programs
 from tfdist.trainer.optimizers.of_model import optimizers_of, own_state, replicated_variables
 
@@ -42,15 +44,32 @@ class StateComparison:
         self._call: Any = None
         self._steps = 0
         self._assigned: set[int] = set()
+        self._data: Callable[[], Any] = lambda: None
+        self._traces = self._outer_steps = 0
 
-    def number(self, call: Any, steps: int) -> int:
+    def number(self, call: Any, steps: int, data: Any = None) -> int:
         """Returns a number of 30 bits for this worker's state before a step; all must have it.
 
         Args:
             call: of `fit`, in the first step of which all weights count; None for other calls.
             steps: the number of steps that follow.
+            data: the iterator over an epoch or a pass of `evaluate`, in the first step of which
+                variables outside of the scope count; None for other calls.
         """
-        return _number(self._take_assigned(), self._due(call, steps))
+        due = [*self._due(call, steps), *self._outer_due(steps, data)]
+        return _number(self._take_assigned(), due)
+
+    def _outer_due(self, steps: int, data: Any) -> list[OuterVariable]:
+        """Returns the variables outside of the scope to be compared before the next steps."""
+        due: list[OuterVariable] = []
+        outer = outer_state_of(self._model)
+        begins = data is not None and data is not self._data()
+        if begins or outer.traces != self._traces or self._outer_steps >= _STEPS:
+            self._traces, self._outer_steps = outer.traces, 0
+            self._data = weakref.ref(data) if begins else self._data
+            due = list(outer.variables().values())
+        self._outer_steps += steps
+        return due
 
     def _take_assigned(self) -> list[Any]:
         """Returns the variables that were assigned since the last call."""
@@ -81,6 +100,13 @@ class StateComparison:
         found = different_copies(group, variables, first=assigned)
         if found:
             raise _mismatch(found)
+        found = different_copies(group, outer_state_of(self._model).variables())
+        if found:
+            raise ReplicaMismatchError(
+                "The workers have different values of a variable that the model's step reads and "
+                f"that was created outside of the strategy's scope: {found}. Assign it on all "
+                "workers alike, or create it in the scope."
+            )
 
     def _kept(self) -> set[int]:
         """The identities of variables that need not be equal."""

@@ -35,6 +35,7 @@ from tfdist.strategies.shares import BatchForm
 from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.metric_state import metric_variables
+from tfdist.trainer.fit.outer_state import outer_state_of
 from tfdist.trainer.fit.own_rows import exchange_rows, gather_sparse, once_compared
 from tfdist.trainer.fit.step_exchange import TracedProgram
 from tfdist.trainer.fit.traffic_notes import note_trace
@@ -162,7 +163,12 @@ def _run(
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     outputs = partition.add(given, [WHOLE] * len(traced.analysis.outputs))
-    if extended.group.elastic or extended.worker_count > 1:
+    elastic = extended.group.elastic
+    if not elastic and extended.worker_count > 1:
+        analysis = traced.analysis
+        own_state = _own_resources(extended)
+        outer_state_of(model).note(analysis.graph, analysis.results, own_state)
+    if elastic or extended.worker_count > 1:
         _tell(extended, program_told, traced, lane, (form, trains))
     return traced.packed(outputs)
 
@@ -408,11 +414,7 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
 
     Each would change them: a variable or a table that was not created in the strategy's scope.
     """
-    own = {
-        id(copy.handle)
-        for variable in extended.variables
-        for copy in getattr(variable, "values", [variable])
-    }
+    own = _own_resources(extended)
     captured = {
         inner.op.name: id(outer)
         for outer, inner in graph.captures
@@ -423,6 +425,15 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     # With several devices, no update is put off, so nothing is written behind a commit point.
     written = find_writes(graph.as_graph_def()).kept
     return {resource: SHARED for name, resource in captured.items() if name in written}
+
+
+def _own_resources(extended: Any) -> set[int]:
+    """The identities of the resources of a strategy's variables."""
+    return {
+        id(copy.handle)
+        for variable in extended.variables
+        for copy in getattr(variable, "values", [variable])
+    }
 
 
 def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:

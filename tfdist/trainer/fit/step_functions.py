@@ -118,10 +118,9 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        is_fit = trains and isinstance(iterator, tf.distribute.DistributedIterator)
-        step_exchange.publish(
-            0 if alone else state_of.number(training_call() if is_fit else None, several)
-        )
+        data = iterator if isinstance(iterator, tf.distribute.DistributedIterator) else None
+        call = training_call() if trains and data is not None else None
+        step_exchange.publish(0 if alone else state_of.number(call, several, data))
         if trains:
             keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
@@ -198,7 +197,8 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     state_of = StateComparison(model)
 
     def function(batches: list[Any]) -> Any:
-        step_exchange.publish(state_of.number(None, 0) if strategy.extended.communicates else 0)
+        compares = strategy.extended.communicates
+        step_exchange.publish(state_of.number(None, len(batches)) if compares else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             parts = [_local_part(strategy, batch, sizes) for batch in batches]
             results = []
