@@ -59,6 +59,29 @@ def test_all_go_on_from_what_the_chief_alone_finds(group, place):
     check_same_as_alone(group, f"files:backup_in_own_folders{place}")
 
 
+@pytest.mark.parametrize("group", some(["2", "3", "2x2", "2 by TensorFlow"], always=["2"]))
+def test_all_go_on_within_an_epoch(group):
+    check_same_as_alone(group, "files:backup_in_own_folders", "backup_within_an_epoch")
+
+
+@pytest.mark.parametrize("group", some(["2", "2x2"], always=["2"]))
+def test_what_a_callback_restores_on_the_chief_alone_counts(group):
+    check_same_as_alone(group, "files:restored_by_the_chief_alone")
+
+
+@pytest.mark.parametrize("kind", some(["sharded", "compressed"], always=[]))
+def test_parts_of_a_model_must_be_restored_on_all_workers(kind):
+    for said in GROUPS["2"].run(f"{PACKAGE}.files:restored_by_the_chief_alone", kind):
+        assert said.startswith("A callback such as BackupAndRestore must find the same files")
+        assert "differs between worker 0 and worker 1" in said
+
+
+@exhaustive
+def test_what_differed_before_is_an_error():
+    for said in GROUPS["2"].run(f"{PACKAGE}.files:changed_before"):
+        assert "learning_rate' differs between worker 0 and worker 1" in said
+
+
 def test_what_the_chief_cannot_write(tmp_path):
     results = GROUPS["2"].run("tests.strategies.failing_saves:save", str(tmp_path))
     for told, said in zip(results, ("No such file", "The chief could not write"), strict=True):

@@ -180,7 +180,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
         "BackupAndRestore",
         _CALLBACKS.BackupAndRestore,
-        {"_save_model": "self", "on_train_begin": "self, logs", "on_train_end": "self, logs"},
+        {"_save_model": "self", "on_train_end": "self, logs"},
     ),
     ("ModelCheckpoint", _CALLBACKS.ModelCheckpoint, {"_save_model": "self, epoch, batch, logs"}),
     ("RemoteMonitor", _CALLBACKS.RemoteMonitor, {"on_epoch_end": "self, epoch, logs"}),

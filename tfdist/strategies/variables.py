@@ -77,6 +77,12 @@ for _kind in ("add", "sub", "update", "max", "min"):
 
 # Variables that code outside of replicas has assigned, by identity.
 _assigned: dict[int, weakref.ref[Any]] = {}
+_assignments = 0
+
+
+def assignments() -> int:
+    """The number of assignments by code outside of replicas so far."""
+    return _assignments
 
 
 def take_assigned(strategy: Any) -> list[Any]:
@@ -102,6 +108,8 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
+            global _assignments
+            _assignments += 1
             _assigned[id(self)] = weakref.ref(self)
         return super()._update_cross_replica(update_fn, value, **kwargs)
 

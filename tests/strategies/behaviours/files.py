@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import tempfile
@@ -10,7 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
+from tests.strategies.behaviours.compression import strategy_of
 
 
 def _chief(strategy):
@@ -140,13 +143,32 @@ def backup_and_restore(strategy, folder):
     return outcome(second, dict(history.history), epochs=list(history.epoch))
 
 
-def backup_in_own_folders(strategy):
+def backup_within_an_epoch(strategy, folder):
+    x, y = rows(40)
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 3:
+                raise KeyboardInterrupt
+
+    def train(*others):
+        model = compile_mlp(strategy, keras.optimizers.Adam)
+        backup = keras.callbacks.BackupAndRestore(f"{folder}/backup", save_freq=2)
+        settings = {"batch_size": 10, "shuffle": False, "callbacks": [backup, *others]}
+        return outcome(model, fit(model, x, y, **settings))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        train(Interrupt())
+    return train()
+
+
+def backup_in_own_folders(strategy, behaviour="backup_and_restore"):
     """The path is the same on all workers, but not the folder: only the chief finds its files."""
     before = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            return backup_and_restore(strategy, ".")
+            return globals()[behaviour](strategy, ".")
         finally:
             os.chdir(before)
 
@@ -154,6 +176,41 @@ def backup_in_own_folders(strategy):
 def backup_in_own_folders_in_the_scope(strategy):
     with scope(strategy):
         return backup_in_own_folders(strategy)
+
+
+def restored_by_the_chief_alone(strategy, kind="replicated"):
+    """What a callback restores on the chief alone counts; or what is said, if it cannot."""
+    if strategy and kind == "sharded":
+        strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    if strategy and kind == "compressed":
+        strategy = strategy_of("onebit")
+    model = compile_mlp(strategy, keras.optimizers.Adam)
+
+    def restore(logs):
+        if _chief(strategy):
+            model.set_weights([w + 0.5 for w in model.get_weights()])
+            model.optimizer.learning_rate = 0.01
+
+    if kind == "compressed":  # Each worker then has errors of its own.
+        fit(model, *rows(40), batch_size=10, shuffle=False)
+    callbacks = [keras.callbacks.LambdaCallback(on_train_begin=restore)]
+    try:
+        history = fit(model, *rows(40), batch_size=10, shuffle=False, callbacks=callbacks)
+    except tfdist.errors.UnsupportedError as error:
+        return str(error)
+    return outcome(model, history)
+
+
+def changed_before(strategy):
+    """A difference from before the training, which callbacks do not cause, stays an error."""
+    model = compile_mlp(strategy, keras.optimizers.Adam)
+    if strategy.extended.worker_rank == 1:
+        model.optimizer.learning_rate = 0.5
+    try:
+        fit(model, *rows(40), batch_size=10)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return ""
 
 
 def csv_logger(strategy, folder):

@@ -14,6 +14,7 @@ import keras
 
 from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.monitoring.training import record
+from tfdist.trainer.fit.begin_together import BeginTogether
 from tfdist.trainer.fit.call_checks import compared_arguments, is_ours
 from tfdist.trainer.fit.codec_refresh import FollowLinks
 from tfdist.trainer.fit.current_data import training_data
@@ -64,7 +65,7 @@ class RunsLast:
         return contextlib.nullcontext()
 
 
-_OURS = (FollowLinks, StopTogether, StepClock)
+_OURS = (FollowLinks, StopTogether, StepClock, BeginTogether, BeginTogether.First)
 
 
 def install() -> None:
@@ -110,7 +111,7 @@ def _added_callbacks(model: Any) -> list[Any]:
     if extended.compressor is not None:
         added.append(FollowLinks())
     if extended.process_count > 1 or extended.group.elastic:
-        added.append(StopTogether())
+        added += [StopTogether(), BeginTogether()]
     if record.keeps_durations:
         added.append(StepClock())
     return added
@@ -125,7 +126,9 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
     last.sort(key=lambda callback: isinstance(callback, RunsFit))  # which may leave `fit`
     for callback in last:
         callback.runs_after(others)
-    return [*others, *last]
+    begins = [c for c in others if isinstance(c, BeginTogether)]
+    others = [c for c in others if not isinstance(c, BeginTogether)]
+    return [*(c.first for c in begins), *others, *last, *begins]
 
 
 def _with_defaults(bound: inspect.BoundArguments) -> dict[str, Any]:

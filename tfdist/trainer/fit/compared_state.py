@@ -94,12 +94,9 @@ class StateComparison:
         Raises:
             ReplicaMismatchError: a variable differs.
         """
-        variables = self._comparable()
-        assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
-        group = self._model.distribute_strategy.extended.group
-        found = different_copies(group, variables, first=assigned)
-        if found:
+        if found := self.difference():
             raise _mismatch(found)
+        group = self._model.distribute_strategy.extended.group
         found = different_copies(group, outer_state_of(self._model).variables())
         if found:
             raise ReplicaMismatchError(
@@ -107,6 +104,16 @@ class StateComparison:
                 f"that was created outside of the strategy's scope: {found}. Assign it on all "
                 "workers alike, or create it in the scope."
             )
+
+    def difference(self) -> str:
+        """Returns the first variable that differs between workers, and where; "" if none does.
+
+        Each worker calls this.
+        """
+        variables = self.variables()
+        assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
+        group = self._model.distribute_strategy.extended.group
+        return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
         """The identities of variables that need not be equal."""
@@ -117,7 +124,8 @@ class StateComparison:
         compressor = self._model.distribute_strategy.extended.compressor
         return kept | set(map(id, compressor.variables if compressor is not None else ()))
 
-    def _comparable(self) -> dict[str, Any]:
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables that all replicas have in common, by names equal on all workers."""
         found = replicated_variables(self._model)
         kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
         for variable in self._model.distribute_strategy.extended.variables:
@@ -152,8 +160,12 @@ class StageComparison(StateComparison):
         return _number(both[0]), _number(both[1], self._due(call, steps))
 
     def check(self) -> None:
+        if found := self.difference():
+            raise _mismatch(found)
+
+    def difference(self) -> str:
         group = self._model.distribute_strategy.extended.group
-        scalars, variables = self._scalars(), self._comparable()
+        scalars, variables = self._scalars(), self.variables()
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         stages = f"stages of pipeline rank {self._model.distribute_strategy.pipeline_rank}"
         for name, variable in variables.items():
@@ -164,9 +176,7 @@ class StageComparison(StateComparison):
         first = [n for n, v in both[0].items() if id(_distributed(v)) in self._assigned]
         # A rank that trains nothing does not count its steps.
         found = different_copies(group, both[0], first=first, others=False)
-        found = found or different_copies(group, both[1])
-        if found:
-            raise _mismatch(found)
+        return found or different_copies(group, both[1])
 
     def _scalars(self) -> set[int]:
         """The identities of the optimizers' variables without an axis."""

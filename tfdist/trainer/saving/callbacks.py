@@ -15,14 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from tfdist.cluster.net.wait_messages import say
 from tfdist.errors import UnsupportedError
 from tfdist.internals.contract import TARGETS
-from tfdist.internals.iterators import initial_epoch, set_initial_epoch
 from tfdist.internals.keras import backup_path, checkpoint_path
-from tfdist.trainer.optimizers.of_model import replicated_variables
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.compression_files import compressor_of
 from tfdist.trainer.saving.files import awaits_admission, group_of, needs_gathering
@@ -33,7 +29,6 @@ def install() -> None:
     patch("CSVLogger.on_train_begin", _discarding_unless_chief)
     patch("TensorBoard.set_model", _logging_unless_chief)
     patch("BackupAndRestore._save_model", _saving_atomically)
-    patch("BackupAndRestore.on_train_begin", _restoring_together)
     patch(
         "BackupAndRestore.on_train_end",
         lambda original: _chief_only(_retried_if_not_empty(original)),
@@ -151,45 +146,6 @@ def _making_the_folder(save: Callable[..., Any]) -> Callable[..., Any]:
         return save(self, epoch, batch, logs)
 
     return save_model
-
-
-def _restoring_together(restore: Callable[..., Any]) -> Callable[..., Any]:
-    """Has all workers go on from the chief's state if it alone finds its files.
-
-    Without a shared disk, or in separate working folders, the others have none.
-    """
-
-    @functools.wraps(restore)
-    def restore_together(self: Any, logs: Any = None) -> None:
-        restore(self, logs)
-        group = group_of(self.model)
-        if group is None or awaits_admission(self.model):
-            return
-        epochs = [int(text) for text in group.exchange("epoch", str(initial_epoch(self.model)))]
-        if len(set(epochs)) == 1:
-            return
-        workers = group.topology.workers
-        other = next(rank for rank, epoch in enumerate(epochs) if epoch != epochs[0])
-        found = (
-            f"{workers[0]} goes on from epoch {epochs[0]} and {workers[other]} from epoch "
-            f"{epochs[other]}, as they have found other files in {self.backup_dir!r}"
-        )
-        extended = self.model.distribute_strategy.extended
-        several = needs_gathering(self.model) or compressor_of(self.model) is not None
-        if several or extended.in_stages:
-            raise UnsupportedError(
-                "BackupAndRestore needs a folder that all workers share for a model of which each "
-                f"keeps a part. Received: {self.model.name!r}, where {found}. Pass the path of a "
-                "shared disk, or use tfdist.callbacks.BackupAndRestore."
-            )
-        if group.topology.is_chief:
-            say(f"tfdist: {found}. All go on with the state of {workers[0]}.")
-        set_initial_epoch(self.model, epochs[0])
-        for variable in replicated_variables(self.model).values():
-            value = extended.workers.broadcast(tf.convert_to_tensor(variable.value.values[0]))
-            variable.assign(value)
-
-    return restore_together
 
 
 def _saving_atomically(save: Callable[..., Any]) -> Callable[..., Any]:
