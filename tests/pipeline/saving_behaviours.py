@@ -7,6 +7,7 @@ import os
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 from tests.pipeline import layers
@@ -59,8 +60,6 @@ def load_weights(strategy, name, folder, pipeline=2):
 
 def export(strategy, name, folder, pipeline=2):
     """Exports a model and calls what was written."""
-    import tensorflow as tf
-
     example = ZOO[name]
     model = _make(strategy, example.build, pipeline)
     path = os.path.join(folder, "exported")
@@ -203,3 +202,45 @@ def _held(model):
     if not isinstance(model, tfdist.PipelineModel):
         return {}
     return {"held": sum(map(has_value, model.partition.graph.model.variables))}
+
+
+def save_apart(strategy, folder):
+    """What each rank reads of the files that it has saved into its own folder, and predicts."""
+    model = _trained(strategy)
+    own = os.path.join(folder, str(strategy.extended.group.topology.rank))
+    os.makedirs(own)
+    x, _ = ZOO["mlp"].batch(ROWS)
+    read = []
+    for file in ("a.keras", "b.h5"):
+        model.save(os.path.join(own, file))
+        loaded = keras.models.load_model(os.path.join(own, file), compile=False)
+        read.append(loaded.predict(x, verbose=0))
+    model.save_weights(os.path.join(own, "c.weights.h5"))
+    loaded.set_weights([np.zeros(w.shape, w.dtype) for w in loaded.get_weights()])
+    loaded.load_weights(os.path.join(own, "c.weights.h5"))
+    read.append(loaded.predict(x, verbose=0))
+    model.export(os.path.join(own, "d"), verbose=False)
+    exported = tf.saved_model.load(os.path.join(own, "d"))
+    read.append(exported.serve(x).numpy())
+    return read, model.predict(x, verbose=0)
+
+
+def restore_apart(strategy, folder):
+    """What is said where the chief alone finds the epoch to go on from."""
+    path = os.path.join(folder, str(strategy.extended.group.topology.rank))
+    for _ in range(2):
+        model = _make(strategy, ZOO["mlp"].build)
+        _compile(model, ZOO["mlp"], "adam")
+        backup = keras.callbacks.BackupAndRestore(path, delete_checkpoint=False)
+        try:
+            model.fit(*ZOO["mlp"].batch(ROWS), batch_size=BATCH, verbose=0, callbacks=[backup])
+        except tfdist.errors.UnsupportedError as error:
+            return str(error)
+    return ""
+
+
+def _trained(strategy):
+    model = _make(strategy, ZOO["mlp"].build)
+    _compile(model, ZOO["mlp"], "adam")
+    _fit(model, *ZOO["mlp"].batch(ROWS))
+    return model

@@ -1,13 +1,16 @@
 """A worker that saves a model in every way and reads each file next.
 
 python -m tests.strategies.saving_apart KIND FOLDER, where KIND is "replicated" or "sharded" and
-FOLDER is where it saves. What it read goes to the file that RESULT names.
+FOLDER is where it saves. KIND may also be "late": the chief saves and leaves, and the others save
+two seconds later; or "together": all workers have one folder. What it read goes to the file that
+RESULT names.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 import keras
 import numpy as np
@@ -15,6 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tests.deadlines import FAR
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = np.linspace(0, 1, 16, dtype="float32").reshape(8, 2)
@@ -39,16 +43,35 @@ def trained(strategy):
     return model
 
 
-def saved_and_read(model, folder):
-    """What is read of each save, by name."""
+def saved_and_read(model, folder, turns=2, others=False):
+    """What is read of each save, by name.
+
+    Args:
+        model: the model.
+        folder: where it is saved.
+        turns: how often in each way; it is trained between.
+        others: whether another worker writes the files.
+    """
     read = {}
     for name, (file, save, load) in WAYS.items():
-        for turn in range(2):  # The second file replaces the first.
+        for turn in range(turns):  # The second file replaces the first.
+            path = f"{folder}/{file}"
             if turn:
                 model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
-            save(model, f"{folder}/{file}")
-            read[f"{name} {turn}"] = np.asarray(load(model, f"{folder}/{file}"))
+            written = time_of(path) if others and not turn else 0
+            save(model, path)
+            assert not written or written == os.stat(path).st_mtime_ns, name
+            read[f"{name} {turn}"] = np.asarray(load(model, path))
     return read
+
+
+def time_of(path):
+    """When another worker has written a file; waits for it."""
+    deadline = time.monotonic() + FAR
+    while not os.path.exists(path):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+    return os.stat(path).st_mtime_ns
 
 
 def _loaded(model, path):
@@ -92,7 +115,14 @@ def main() -> None:
     kind, folder = sys.argv[1:]
     strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=kind == "sharded")
     os.makedirs(folder, exist_ok=True)
-    read = saved_and_read(trained(strategy), folder)
+    model, group = trained(strategy), strategy.extended.group
+    is_other = group.topology.rank > 0
+    if kind == "late" and is_other:
+        while not group.session.chief_has_left:
+            time.sleep(0.01)
+        time.sleep(2)
+    turns = 1 if kind == "late" else 2
+    read = saved_and_read(model, folder, turns, others=kind == "together" and is_other)
     for at in (folder, *(path for path, _, _ in os.walk(folder))):
         assert not any(name.startswith(".") for name in os.listdir(at)), os.listdir(at)
     np.savez(os.environ["RESULT"], **read)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ from tfdist.internals.keras import (
     saving_lib,
 )
 from tfdist.internals.tensorflow import DistributedDatasetAndIteratorSpec, function_context
+
+# Keras imports from this name while it exports, and TensorFlow would then load the module again and
+# replace `tf.saved_model`, together with what tfdist has replaced in it.
+sys.modules.setdefault("tensorflow.saved_model", tf.saved_model)
 
 
 @dataclass(frozen=True)
