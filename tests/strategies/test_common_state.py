@@ -57,6 +57,13 @@ def test_samples_of_all_weights_are_compared_when_a_training_begins():
         assert "kernel' differs between worker 0 and worker 1" in said
 
 
+@pytest.mark.parametrize("what", some(["weight", "outside"], always=["weight"]))
+def test_samples_are_compared_every_few_steps(what):
+    for said, batches in GROUPS["2"].run(f"{COMMON}:changed_within_an_epoch", what):
+        assert "differs between worker 0 and worker 1" in said
+        assert 5 <= batches <= 8
+
+
 @pytest.mark.parametrize(
     ("form", "eager", "counts", "found"),
     some(

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import time
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows, scope
+from tests.strategies.behaviours.common import (
+    compile_mlp,
+    cross_entropy,
+    fit,
+    mlp,
+    outcome,
+    rows,
+    scope,
+)
+from tfdist.trainer.fit import compared_state
 
 
 class Stepping(keras.Model):
@@ -144,6 +154,35 @@ def changed_behind(strategy):
     except tfdist.errors.ReplicaMismatchError as error:
         return str(error)
     return ""
+
+
+def changed_within_an_epoch(strategy, what):
+    """The error where a worker changes state that nothing notices, and after how many batches.
+
+    Args:
+        strategy: the strategy.
+        what: "weight", or "outside" for a variable outside of the scope.
+    """
+    factor = tf.Variable(1.0)
+    with scope(strategy):
+        model = mlp()
+        loss = cross_entropy()
+        model.compile("sgd", lambda y, p: factor * loss(y, p))
+    done = []
+
+    def change(batch, logs):
+        done.append(batch)
+        if batch == 4 and strategy.extended.worker_rank == 1:
+            copy = factor if what == "outside" else model.layers[0].kernel.value.values[0]
+            copy.assign(copy + 1e-6)
+
+    callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=change)]
+    with mock.patch.object(compared_state, "_STEPS", 3):
+        try:
+            fit(model, *rows(24), batch_size=2, callbacks=callbacks)
+        except tfdist.errors.ReplicaMismatchError as error:
+            return str(error), len(done)
+    return "", len(done)
 
 
 # Numbers of rows that workers have: of arrays, and of what a generator yields.
