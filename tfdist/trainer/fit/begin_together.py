@@ -33,12 +33,14 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
     communicates_in = ("on_train_begin",)
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
-        """Counts the assignments before callbacks see the training begin."""
+        """Notes how things are before callbacks see the training begin."""
 
         assignments = 0
+        awaits_admission = False
 
         def on_train_begin(self, logs: Any = None) -> None:
             self.assignments = assignments()
+            self.awaits_admission = awaits_admission(self.model)
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,8 +48,8 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         group = group_of(self.model)
-        if group is None or awaits_admission(self.model):
-            return
+        if group is None or self.first.awaits_admission:
+            return  # A worker that is admitted meanwhile gets the others' state.
         changed = assignments() != self.first.assignments
         epoch, updates = initial_epoch(self.model), _updates_of(self.model)
         texts = group.exchange("how training begins", json.dumps([epoch, updates, changed]))

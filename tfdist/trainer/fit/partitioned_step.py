@@ -208,7 +208,7 @@ def _tell(
     except ValueError:  # The graph is too large for a message.
         return
     shapes = [(str(t.shape), t.dtype.name) for t in graph.inputs[: -len(graph.captures) or None]]
-    program.note(repr((shapes, *traced_for)), found)
+    program.note(repr((shapes, same, *traced_for)), found)
 
 
 def divided(batch: Any, form: BatchForm) -> Any:
