@@ -134,7 +134,8 @@ def _install_strategy(way: str, logs: list[Any]) -> Callable[[], Any]:
     default = tf.distribute.get_strategy()
     made: list[Any] = []
     if way != "distributed":
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": _CLUSTER, "task": {"type": "worker"}})
+        task = {"type": "worker", "index": 0}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": _CLUSTER, "task": task})
         # Cells that ask which worker this is take it for the only one.
         default.extended._cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({})

@@ -25,7 +25,7 @@ x = np.arange(24, dtype="float32").reshape(6, 4) / 24
 model.fit(x, x[:, :1], batch_size=3, verbose=0)""",
     "model.save('model.keras')\nloaded = keras.models.load_model('model.keras')",
     "loaded.fit(x, x[:, :1], batch_size=3, verbose=0)",
-    "import tfdist\nprint('Workers:', tfdist.size())",
+    "print('Replicas:', strategy.extended._num_replicas_in_sync)",
     "undefined",
 )
 
@@ -51,13 +51,13 @@ def fit(*losses):
 def test_a_tiny_notebook(tmp_path):
     lines, different = compare(notebook(tmp_path, *TINY), timeout=300)
     said = [line.partition(": ")[2] for line in lines]
-    assert different == 2, lines  # The cell that prints the number of workers, on both.
+    assert different == 2, lines  # The cell that prints the number of replicas, on both.
     assert lines[-1].endswith(f"`{REMEDY}` around the cells [3]")
     for worker in (said[:7], said[7:14]):
         assert worker[:4] == ["same"] * 4
         assert worker[4].startswith("refused: ValueError: `fit` requires a model created in the")
         assert worker[4].endswith(f"\n    with `{REMEDY}`: same")
-        assert worker[5] == "differs: prints 'Workers: 2' instead of 'Workers: 1'"
+        assert worker[5] == "differs: prints 'Replicas: 2' instead of 'Replicas: 1'"
         assert worker[6].startswith("does not run in one process: NameError: name 'undefined'")
 
 
