@@ -71,15 +71,20 @@ def test_samples_are_compared_every_few_steps(what):
             ("arrays", False, (48, 40), ("6 batches", "5 batches")),
             ("arrays", False, (48, 47), ("6 batches", "6 batches, the last one of 7 rows")),
             *(
-                (form, eager, counts, ("4 rows", "0"))
+                (form, eager, counts, ("a batch of 8 rows", last))
                 for form in ("generator", "evaluate", "predict")
                 for eager in (False, True)
-                for counts in ((48, 40), (24, 16))
+                for counts, last in (
+                    ((48, 40), "no batch"),
+                    ((24, 16), "no batch"),
+                    ((48, 47), "a batch of 7 rows"),
+                )
             ),
         ],
         always=[
             ("arrays", False, (48, 40), ("6 batches", "5 batches")),
-            ("predict", True, (48, 40), ("4 rows", "0")),
+            ("generator", False, (48, 47), ("a batch of 8 rows", "a batch of 7 rows")),
+            ("predict", True, (48, 40), ("a batch of 8 rows", "no batch")),
         ],
     ),
 )
@@ -90,17 +95,17 @@ def test_rows_that_one_worker_has_more(form, eager, counts, found):
 
 
 SETTINGS = {"": {}, "eager": {"run_eagerly": True}, "XLA": {"jit_compile": True}}
+ON_BATCH = ["train_on_batch", "test_on_batch", "predict_on_batch"]
+BATCHES = [
+    *itertools.product(ON_BATCH, [(), (48,), (9,)], [(48, 40), (48, 47), (1, 2), (40, 48)], [""]),
+    *itertools.product(ON_BATCH, [(), (48,)], [(48, 47)], ["eager", "XLA"]),
+]
 
 
 @pytest.mark.parametrize(
     ("call", "before", "counts", "settings"),
     some(
-        itertools.product(
-            ["train_on_batch", "test_on_batch", "predict_on_batch"],
-            [(), (48,), (9,)],
-            [(48, 40), (48, 47), (1, 2), (40, 48)],
-            SETTINGS,
-        ),
+        BATCHES,
         always=[
             ("train_on_batch", (), (48, 40), ""),
             ("train_on_batch", (9,), (48, 47), ""),

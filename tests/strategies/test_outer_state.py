@@ -29,7 +29,7 @@ def test_other_groups(group):
 
 
 def check_found(group, how, call):
-    name = {"generator": "without a name", "index": "number"}.get(how, "beta")
+    name = {"generator": "StateVar", "index": "number"}.get(how, "beta")
     for said in GROUPS[group].run(DIFFERS, how, call):
         assert said.startswith("The workers have different values of a variable")
         assert f"the variable {name!r} differs between worker 0" in said

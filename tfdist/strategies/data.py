@@ -32,7 +32,7 @@ from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
 from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
-from tfdist.strategies.shares import BatchForm, components_apart, split_batches
+from tfdist.strategies.shares import BatchForm, as_element, components_apart, split_batches
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -75,12 +75,12 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         return distributed
     watcher = current_watcher()
     per_worker_hint = not _in_order()
-    watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
+    replicas = None if extended.group.elastic else extended.replica_count
+    watched = dataset
+    if watcher is not None:
+        watched = watcher.watch(dataset, replicas, per_worker_hint=per_worker_hint)
     shares = split_batches(
-        _with_absent(watched),
-        extended.workers,
-        len(extended.worker_devices),
-        None if extended.group.elastic else extended.replica_count,
+        _with_absent(watched), extended.workers, len(extended.worker_devices), replicas
     )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
     distributed = DatasetOfBatches(
@@ -139,9 +139,11 @@ def _with_absent(dataset: Any) -> Any:
         return dataset
 
     def replace(*batch: Any) -> Any:
-        batch = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        element = as_element(dataset.element_spec, batch)
         return tf.nest.map_structure(
-            lambda spec, part: Absent() if is_for_none(spec) else part, dataset.element_spec, batch
+            lambda spec, part: Absent() if is_for_none(spec) else part,
+            dataset.element_spec,
+            element,
         )
 
     return dataset.map(tf.autograph.experimental.do_not_convert(replace))

@@ -24,7 +24,7 @@ from tfdist.internals.tensorflow import discard_next, take_next
 from tfdist.strategies.batch_contents import Leaf, difference, leaves_of, values_of
 from tfdist.strategies.group import Group
 from tfdist.strategies.replay import Replay
-from tfdist.strategies.shares import components_apart
+from tfdist.strategies.shares import components_apart, with_rows
 
 
 class FirstBatch:
@@ -32,13 +32,14 @@ class FirstBatch:
 
     Args:
         group: the workers.
+        tells_rows: whether batches are to tell their numbers of rows; see `WithRows`.
 
     Attributes:
         whole: the components that have other rows than the last batch; see `BatchForm`.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, *, tells_rows: bool = False) -> None:
+        self._group, self._tells_rows = group, tells_rows
         self._watches = False
         self._per_worker_hint = True
         # A weak reference, since the iterator's dataset refers to this object.
@@ -53,11 +54,12 @@ class FirstBatch:
         """Whether there is a dataset of which all workers read the same batches."""
         return self._watches
 
-    def watch(self, dataset: Any, *, per_worker_hint: bool) -> Any:
+    def watch(self, dataset: Any, replicas: int | None, *, per_worker_hint: bool) -> Any:
         """Returns the dataset with its first element duplicated, as `compare` expects.
 
         Args:
             dataset: yields global batches.
+            replicas: the number of replicas, if it does not change.
             per_worker_hint: whether an error suggests how to read separate data on each worker.
         """
         self._watches, self._per_worker_hint = True, per_worker_hint
@@ -74,6 +76,8 @@ class FirstBatch:
                 lambda: tf.ensure_shape(tf.numpy_function(note, values, tf.int64), []),
                 lambda: tf.constant(1, tf.int64),
             )
+            if replicas is not None and self._tells_rows:
+                element = with_rows(element, replicas)
             return tf.data.Dataset.from_tensors(element).repeat(count)
 
         return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
@@ -214,7 +218,9 @@ def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
     rank = max(range(1, len(rows)), key=lambda one: abs(rows[one] - rows[0]))
     chiefs, others = f"{rows[0]} rows of the last batch", f"{rows[rank]}"
     if known:
-        chiefs, others = f"a batch of {rows[0]} rows", f"a batch of {rows[rank]} rows"
+        chiefs, others = (
+            f"a batch of {count} rows" if count else "no batch" for count in (rows[0], rows[rank])
+        )
     return different_data(group, rank, chiefs, others, per_worker_hint=not known)
 
 
@@ -231,9 +237,14 @@ _NEW_HINT = (
 
 
 @contextlib.contextmanager
-def first_batch_watched(group: Group) -> Iterator[FirstBatch]:
-    """Watches the datasets that are distributed in this thread."""
-    _local.watcher = FirstBatch(group)
+def first_batch_watched(group: Group, *, tells_rows: bool) -> Iterator[FirstBatch]:
+    """Watches the datasets that are distributed in this thread.
+
+    Args:
+        group: as for `FirstBatch`.
+        tells_rows: as for `FirstBatch`.
+    """
+    _local.watcher = FirstBatch(group, tells_rows=tells_rows)
     try:
         yield _local.watcher
     finally:

@@ -92,7 +92,7 @@ def _for_each_replica(batches: Any, count: int) -> Any:
     """Each batch once for each of this worker's replicas, with the replica's number."""
 
     def repeat(*batch: Any) -> Any:
-        element = batch if isinstance(batches.element_spec, tuple) else batch[0]
+        element = as_element(batches.element_spec, batch)
         return tf.data.Dataset.range(count).map(_as_written(lambda own: (element, own)))
 
     return batches.flat_map(_as_written(repeat))
@@ -154,6 +154,59 @@ def take_share(
         return share
 
     return tf.nest.map_structure(take, batch)
+
+
+class WithRows(NamedTuple):
+    """A batch with its number of rows, which each replica keeps with its share.
+
+    Attributes:
+        batch: the batch, or a replica's share of it.
+        told: a vector of `told_rows` for each replica that has a share.
+    """
+
+    batch: Any
+    told: Any
+
+
+def with_rows(batch: Any, replicas: int) -> WithRows:
+    """Returns a batch with its number of rows, for the shares of so many replicas."""
+    return WithRows(batch, tf.tile(told_rows(_rows_of(batch)), [replicas]))
+
+
+def without_rows(batch: Any) -> tuple[Any, Any]:
+    """Returns a batch, or its spec, and what it tells of its rows; None if that is nothing."""
+    return batch if isinstance(batch, WithRows) else (batch, None)
+
+
+def told_rows(rows: Any) -> tf.Tensor:
+    """A number of less than 2**30 as two halves, each followed by its square; int32.
+
+    If the numbers of n workers are equal, n times the sum of the squares is the square of the sum.
+    """
+    halves = tf.stack([rows % 2**15, rows // 2**15])
+    return tf.reshape(tf.stack([halves, halves * halves], axis=1), [-1])
+
+
+def _rows_of(batch: Any) -> Any:
+    """The number of rows of the first component that has any; 0 if none has."""
+    for component in tf.nest.flatten(batch):
+        if isinstance(component, tf.RaggedTensor):
+            return tf.cast(component.nrows(), tf.int32)
+        if isinstance(component, tf.SparseTensor):
+            return tf.cast(component.dense_shape[0], tf.int32)
+        if isinstance(component, tf.Tensor) and component.dtype != tf.variant:
+            return _rows(component)
+    return tf.constant(0)
+
+
+def as_element(spec: Any, parts: tuple[Any, ...]) -> Any:
+    """An element of a dataset from the arguments with which a dataset calls a function.
+
+    Args:
+        spec: the spec of an element. A dataset passes the parts of a tuple, not of a named one.
+        parts: the arguments.
+    """
+    return parts if type(spec) is tuple else parts[0]
 
 
 class BatchForm(NamedTuple):

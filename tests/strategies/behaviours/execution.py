@@ -310,3 +310,23 @@ def functions_of_python_on_both_sides_of_the_update(strategy):
         model = CalledTwice(inputs, keras.layers.Dense(3)(x))
         model.compile(keras.optimizers.Adam(0.01), cross_entropy(), metrics=["accuracy"])
     return outcome(model, fit(model, *rows(40), batch_size=10))
+
+
+def own_train_function(strategy):
+    """A model's own function gets the batches of its data, and nothing besides."""
+    seen = []
+
+    class Own(keras.Sequential):
+        def make_train_function(self, force=False):
+            def train(iterator):
+                batch = next(iterator)
+                seen.append([type(batch).__name__, len(batch)])
+                return {"loss": tf.constant(1.0)}
+
+            self.train_function = train
+
+    with scope(strategy):
+        model = Own([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse")
+    fit(model, *rows(24), batch_size=8, shuffle=False)
+    return {"seen": [str(one) for one in seen]}

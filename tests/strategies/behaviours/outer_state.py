@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from unittest import mock
 
 import keras
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tfdist.trainer.fit import compared_state
 
 
 class Reading(keras.Model):
@@ -23,7 +25,7 @@ class Reading(keras.Model):
         return self.net(x)
 
     def train_step(self, data):
-        x, y = data
+        x, y, *_ = data
         with tf.GradientTape() as tape:
             loss = self.compute_loss(y=y, y_pred=self(x))
             loss = loss * self.use(self, loss)
@@ -32,12 +34,13 @@ class Reading(keras.Model):
         return {"loss": loss}
 
     def test_step(self, data):
-        x, y = data
+        x, y, *_ = data
         loss = self.compute_loss(y=y, y_pred=self(x))
         return {"loss": loss * self.use(self, loss)}
 
     def predict_step(self, data):
-        return self(data[0]) * self.use(self, tf.constant(1.0))
+        x, *_ = keras.utils.unpack_x_y_sample_weight(data)
+        return self(x) * self.use(self, tf.constant(1.0))
 
 
 def _in_a_branch(variable):
@@ -87,7 +90,7 @@ def differs(strategy, how, call):
         "fit": lambda: fit(model, x, y, batch_size=8),
         "evaluate": lambda: model.evaluate(x, y, batch_size=8, verbose=0),
         "predict": lambda: model.predict(x, batch_size=8, verbose=0),
-        "train_on_batch": lambda: [model.train_on_batch(x, y) for _ in range(2)],
+        "train_on_batch": lambda: [model.train_on_batch(x, y) for _ in range(4)],
     }
     if call == "epoch":
         assign = keras.callbacks.LambdaCallback(
@@ -98,7 +101,8 @@ def differs(strategy, how, call):
         calls[call]()
         _assign(strategy, changed)
     try:
-        calls[call]()
+        with mock.patch.object(compared_state, "_STEPS", 2):
+            calls[call]()
     except tfdist.errors.ReplicaMismatchError as error:
         return str(error)
     return ""

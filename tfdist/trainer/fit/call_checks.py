@@ -53,6 +53,15 @@ _PRESENT = ("sample_weight", "validation_data")
 _call: contextvars.ContextVar[object] = contextvars.ContextVar("call", default=None)
 
 
+class _Call:
+    """Identifies a call."""
+
+
+# A call of `fit`, `evaluate` or `predict`, and the model of that which runs.
+_running: contextvars.ContextVar[Any] = contextvars.ContextVar("running", default=None)
+_model: contextvars.ContextVar[Any] = contextvars.ContextVar("model", default=None)
+
+
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
     patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
@@ -75,13 +84,32 @@ def training_call() -> Any:
     return _call.get()
 
 
+def reads_own_batches() -> bool:
+    """Whether only tfdist's functions read the batches of the call that runs.
+
+    A model's own `make_train_function` expects those of the data.
+    """
+    model = _model.get()
+    made = ("make_train_function", "make_test_function", "make_predict_function")
+    return model is not None and all(
+        getattr(type(model), name) is getattr(TensorFlowTrainer, name) for name in made
+    )
+
+
+def running_call() -> Any:
+    """The call of `fit`, `evaluate` or `predict` that runs, if any."""
+    return _running.get()
+
+
 @contextlib.contextmanager
-def _in_call(*, trains: bool) -> Iterator[None]:
-    token = _call.set(object() if trains else None)
+def _in_call(model: Any, call: Any = None, *, trains: bool) -> Iterator[None]:
+    tokens = _call.set(object() if trains else None), _model.set(model), _running.set(call)
     try:
         yield
     finally:
-        _call.reset(token)
+        _call.reset(tokens[0])
+        _model.reset(tokens[1])
+        _running.reset(tokens[2])
 
 
 def is_ours(model: Any) -> bool:
@@ -113,7 +141,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
         refuse_in_one_piece(self, train.__name__)
-        with _in_call(trains=True):
+        with _in_call(self, trains=True):
             return train(self, *args, **kwargs)
 
     return train_in_scope
@@ -185,7 +213,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and logs are better off without.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            with _in_call(trains=trains), keeping_cause(self):
+            with _in_call(self, _Call(), trains=trains), keeping_cause(self):
                 return call(*bound.args, **bound.kwargs)
         return call(self, *args, **kwargs)
 

@@ -53,8 +53,8 @@ class StateComparison:
         Args:
             call: of `fit`, in the first step of which all weights count; None for other calls.
             steps: the number of steps that follow.
-            data: the iterator over an epoch or a pass of `evaluate`, in the first step of which
-                variables outside of the scope count; None for other calls.
+            data: identifies an epoch, or a pass of `evaluate` or `predict`, in the first step of
+                which variables outside of the scope count; None for other calls.
         """
         due = [*self._due(call, steps), *self._outer_due(steps, data)]
         return _number(self._take_assigned(), due)

@@ -16,7 +16,12 @@ from tfdist.trainer.fit.step_exchange import heard, step_exchange, untraced
 
 
 def run_eager_step(
-    model: keras.Model, step_function: Callable[[Any], Any], batch: Any, *, shared: bool
+    model: keras.Model,
+    step_function: Callable[[Any], Any],
+    batch: Any,
+    told: Any = None,
+    *,
+    shared: bool,
 ) -> tuple[Any, Any, Any]:
     """Runs `train_step` or `test_step` on the whole batch, on each replica.
 
@@ -24,6 +29,7 @@ def run_eager_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the rows of the local replicas.
+        told: what their shares tell of the rows of the whole batch; see `WithRows`.
         shared: whether the replicas have shares of one batch, of which each has all rows.
 
     Returns:
@@ -31,7 +37,7 @@ def run_eager_step(
     """
     strategy = model.distribute_strategy
     extended = strategy.extended
-    counted = _exchanged(strategy, batch, shared=shared)
+    counted = _exchanged(strategy, batch, told, shared=shared)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
     copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]
@@ -53,19 +59,22 @@ def run_eager_step(
     return logs, state, counted
 
 
-def run_eager_prediction(model: keras.Model, batch: Any, *, shared: bool) -> tuple[Any, Any]:
+def run_eager_prediction(
+    model: keras.Model, batch: Any, told: Any = None, *, shared: bool
+) -> tuple[Any, Any]:
     """Runs `predict_step` on the whole batch, on each replica.
 
     Args:
         model: the model.
         batch: the rows of the local replicas.
+        told: as for `run_eager_step`.
         shared: as for `run_eager_step`.
 
     Returns:
         The same as `run_partitioned_prediction`.
     """
     strategy = model.distribute_strategy
-    numbers = _exchanged(strategy, batch, shared=shared)[1:]
+    numbers = _exchanged(strategy, batch, told, shared=shared)[1:]
 
     def replica_step(whole: Any) -> Any:
         with EagerGlobalStep(_leads(strategy.extended)):
@@ -75,12 +84,15 @@ def run_eager_prediction(model: keras.Model, batch: Any, *, shared: bool) -> tup
     return _of_first(strategy, outputs), numbers
 
 
-def _exchanged(strategy: tf.distribute.Strategy, batch: Any, *, shared: bool) -> tf.Tensor:
+def _exchanged(
+    strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
+) -> tf.Tensor:
     """The number of rows of the whole batch, followed by what the workers tell one another."""
     extended = strategy.extended
     rank, workers = extended.workers.place()
     own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
-    own = tf.concat([own, step_exchange.in_graph(), untraced()], axis=0)
+    told = None if told is None else strategy.experimental_local_results(told)[0]
+    own = tf.concat([own, step_exchange.in_graph(told), untraced()], axis=0)
     sums = reduction.sum_values(extended.workers, [own], "rows")[0]
     counts, devices = sums[:workers], len(extended.worker_devices)
     total = tf.reduce_sum(counts)

@@ -20,6 +20,7 @@ from tfdist.strategies.data import distribute_nothing, form_of_batches, note_nex
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import different_data, first_batch_watched
 from tfdist.strategies.replay import replaying
+from tfdist.trainer.fit.call_checks import reads_own_batches
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.live_data import LiveData
@@ -159,7 +160,9 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     live = None if data is None else data.live
     self._begun = None
     replay = live.replay if live is not None else None
-    with first_batch_watched(extended.group) as self._first_batch, replaying(replay):
+    tells_rows = extended.spans_workers and reads_own_batches()
+    watched = first_batch_watched(extended.group, tells_rows=tells_rows)
+    with watched as self._first_batch, replaying(replay):
         distribute()
     # Workers with different data may have different numbers of batches; an epoch lasts until
     # the last one runs out.

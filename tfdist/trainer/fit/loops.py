@@ -23,6 +23,7 @@ from tfdist.internals.keras import (
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.data import without_absent
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.shares import without_rows
 from tfdist.trainer.fit.call_checks import check_variables, is_ours, training_call
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.failed_builds import (
@@ -147,4 +148,4 @@ def symbolic_batch(element_spec: Any) -> Any:
             spec = first_spec(spec)
         return spec
 
-    return tf.nest.map_structure(first, without_absent(element_spec))
+    return tf.nest.map_structure(first, without_absent(without_rows(element_spec)[0]))

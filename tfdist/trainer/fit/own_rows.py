@@ -44,7 +44,12 @@ def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
 
 
 def exchange_rows(
-    batch: Any, program: TracedProgram, *, shared: bool, awaited: bool = False
+    batch: Any,
+    program: TracedProgram,
+    *,
+    shared: bool,
+    awaited: bool = False,
+    told: tf.Tensor | None = None,
 ) -> OwnRows:
     """Counts the rows of all replicas, which hold the batch's rows in order; called by each.
 
@@ -53,11 +58,12 @@ def exchange_rows(
         program: the program of the step.
         shared: whether the replicas have shares of one batch, of which each has all rows.
         awaited: whether the forward pass waits for the result; see `once_compared`.
+        told: as for `StepExchange.in_graph`.
     """
     rows = _same_rows(batch)
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
-    own = tf.concat([own, step_exchange.in_graph(), program.in_graph()], axis=0)
+    own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
     # Otherwise the forward pass needs no number of rows.
     with contextlib.nullcontext() if awaited else overlapping():
         sums = reduction.sum_over_replicas(own, "rows")

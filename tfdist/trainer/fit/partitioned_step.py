@@ -50,6 +50,7 @@ def run_partitioned_step(
     batch: Any,
     form: BatchForm,
     added: Added,
+    told: tf.Tensor | None = None,
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -61,6 +62,7 @@ def run_partitioned_step(
         batch: the replica's rows.
         form: what the program may know of the whole batch.
         added: an empty list that the replicas of the process have in common.
+        told: what the batch tells of the rows of the whole batch; see `WithRows`.
         late: given if an update may be deferred to the end of the step.
 
     Returns:
@@ -82,14 +84,18 @@ def run_partitioned_step(
         return logs, totals
 
     traced = TracedProgram()
-    batch, own = _counted(model, batch, form, traced)
+    batch, own = _counted(model, batch, form, traced, told)
     trains = step_function == model.train_step
     logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
     return logs, totals, tf.concat([[own.total], own.heard], axis=0)
 
 
 def run_partitioned_prediction(
-    model: keras.Model, batch: Any, form: BatchForm, added: Added
+    model: keras.Model,
+    batch: Any,
+    form: BatchForm,
+    added: Added,
+    told: tf.Tensor | None = None,
 ) -> Any:
     """Adds `predict_step` of the whole batch, of which a replica computes its rows.
 
@@ -98,12 +104,13 @@ def run_partitioned_prediction(
         batch: the replica's rows.
         form: what the program may know of the whole batch.
         added: an empty list that the replicas of the process have in common.
+        told: as for `run_partitioned_step`.
 
     Returns:
         The outputs for all rows, and what the workers tell one another (`heard`).
     """
     traced = TracedProgram()
-    batch, own = _counted(model, batch, form, traced)
+    batch, own = _counted(model, batch, form, traced, told)
 
     def program(whole: Any, step: GlobalStep) -> Any:
         return model.predict_step(whole)
@@ -112,13 +119,17 @@ def run_partitioned_prediction(
 
 
 def _counted(
-    model: keras.Model, batch: Any, form: BatchForm, program: TracedProgram
+    model: keras.Model,
+    batch: Any,
+    form: BatchForm,
+    program: TracedProgram,
+    told: tf.Tensor | None,
 ) -> tuple[Any, OwnRows]:
     """Returns the replica's rows, and their number and that of the others."""
     # A worker that joins others in the middle of an epoch has none of its batches.
     shared = form.shared and not model.distribute_strategy.extended.group.elastic
     rows = divided(batch, form)
-    own = exchange_rows(rows, program, shared=shared, awaited=form.given)
+    own = exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
     return once_compared(batch, own) if form.given else batch, own
 
 
@@ -166,7 +177,8 @@ def _run(
     elastic = extended.group.elastic
     if not elastic and extended.worker_count > 1:
         analysis = traced.analysis
-        own_state = _own_resources(extended)
+        # The states of compressors and the parts of sharded optimizers are no variables of its.
+        own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
         _tell(extended, program_told, traced, lane, (form, trains))

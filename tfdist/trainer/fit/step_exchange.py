@@ -111,9 +111,18 @@ class StepExchange:
             self._published = numbers
             tokens.assign(self._made(), tf.constant(numbers, tf.int32))
 
-    def in_graph(self) -> tf.Tensor:
-        """This worker's contribution, an int32 vector that a step sums over the replicas."""
+    def in_graph(self, told: tf.Tensor | None = None) -> tf.Tensor:
+        """This worker's contribution, an int32 vector that a step sums over the replicas.
+
+        Args:
+            told: `told_rows` of the batch, or an empty vector on a worker without any; None for
+                the number that has been published.
+        """
         numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
+        if told is not None:
+            told = tf.concat([told, tf.zeros([_NUMBERS], tf.int32)], axis=0)[:_NUMBERS]
+            before, after = numbers[: len(Request)], numbers[len(Request) + _NUMBERS :]
+            numbers = tf.concat([before, told, after], axis=0)
         return tf.ensure_shape(numbers, [_TOLD])
 
     def _made(self) -> tf.Tensor:

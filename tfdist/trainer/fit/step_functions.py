@@ -21,11 +21,17 @@ from tfdist.strategies.data import (
     without_absent,
 )
 from tfdist.strategies.first_batch import unlike_rows
-from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
+from tfdist.strategies.shares import (
+    BatchForm,
+    fixed_rows,
+    take_share,
+    with_any_rows,
+    without_rows,
+)
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
-from tfdist.trainer.fit.call_checks import training_call
+from tfdist.trainer.fit.call_checks import running_call, training_call
 from tfdist.trainer.fit.compared_state import StateComparison, check_programs
 from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
@@ -60,16 +66,18 @@ def make_step_function(
 
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
+            batch, told = without_rows(batch)
             whole = without_absent(batch)
-            return run_eager_step(model, step_function, whole, shared=form.shared)
+            return run_eager_step(model, step_function, whole, told, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
                 return step_function(without_absent(shard)), [], tf.constant([0])
+            shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_step(model, step_function, shard, form, added, late=late)
+            return run_partitioned_step(model, step_function, shard, form, added, told, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -91,12 +99,13 @@ def make_step_function(
 
     def run_one(batch: Any, form: BatchForm) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
-        own = count_own_rows(strategy, batch)
+        rows = count_own_rows(strategy, without_rows(batch)[0])
+        own = tf.stack([rows, _rows_told(strategy, batch)])
         logs, totals, counts = run_step(batch, form)
         if kept is not None:
             kept.keep(totals)
-        counts = tf.concat([[own], heard_nothing()], axis=0) if alone else counts
-        return (logs, totals), tf.concat([[own], counts], axis=0)
+        counts = tf.concat([own[:1], heard_nothing()], axis=0) if alone else counts
+        return (logs, totals), tf.concat([own, counts], axis=0)
 
     def steps_of_iterator(iterator: Any, several: Any, form: BatchForm) -> Any:
         results, rows = run_one(received(wait_for(iterator.get_next)), form)
@@ -138,10 +147,10 @@ def make_step_function(
                     with part.compared():
                         (logs, totals), more = run_one(part.shards, part.form)
                     steps, rows = steps + 1, rows + more
-        own, everyone, *numbers = rows.numpy().tolist()
+        own, whole, everyone, *numbers = rows.numpy().tolist()
         heard = as_heard(numbers)
         if heard.rows_differ:
-            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own)
+            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own, whole)
         if heard.program_differs:
             check_programs(strategy.extended.group)
         if not strategy.extended.group.elastic:
@@ -163,8 +172,17 @@ def make_step_function(
 
 
 def _no_rows() -> tf.Tensor:
-    """What a step returns of the rows, for none."""
-    return tf.concat([[0, 0], heard_nothing()], axis=0)
+    """What a step returns of the rows, for none: own, told, and all rows, and what is heard."""
+    return tf.concat([[0, 0, 0], heard_nothing()], axis=0)
+
+
+def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
+    """The rows of the whole batch, if the batch tells them; else 0."""
+    _, told = without_rows(batch)
+    if told is None:
+        return tf.constant(0)
+    halves = strategy.experimental_local_results(told)[0][::2]
+    return tf.reduce_sum(tf.bitwise.left_shift(halves, 15 * tf.range(tf.size(halves))))
 
 
 def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
@@ -175,15 +193,17 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def one_step(batch: Any, form: BatchForm) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
-            return run_eager_prediction(model, without_absent(batch), shared=form.shared)
+            batch, told = without_rows(batch)
+            return run_eager_prediction(model, without_absent(batch), told, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
                 return model.predict_step(without_absent(shard))
+            shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_prediction(model, shard, form, added)
+            return run_partitioned_prediction(model, shard, form, added, told)
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
@@ -198,7 +218,8 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         compares = strategy.extended.communicates
-        step_exchange.publish(state_of.number(None, len(batches)) if compares else 0)
+        data = running_call()
+        step_exchange.publish(state_of.number(None, len(batches), data) if compares else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             parts = [_local_part(strategy, batch, sizes) for batch in batches]
             results = []
@@ -294,8 +315,9 @@ class _LocalPart(NamedTuple):
     def unlike_rows(self) -> ProgramMismatchError:
         """The error if the workers have shares of unlike batches; called by all."""
         self.sizes.forget()
-        own = int(count_own_rows(self.strategy, self.shards))
-        return unlike_rows(self.strategy.extended.group, own, self.rows)
+        own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
+        whole = self.rows or int(_rows_told(self.strategy, self.shards))
+        return unlike_rows(self.strategy.extended.group, own, whole)
 
 
 def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
