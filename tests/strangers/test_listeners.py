@@ -160,7 +160,8 @@ def test_strangers(listener, seconds, most_silent, capfd):
         attack(one.port, data, min(1.0, seconds), draw)
         before, memory = objects(), mebibytes()
         count = attack(one.port, data, seconds, draw)
-        assert objects() - before < OBJECTS and mebibytes() - memory < MEBIBYTES, count
+        if seconds > 1.0:  # In less time not all places for connections are taken before.
+            assert objects() - before < OBJECTS and mebibytes() - memory < MEBIBYTES, count
         one.serve_peer()
         until(lambda: threading.active_count() <= threads + one.threads)
         for sock in silent:
