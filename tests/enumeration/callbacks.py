@@ -413,7 +413,7 @@ PROGRAMS: dict[str, Program] = {
     "TerminateOnNaN": _not_a_number,
 }
 
-DEFAULT = ["Callback"]
+DEFAULT: list[str] = []
 
 
 def missing() -> set[str]:

@@ -383,4 +383,4 @@ COVERING = [
     if (name := f"{form}/{list(COMPILED)[(i + 2 * j) % len(COMPILED)]}") in PROGRAMS
 ] + [*_STRUCTURES, *_BY_BATCH]
 
-DEFAULT = ["validation_steps/two steps at once"]
+DEFAULT: list[str] = []

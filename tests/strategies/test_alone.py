@@ -28,6 +28,7 @@ def test_training_outside_of_the_scope_is_refused():
             assert "Create or load it inside `with strategy.scope():`" in message
 
 
+@exhaustive
 def test_the_chief_loads_weights_in_the_scope():
     check_same_as_alone("2", "alone:loading_in_the_scope")
 

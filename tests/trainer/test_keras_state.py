@@ -67,8 +67,9 @@ def state():
     state = vars(global_state.GLOBAL_STATE_TRACKER)
     before = dict(state)
     yield state
-    state.clear()
-    state.update(before)
+    after = vars(global_state.GLOBAL_STATE_TRACKER)  # Clearing the session makes another one.
+    after.clear()
+    after.update(before)
 
 
 def replicas(*functions):
