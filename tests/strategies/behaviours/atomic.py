@@ -66,19 +66,19 @@ def until(strategy, case, step, collective):
     def count(name, number):
         nonlocal taken
         taken += name == "rows"
-        if taken == step and number == collective:
+        if dies and taken == step and number == collective:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def die_at_last():
-        if taken == step:
+        if dies and taken == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
     before = _steps_before(strategy)
     with contextlib.ExitStack() as hooks:
-        if dies:
-            hooks.enter_context(_hooked(count))
-            if collective is None:
-                hooks.enter_context(calling_before(step_ops, "commits", die_at_last))
+        # On both workers, which must have the same program.
+        hooks.enter_context(_hooked(count))
+        if collective is None:
+            hooks.enter_context(calling_before(step_ops, "commits", die_at_last))
         try:
             _fit(model, case)
         except tf.errors.UnavailableError:
