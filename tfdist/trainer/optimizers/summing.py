@@ -82,6 +82,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
             variables = variables_of(self, trainable_variables)
             if not in_replica():
                 check_alone(self, variables)
+                build_as_used(self, variables)
                 return apply(self, grads, trainable_variables)
             build_as_used(self, variables)
             prepare(self, grads, trainable_variables)
@@ -97,7 +98,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
 def _built_as_used(apply: Method) -> Method:
     # Those that it applies do the rest.
     def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if in_replica() and trainable_variables is not None:
+        if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             build_as_used(self, trainable_variables)
         return apply(self, grads, trainable_variables)
