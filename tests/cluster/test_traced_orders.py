@@ -75,7 +75,7 @@ def test_all_sessions_fail(sessions, until):
     for session in group:
         session.on_peer_lost(lost.append)
     for session, letters in zip(group, ("ab", "ab", "ba"), strict=True):
-        session.tell_order("step", encode(passed(letters)))
+        session.report_order("step", encode(passed(letters)))
     for session in group:
         with pytest.raises(ProgramMismatchError, match="in different orders, in step"):
             session.wait_notified("never", 1, timeout=20)

@@ -65,7 +65,7 @@ def _text(frame: FrameType | None) -> str:
     if _GENERATED in file:
         original = next((site for site in traced_stack() if not _package(site[0])), (file, line))
         if _GENERATED in original[0]:
-            # In a thread of the user's not even TensorFlow knows it. Use the generated line.
+            # In a thread that the user has started, TensorFlow does not know the original line.
             return f"{frame.f_code.co_name.removeprefix('tf__')}:{line}"
         file, line = original
     return f"{_name(file)}:{line}"

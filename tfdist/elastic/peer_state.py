@@ -16,7 +16,7 @@ from tfdist.trainer.fit.metric_state import MetricTotals
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
 _MOST_KEPT_BYTES = 1 << 30
-"""Of host memory, which a worker may lack that holds more: then nothing is put back."""
+"""The limit of host memory for copies. Values beyond it are not put back."""
 
 
 class ReplacedValues:

@@ -156,7 +156,7 @@ def _hash(*parts: str) -> str:
 
 
 def describe(item: Any) -> str:
-    """The type of an operation, or of that of a tensor, and the user's line."""
+    """Returns the type and the user's line of an operation, or of the one that makes a tensor."""
     op = item.op if isinstance(item, tf.Tensor) else item
     while op.type == "Identity":
         op = op.inputs[0].op

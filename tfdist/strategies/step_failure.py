@@ -14,7 +14,7 @@ from tfdist.internals.tensorflow import functions_operations, on_function_call
 from tfdist.strategies.error_cause import cause, plain
 from tfdist.strategies.group import Group
 from tfdist.strategies.joining import joined_group
-from tfdist.strategies.traced_functions import tell_of_traces
+from tfdist.strategies.traced_functions import report_traces
 
 # The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)
@@ -63,7 +63,7 @@ def _function_called(function: Any, error: BaseException | None, uses: int) -> N
     if group is None or group.in_step:
         return
     if error is None:
-        tell_of_traces(group, function)
+        report_traces(group, function)
     # The trace may be incomplete.
     elif used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
         _report(group, error, eager=False)

@@ -1,6 +1,6 @@
-"""Tells rank 0 in which order a user's `tf.function` passes values to collectives.
+"""Reports the order in which a user's `tf.function` passes values to collectives to rank 0.
 
-So two sums of one shape and from one line are not added crosswise, as a loop over a `set` would do.
+Otherwise a loop over a `set` could add two sums of one shape and one line crosswise.
 Steps of `fit` are compared more strictly, by `trainer.fit.compared_state`.
 """
 
@@ -24,8 +24,8 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 _traces: Counter[str] = Counter()
 
 
-def tell_of_traces(group: Group, function: Any) -> None:
-    """Tells rank 0 of the new traces of a function; waits for nobody.
+def report_traces(group: Group, function: Any) -> None:
+    """Reports the new traces of a function to rank 0; does not block.
 
     Args:
         group: the workers.
@@ -43,7 +43,7 @@ def tell_of_traces(group: Group, function: Any) -> None:
             name = _name(function)
             _traces[name] += 1
             count = f", trace {_traces[name]}" if _traces[name] > 1 else ""
-            group.session.tell_order(f"{name}{count}", encode(passed))
+            group.session.report_order(f"{name}{count}", encode(passed))
 
 
 def _passed(graph: Any, group: Group) -> list[Passed]:

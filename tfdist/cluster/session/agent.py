@@ -94,8 +94,8 @@ class Agent:
         """Tells all others, by way of rank 0, what this rank has waited in for long."""
         self._connections.send(0, encode({"kind": "stalled", "text": text}))
 
-    def tell_order(self, function: str, payload: bytes) -> None:
-        """Tells rank 0 in which order this rank passes values to collectives."""
+    def report_order(self, function: str, payload: bytes) -> None:
+        """Reports the order in which this rank passes values to collectives to rank 0."""
         self._connections.send(0, encode({"kind": "order", "function": function}, payload))
 
     def lose(self, message: str) -> None:

@@ -111,8 +111,8 @@ class Coordinator:
         if rank:
             self._state.stall(text)
 
-    def tell_order(self, function: str, payload: bytes, rank: int = 0) -> None:
-        """Compares in which order a rank passes values to collectives with the others' order."""
+    def report_order(self, function: str, payload: bytes, rank: int = 0) -> None:
+        """Compares the order in which a rank passes values to collectives with the others'."""
         with self._lock:
             if error := self._orders.add(rank, function, payload):
                 self._mismatch(error)
@@ -151,7 +151,7 @@ class Coordinator:
         elif header["kind"] == "stalled":
             self.stalled(str(header["text"]), rank)
         elif header["kind"] == "order":
-            self.tell_order(str(header["function"]), payload, rank)
+            self.report_order(str(header["function"]), payload, rank)
         elif header["kind"] == "bye":
             self._connections.drop(rank)
             if header["failure"] is not None:

@@ -261,16 +261,16 @@ class Session:
         warn = (now + self._options.stall_warning, warning)
         return self._state.notices(key, count, now + seconds, timeout_error, warn, self.stalled)
 
-    def tell_order(self, function: str, payload: bytes) -> None:
-        """Has rank 0 compare in which order the ranks pass values to collectives; waits for nobody.
+    def report_order(self, function: str, payload: bytes) -> None:
+        """Reports the order in which this rank passes values to collectives; does not block.
 
-        If the orders differ, the session fails on all ranks.
+        Rank 0 compares it with the others' order. If they differ, the session fails on all ranks.
 
         Args:
             function: a name for users, the same on all ranks.
             payload: as returned by `traced_orders.encode`.
         """
-        self._role.tell_order(function, payload)
+        self._role.report_order(function, payload)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
         """Asks all other ranks for their reports, without blocking; rank 0 only."""

@@ -1,9 +1,8 @@
 """Finds ranks that pass the same values to their collectives in different orders.
 
-A rank tells rank 0 once for each function that it has traced, and waits for nobody. A rank may pass
-other values than the rest, such as zeros where another one passes a value, and its functions may be
-traced more or less often. But if two values occur on two ranks, in different orders, then each is
-added to the other.
+A rank reports each function to rank 0 once it is traced, and does not wait. Ranks may pass
+different values, such as zeros on all but one, and may trace a function more or less often. But if
+two ranks pass the same two values in different orders, each value is added to the other.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def crossing(one: Sequence[Passed], other: Sequence[Passed]) -> tuple[int, int] 
 
 
 class TracedOrders:
-    """Compares what the ranks tell of the functions that they have traced.
+    """Compares the orders in which ranks pass values to the collectives of their functions.
 
     Args:
         workers: the group in rank order.

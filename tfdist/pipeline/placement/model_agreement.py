@@ -82,7 +82,7 @@ def _shown(name: str, value: str, other: str) -> str:
 
 
 def _described(item: Any) -> str:
-    """What a layer, loss or optimizer is made of, as far as its configuration tells."""
+    """Describes a layer, loss or optimizer by its configuration."""
     if isinstance(item, (list, tuple)):
         return f"[{', '.join(map(_described, item))}]"
     if isinstance(item, Mapping):

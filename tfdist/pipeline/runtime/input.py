@@ -199,10 +199,12 @@ def _agree(
     for worker, one in zip(workers, descriptions, strict=True):
         if one.rows == _FAILED:
             raise ProgramMismatchError(f"{worker} rejected its batch; its own error says why.")
-    of_stages = [
-        {everyone[rank][5] for rank in ranks} for ranks in zip(*mesh.pipelines, strict=True)
+    shared = [numbers[4] for numbers in everyone]
+    of_stages = [numbers[5] for numbers in everyone]
+    same_stages = [
+        [of_stages[rank] for rank in ranks] for ranks in zip(*mesh.pipelines, strict=True)
     ]
-    if any(len(found) > 1 for found in ({numbers[4] for numbers in everyone}, *of_stages)):
+    if any(len(set(numbers)) > 1 for numbers in (shared, *same_stages)):
         state.check()
     found = []
     for ranks in mesh.pipelines:

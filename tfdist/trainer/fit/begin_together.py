@@ -33,7 +33,7 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
     communicates_in = ("on_train_begin",)
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
-        """Notes how things are before callbacks see the training begin."""
+        """Records the state before callbacks see the training begin."""
 
         assignments = 0
         awaits_admission = False
