@@ -20,11 +20,11 @@ import tensorflow as tf
 from absl import app, flags
 from keras import layers
 
-from tfdist.global_view.analysis import Analysis
-from tfdist.global_view.decision import Value, dims_of
-from tfdist.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition, Share
-from tfdist.internals.graphs import trace_into_graph
+from tfdist._src.global_view.analysis import Analysis
+from tfdist._src.global_view.decision import Value, dims_of
+from tfdist._src.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
+from tfdist._src.global_view.partition import Lane, Partition, Share
+from tfdist._src.internals.graphs import trace_into_graph
 
 _BLOCKS = flags.DEFINE_integer("blocks", 9, "blocks of the transformer", lower_bound=1)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "how often each phase is measured", lower_bound=1)

@@ -40,7 +40,7 @@ from piping.team import Team
 from reducing.job import MissingError
 from stepping.members import TeamError
 
-from tfdist.pipeline.schedules import SCHEDULES
+from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("stages", ["2"], "numbers of workers; some schedules have two stages on each")

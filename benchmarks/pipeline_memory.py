@@ -20,7 +20,7 @@ from absl import app, flags
 from stepping.members import Members, TeamError
 from stepping.team import free_addresses
 
-from tfdist.pipeline.schedules import SCHEDULES
+from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("stages", 2, "workers", lower_bound=2)

@@ -49,9 +49,9 @@ class Group:
     """
 
     def __init__(self, session: Any, name: str, options: Any) -> None:
-        from tfdist.cluster import connect
-        from tfdist.collective.core_setup import setup_of
-        from tfdist.native import load
+        from tfdist._src.cluster import connect
+        from tfdist._src.comm.core_setup import setup_of
+        from tfdist._src.native import load
 
         self._core = load().library
         mesh = connect(session, name, range(session.size), options, self._core.tfd_segment_bytes)
@@ -82,8 +82,8 @@ class Group:
 
 def work() -> None:
     """One rank; the first prints what it has measured."""
-    from tfdist.cluster import from_environment, meet
-    from tfdist.options import Options
+    from tfdist._src.cluster import from_environment, meet
+    from tfdist._src.options import Options
 
     options = Options.from_environment()
     session = meet(from_environment(), options)

@@ -15,9 +15,9 @@ from functools import cache
 from pathlib import Path
 
 from tests.csrc.compiling import VARIANTS, Toolchain
-from tfdist import native
-from tfdist.native import lock, recipe, tensorflow_package
-from tfdist.options import NativeOptions
+from tfdist._src import native
+from tfdist._src.native import lock, recipe, tensorflow_package
+from tfdist._src.options import NativeOptions
 
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
@@ -84,10 +84,10 @@ def stand_in() -> None:
     """Gives TensorFlow in this process a GPU, or has the strategies take its CPU for one."""
     import tensorflow as tf
 
-    from tfdist.collective import gpu
-    from tfdist.native import gpu_kernels
-    from tfdist.strategies import communication
-    from tfdist.trainer.optimizers import repeated_slices
+    from tfdist._src.comm import gpu
+    from tfdist._src.keras.optimizers import repeated_slices
+    from tfdist._src.native import gpu_kernels
+    from tfdist._src.strategy import communication
 
     # The driver of threads has its kernels built in.
     gpu_kernels.find = lambda architecture, options: os.devnull

@@ -16,10 +16,10 @@ from typing import Any
 
 from tests import certificates, gpus
 from tests.zygote import Child, Zygote
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.launch.job.ports import Reservation
+from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
-from tfdist.launch.job.ports import Reservation
-from tfdist.options import NativeOptions
 
 # How many processes are kept warm; the groups not used for longest make room for others.
 MOST = 16

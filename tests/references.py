@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Any
 
 from tests.groups import GROUPS
-from tfdist.native import tensorflow_package
+from tfdist._src.native import tensorflow_package
 
 _WEEK = 7 * 24 * 3600
 

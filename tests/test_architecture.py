@@ -19,27 +19,44 @@ def _module(path: pathlib.Path) -> str:
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
+# The public API: what a user imports. `errors` is its own implementation; the others pass names on.
+PUBLIC = {
+    "__init__",
+    "__main__",
+    "callbacks",
+    "collective",
+    "compression",
+    "elastic",
+    "global_batch",
+    "monitoring",
+    "pipeline",
+    "ray",
+    "spark",
+}
 # From the bottom to the top; a package imports only itself and what is below it.
 LAYERS = [
-    {"_version", "errors", "exit_codes", "progress_file"},
+    {"_version", "errors"},
+    {"exit_codes", "progress_file"},
     {"options"},
     {"cluster"},
     {"internals"},
     {"native"},
-    {"collective"},
-    {"jit"},
+    {"comm"},
+    {"xla"},
     {"global_view"},
     {"monitoring"},
     {"compression"},
-    {"strategies"},
+    {"group"},
+    {"data"},
+    {"strategy"},
     {"sharding"},
-    {"trainer"},
-    {"elastic"},
+    {"keras"},
+    {"snapshots"},
+    {"recovery"},
     {"pipeline"},
     {"callbacks"},
     {"launch"},
     {"ray", "spark"},
-    {"__init__", "__main__"},
 ]
 # The same within the larger packages; what is not named here is above all of it.
 PARTS = {
@@ -67,7 +84,7 @@ PARTS = {
         "registry",
         "compressor",
     ],
-    "trainer": [
+    "keras": [
         "patching",
         "optimizers",
         "global_batch",
@@ -126,7 +143,17 @@ def _parse(path: pathlib.Path) -> ast.Module:
 
 
 def _layer(path: pathlib.Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """The layer of a file: a name in `LAYERS`, or in `PUBLIC`."""
+    return _below(_module(path)) or "__init__"
+
+
+def _below(module: str) -> str:
+    """The first name of a module below `tfdist` or `tfdist._src`."""
+    return module.removeprefix("tfdist").removeprefix("._src").removeprefix(".").split(".")[0]
+
+
+def _is_public(module: str) -> bool:
+    return not module.startswith("tfdist._src") and _below(module) in PUBLIC | {""}
 
 
 @functools.cache
@@ -145,28 +172,53 @@ def test_imports_go_down():
     offenders = []
     for path in FILES:
         own = _layer(path)
+        if _is_public(_module(path)):
+            continue
         for name in _imports(path):
-            top, below, *_ = [*name.split("."), ""]
-            if top == "tfdist" and below in height and below != own:
+            below = _below(name)
+            if name.startswith("tfdist.") and below in height and below != own:
                 offenders += [f"{path} imports {name}"] * (height[below] >= height[own])
     assert not offenders
+
+
+def test_each_package_has_its_layer():
+    known = {name for names in LAYERS for name in names} | PUBLIC | {"_src"}
+    assert {_layer(path) for path in FILES} <= known
+
+
+def test_the_implementation_does_not_import_the_public_api():
+    assert not [
+        f"{path} imports {name}"
+        for path in FILES
+        for name in _imports(path)
+        if not _is_public(_module(path)) and name.startswith("tfdist.") and _is_public(name)
+    ]
+
+
+def test_public_modules_only_pass_names_on():
+    for path in FILES:
+        if _is_public(_module(path)) and _layer(path) != "__init__":
+            defined = [
+                n for n in _parse(path).body if isinstance(n, (ast.ClassDef, ast.FunctionDef))
+            ]
+            assert {n.name for n in defined} <= {"__getattr__", "__dir__"}, path
 
 
 def test_imports_go_down_within_packages():
     offenders = []
     for package, parts in PARTS.items():
-        height = {f"tfdist.{package}.{name}": i for i, name in enumerate(parts)}
-        for path in [path for path in FILES if _layer(path) == package]:
+        height = {f"tfdist._src.{package}.{name}": i for i, name in enumerate(parts)}
+        for path in [path for path in FILES if _module(path).startswith(f"tfdist._src.{package}.")]:
             own = _part(_module(path))
             for part in {_part(name) for name in _imports(path)} & MODULES - {own}:
-                if part.startswith(f"tfdist.{package}."):
+                if part.startswith(f"tfdist._src.{package}."):
                     above = height.get(part, len(parts)) >= height.get(own, len(parts))
                     offenders += [f"{path} imports {part}"] * above
     assert not offenders
 
 
 def _part(module: str) -> str:
-    """The first three names of a module's, as in `tfdist.cluster.mesh`."""
+    """The first three names of a module's, as in `tfdist._src.cluster.mesh`."""
     return ".".join(module.split(".")[:3])
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tiers import some
-from tfdist.options import Options, xla_processor_limit
+from tfdist._src.options import Options, xla_processor_limit
 
 
 def test_each_variable():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import pathlib
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "tfdist"
+PACKAGE = pathlib.Path(__file__).parent.parent / "tfdist" / "_src"
 
 # Python's own.
 PUBLIC = {"_current_frames", "_exit", "_getframe", "_replace"}

@@ -92,7 +92,12 @@ def _divide(pipe: Connection) -> None:
     import numpy as np
 
     # By their own names, which changes nothing in Keras; that is left to those who use them.
-    for name in ("tensorflow", "keras", "tfdist.pipeline.model", "tfdist.strategies.multi_worker"):
+    for name in (
+        "tensorflow",
+        "keras",
+        "tfdist._src.pipeline.model",
+        "tfdist._src.strategy.multi_worker",
+    ):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # or each rank would look through all of TensorFlow again and again

@@ -19,13 +19,21 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, collective, compression, elastic, errors, monitoring, pipeline
-    from tfdist.cluster.this_worker import is_chief, rank, size
-    from tfdist.pipeline.model import PipelineModel
-    from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
-    from tfdist.strategies.mirrored import MirroredStrategy
-    from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
-    from tfdist.trainer import global_batch
+    from tfdist import (
+        callbacks,
+        collective,
+        compression,
+        elastic,
+        errors,
+        global_batch,
+        monitoring,
+        pipeline,
+    )
+    from tfdist._src.cluster.this_worker import is_chief, rank, size
+    from tfdist._src.pipeline.model import PipelineModel
+    from tfdist._src.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
+    from tfdist._src.strategy.mirrored import MirroredStrategy
+    from tfdist._src.strategy.multi_worker import MultiWorkerMirroredStrategy
 
 __all__ = [
     "HybridStrategy",
@@ -48,40 +56,40 @@ __all__ = [
 ]
 
 # TensorFlow takes seconds to import, so the modules that need it are imported on first use.
-_MODULES = {
-    "callbacks": "tfdist.callbacks",
-    "collective": "tfdist.collective",
-    "compression": "tfdist.compression",
-    "elastic": "tfdist.elastic",
-    "errors": "tfdist.errors",
-    "global_batch": "tfdist.trainer.global_batch",
-    "monitoring": "tfdist.monitoring",
-    "pipeline": "tfdist.pipeline",
-}
+_MODULES = (
+    "callbacks",
+    "collective",
+    "compression",
+    "elastic",
+    "errors",
+    "global_batch",
+    "monitoring",
+    "pipeline",
+)
 # These need extras, so they are not in `__all__`.
-_ENGINES = {"ray": "tfdist.ray", "spark": "tfdist.spark"}
+_ENGINES = ("ray", "spark")
 _FUNCTIONS = ("is_chief", "rank", "size")
 _STRATEGIES = {
-    "HybridStrategy": "tfdist.pipeline.placement.strategy",
-    "MirroredStrategy": "tfdist.strategies.mirrored",
-    "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",
-    "PipelineModel": "tfdist.pipeline.model",
-    "PipelineStrategy": "tfdist.pipeline.placement.strategy",
+    "HybridStrategy": "tfdist._src.pipeline.placement.strategy",
+    "MirroredStrategy": "tfdist._src.strategy.mirrored",
+    "MultiWorkerMirroredStrategy": "tfdist._src.strategy.multi_worker",
+    "PipelineModel": "tfdist._src.pipeline.model",
+    "PipelineStrategy": "tfdist._src.pipeline.placement.strategy",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if module := _MODULES.get(name) or _ENGINES.get(name):
-        return importlib.import_module(module)
+    if name in _MODULES or name in _ENGINES:
+        return importlib.import_module(f"tfdist.{name}")
     if name in _FUNCTIONS:
-        return getattr(importlib.import_module("tfdist.cluster.this_worker"), name)
+        return getattr(importlib.import_module("tfdist._src.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     # First, so that the launcher learns why importing the rest fails.
-    from tfdist.cluster.session.exit_reason import watch_for_launcher
+    from tfdist._src.cluster.session.exit_reason import watch_for_launcher
 
     watch_for_launcher()
-    from tfdist.trainer.install import install
+    from tfdist._src.keras.install import install
 
     install()
     return getattr(importlib.import_module(_STRATEGIES[name]), name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tfdist.launch.cli import main
+from tfdist._src.launch.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.local_communicators import open_local_communicators
-from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist._src.comm.local_communicators import open_local_communicators
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.compression.codecs.hierarchical import HierarchicalCodec
+from tfdist._src.compression.codecs.sparse import Sparsifier, scatter
+from tfdist._src.compression.gradient import Gradient
+from tfdist._src.compression.state import State
+from tfdist._src.options import Options
 from tfdist.compression import Codec, Quantizer
-from tfdist.compression.codecs.hierarchical import HierarchicalCodec
-from tfdist.compression.codecs.sparse import Sparsifier, scatter
-from tfdist.compression.gradient import Gradient
-from tfdist.compression.state import State
-from tfdist.options import Options
 
 SHAPE = (1024, 2048)
 VALUES = 1 << 21

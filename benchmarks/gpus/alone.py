@@ -14,9 +14,9 @@ from typing import Any
 
 from gpus import compiling, onebit
 from gpus.parts import ONE_BIT, PARTS
+from tfdist._src.native import nvidia, recipe
+from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import nvidia, recipe
-from tfdist.options import Options
 
 OWN = ("figures", "comparing", "messages", "product")
 

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from tfdist._src.native import gpu_kernels, nvrtc, recipe
+from tfdist._src.native.tensorflow_package import TensorFlowPackage
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import gpu_kernels, nvrtc, recipe
-from tfdist.native.tensorflow_package import TensorFlowPackage
 
 HERE = Path(__file__).parent
-# As the core's; see tfdist/native/recipe.py.
+# As the core's; see tfdist/_src/native/recipe.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from gpus import compiling, published
 from gpus.bandwidth import algorithm_bandwidth, bus_bandwidth
+from tfdist._src.native import nvidia, recipe
+from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import nvidia, recipe
-from tfdist.options import Options
 
 _OWN = ("several", "all_reduces", "copies", "nccl", "product", "products", "rank")
 

@@ -10,8 +10,8 @@ from reducing.columns import format_rows
 from stepping.figures import divide, spread
 
 from piping.backends import BACKENDS, WHOLE, Entry
-from tfdist.pipeline.schedules import make_schedule
-from tfdist.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.pipeline.simulation.simulator import simulate
 
 COLUMNS = {
     "backend": "backend",

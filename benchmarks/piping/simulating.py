@@ -6,11 +6,11 @@ import os
 
 from piping.backends import Entry
 from piping.team import Times
-from tfdist.pipeline.plan.costs import Costs
-from tfdist.pipeline.schedules import make_schedule
-from tfdist.pipeline.simulation.gantt import draw
-from tfdist.pipeline.simulation.simulator import simulate
-from tfdist.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.pipeline.simulation.gantt import draw
+from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation.timeline import Span, Timeline
 
 
 def measured(entry: Entry, stages: int, times: Times) -> Timeline:

@@ -32,7 +32,7 @@ def make_backup(folder: str) -> Any:
 
 def tracing(feature: str) -> AbstractContextManager[Any]:
     """Within this context, a step is traced with the feature, and without the others."""
-    from tfdist.trainer.fit import atomic_step
+    from tfdist._src.keras.fit import atomic_step
 
     if not feature.startswith("none"):
         return contextlib.nullcontext()

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 from starting.forked import Row, measure
-from tfdist.cluster import connect, from_tf_config, meet
-from tfdist.collective.core_setup import setup_of
-from tfdist.native import load
-from tfdist.options import Options
+from tfdist._src.cluster import connect, from_tf_config, meet
+from tfdist._src.comm.core_setup import setup_of
+from tfdist._src.native import load
+from tfdist._src.options import Options
 
 _SECRET = "joining"
 

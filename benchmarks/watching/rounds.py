@@ -10,9 +10,9 @@ from typing import Any
 
 import keras
 
-from tfdist import native
-from tfdist.collective.activity import KINDS
-from tfdist.native.api import Activity
+from tfdist._src import native
+from tfdist._src.comm.activity import KINDS
+from tfdist._src.native.api import Activity
 from watching import watchers
 from watching.watches import WATCHES
 

@@ -12,10 +12,10 @@ from unittest import mock
 import keras
 import tensorflow as tf
 
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.comm import marks
+from tfdist._src.monitoring.training import record
 from tfdist.callbacks import StragglerMonitor, ThroughputLogger, Timeline
-from tfdist.collective import marks
-from tfdist.monitoring.training import record
 
 NEVER = 10**9
 Callbacks = Sequence[keras.callbacks.Callback]

@@ -22,11 +22,11 @@ from tests.strategies.behaviours.common import (
     mlp,
     rows,
 )
-from tfdist.callbacks import straggler_monitor, timeline
-from tfdist.callbacks.measured_steps import MeasuredSteps
-from tfdist.collective import activity
-from tfdist.elastic import atomic_file
-from tfdist.monitoring import op_profile
+from tfdist._src.callbacks import straggler_monitor, timeline
+from tfdist._src.callbacks.measured_steps import MeasuredSteps
+from tfdist._src.comm import activity
+from tfdist._src.monitoring import op_profile
+from tfdist._src.snapshots import atomic_file
 
 CODECS = {
     "int8": tfdist.compression.Int8(),

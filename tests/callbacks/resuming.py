@@ -17,7 +17,7 @@ import numpy as np
 import tfdist
 from tests.callbacks.data_kinds import DATA, ROWS, seeded_dataset, validation_of
 from tests.strategies.behaviours.common import rows
-from tfdist.elastic import atomic_file
+from tfdist._src.snapshots import atomic_file
 
 EPOCHS = 3
 

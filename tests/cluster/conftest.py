@@ -17,19 +17,19 @@ from typing import Any
 
 import pytest
 
-import tfdist.cluster
+import tfdist._src.cluster
 from tests.deadlines import FAR
-from tfdist.cluster import Session, Topology, from_tf_config, meet
-from tfdist.options import Options
+from tfdist._src.cluster import Session, Topology, from_tf_config, meet
+from tfdist._src.options import Options
 
 from .mesh_ranks import MESH
 
-ROOT = str(Path(tfdist.cluster.__file__).parents[2])
+ROOT = str(Path(tfdist._src.cluster.__file__).parents[2])
 PRELUDE = r"""
 import os, sys, threading, time
-from tfdist.cluster import from_environment, meet
-from tfdist.cluster.net import wait_messages
-from tfdist.options import Options
+from tfdist._src.cluster import from_environment, meet
+from tfdist._src.cluster.net import wait_messages
+from tfdist._src.options import Options
 if "SAY_EVERY" in os.environ:
     seconds = float(os.environ["SAY_EVERY"])
     wait_messages.FIRST_SECONDS = wait_messages.EVERY_SECONDS = seconds

@@ -3,8 +3,8 @@
 MESH = r"""
 import contextlib, json, mmap, socket, struct
 from pathlib import Path
-from tfdist.cluster import connect
-from tfdist.cluster.mesh import mesh as mesh_module
+from tfdist._src.cluster import connect
+from tfdist._src.cluster.mesh import mesh as mesh_module
 options = Options.from_environment()
 lines = []
 wait_messages.FIRST_SECONDS = options.start_timeout  # or a slow machine adds lines

@@ -5,10 +5,10 @@ import socket
 
 import pytest
 
-from tfdist.cluster.mesh import colocation, shm_segment
-from tfdist.cluster.mesh.colocation import host_key, numbered
-from tfdist.cluster.mesh.shm_segment import Segment, open_segment
-from tfdist.options import Options
+from tfdist._src.cluster.mesh import colocation, shm_segment
+from tfdist._src.cluster.mesh.colocation import host_key, numbered
+from tfdist._src.cluster.mesh.shm_segment import Segment, open_segment
+from tfdist._src.options import Options
 
 
 def files():

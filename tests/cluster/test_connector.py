@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster import Topology, Worker
-from tfdist.cluster.auth.handshake import handshake
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.framing import WireError
-from tfdist.cluster.rendezvous import connector
-from tfdist.cluster.rendezvous.acceptor import Acceptor
-from tfdist.cluster.rendezvous.connector import Connector, Target
+from tfdist._src.cluster import Topology, Worker
+from tfdist._src.cluster.auth.handshake import handshake
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.rendezvous import connector
+from tfdist._src.cluster.rendezvous.acceptor import Acceptor
+from tfdist._src.cluster.rendezvous.connector import Connector, Target
 from tfdist.errors import ClusterError
 
 WORKERS = tuple(Worker("worker", rank, f"127.0.0.1:{rank + 1}") for rank in range(2))

@@ -7,11 +7,11 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.framing import Decoder, WireError, encode, read_frame
-from tfdist.cluster.session.error_codec import decode_error, encode_error
-from tfdist.cluster.spec.tf_config import from_tf_config
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.framing import Decoder, WireError, encode, read_frame
+from tfdist._src.cluster.session.error_codec import decode_error, encode_error
+from tfdist._src.cluster.spec.tf_config import from_tf_config
 from tfdist.errors import ClusterError, ProgramMismatchError
 
 TOPOLOGY = from_tf_config(

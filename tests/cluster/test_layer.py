@@ -4,10 +4,10 @@ import ast
 import sys
 from pathlib import Path
 
-import tfdist.cluster
+import tfdist._src.cluster
 
-FILES = sorted(Path(tfdist.cluster.__file__).parent.rglob("*.py"))
-BELOW = {"tfdist.errors", "tfdist.options", "tfdist.progress_file", "tfdist._version"}
+FILES = sorted(Path(tfdist._src.cluster.__file__).parent.rglob("*.py"))
+BELOW = {"tfdist.errors", "tfdist._src.options", "tfdist._src.progress_file", "tfdist._version"}
 
 
 def imports(path):
@@ -21,7 +21,7 @@ def imports(path):
 
 def is_allowed(name):
     standard = name.partition(".")[0] in sys.stdlib_module_names
-    return standard or name in BELOW or name.startswith("tfdist.cluster")
+    return standard or name in BELOW or name.startswith("tfdist._src.cluster")
 
 
 def test_imports():
@@ -34,5 +34,5 @@ def test_first_lines_are_sentences():
 
 
 def test_exports():
-    assert sorted(tfdist.cluster.__all__) == tfdist.cluster.__all__
-    assert all(hasattr(tfdist.cluster, name) for name in tfdist.cluster.__all__)
+    assert sorted(tfdist._src.cluster.__all__) == tfdist._src.cluster.__all__
+    assert all(hasattr(tfdist._src.cluster, name) for name in tfdist._src.cluster.__all__)

@@ -10,20 +10,20 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster import Topology, meet
-from tfdist.cluster.auth import identity
-from tfdist.cluster.auth.handshake import handshake
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net import wait_messages
-from tfdist.cluster.net.framing import WireError
-from tfdist.cluster.net.local_addresses import local_addresses
-from tfdist.cluster.net.sockets import connect
-from tfdist.cluster.rendezvous import server
-from tfdist.cluster.rendezvous.client import RendezvousClient
-from tfdist.cluster.rendezvous.server import RendezvousServer
-from tfdist.cluster.spec.topology import Worker
+from tfdist._src.cluster import Topology, meet
+from tfdist._src.cluster.auth import identity
+from tfdist._src.cluster.auth.handshake import handshake
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net import wait_messages
+from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.net.local_addresses import local_addresses
+from tfdist._src.cluster.net.sockets import connect
+from tfdist._src.cluster.rendezvous import server
+from tfdist._src.cluster.rendezvous.client import RendezvousClient
+from tfdist._src.cluster.rendezvous.server import RendezvousServer
+from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
-from tfdist.options import Options
 
 LISTEN = """
 import socket, sys
@@ -136,7 +136,7 @@ def unknown(monkeypatch):
 
 
 def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch, unknown):
-    monkeypatch.setattr("tfdist.cluster.net.dns._RETRY_FOR_SECONDS", 0.1)
+    monkeypatch.setattr("tfdist._src.cluster.net.dns._RETRY_FOR_SECONDS", 0.1)
     error = attempt(["h0x:2222", *addresses(1)], 1).failed()
     assert isinstance(error, ClusterError)
     assert "worker 0 (h0x:2222): the host name does not resolve" in str(error)

@@ -6,8 +6,8 @@ from tests.deadlines import FAR
 from tests.tiers import exhaustive
 
 ATTEMPT = """
-from tfdist.cluster.mesh import full_mesh, shared_memory
-from tfdist.cluster.rendezvous import connector
+from tfdist._src.cluster.mesh import full_mesh, shared_memory
+from tfdist._src.cluster.rendezvous import connector
 from tfdist.errors import ClusterError, PeerLostError
 
 def attempt(*args, **kwargs):

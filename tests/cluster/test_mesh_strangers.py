@@ -9,26 +9,26 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.cluster import Topology
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.framing import encode
-from tfdist.cluster.spec.topology import Worker
+from tfdist._src.cluster import Topology
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.framing import encode
+from tfdist._src.cluster.spec.topology import Worker
 
 BODY = """
-from tfdist.cluster.rendezvous.rejections import Rejections
+from tfdist._src.cluster.rendezvous.rejections import Rejections
 # A line for each.
 Rejections.add = lambda self, address, peer, reason, now: self._announce(
     f"tfdist: dropped a connection from {peer}: {reason}"
 )
-from tfdist.cluster.rendezvous import acceptor
+from tfdist._src.cluster.rendezvous import acceptor
 acceptor.ACCEPT_SECONDS = float(os.environ["HELLO_SECONDS"])
 before = descriptors()
 go = Path(os.environ["GO"])
 if rank == 0:
     go.with_name("met").touch()
 if rank == 1:
-    from tfdist.cluster.rendezvous import connector
+    from tfdist._src.cluster.rendezvous import connector
     look_up_now = connector.dial_endpoints
     def look_up_then(*args):
         while not go.exists():

@@ -10,15 +10,15 @@ import pytest
 from tests.certificates import files
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.cluster import observe
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.identity import JOIN, Identity
-from tfdist.cluster.net.framing import WireError, encode
-from tfdist.cluster.observation.answer import Seen, decode_answer, encode_answer
-from tfdist.cluster.observation.observer import ask
-from tfdist.cluster.session.reports import REPORT_LIMIT, Presence
+from tfdist._src.cluster import observe
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.identity import JOIN, Identity
+from tfdist._src.cluster.net.framing import WireError, encode
+from tfdist._src.cluster.observation.answer import Seen, decode_answer, encode_answer
+from tfdist._src.cluster.observation.observer import ask
+from tfdist._src.cluster.session.reports import REPORT_LIMIT, Presence
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError, TlsError
-from tfdist.options import Options
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_strangers_get_nothing_and_disturb_nobody(observed, addresses, attempt, 
 
 @exhaustive
 def test_a_rank_that_does_not_answer_is_named(observed, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.observation.answering.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist._src.cluster.observation.answering.PATIENCE_SECONDS", 0.3)
     group, address, _ = observed(3)
     busy = threading.Event()
     group[1].report.made_by(lambda: busy.wait(FAR))
@@ -134,7 +134,7 @@ def test_several_observers_share_an_answer_and_too_many_are_told(observed, in_pa
 
 @exhaustive
 def test_a_job_that_is_open_to_strangers_answers_nobody(observed, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.observation.observers.is_closed", lambda *_: False)
+    monkeypatch.setattr("tfdist._src.cluster.observation.observers.is_closed", lambda *_: False)
     _, address, _ = observed(2)
     with pytest.raises(RendezvousError, match="has a secret"):
         ask(address, Options())
@@ -159,7 +159,7 @@ def test_an_address_that_is_taken_does_not_fail_the_job(observed, in_parallel):
 def test_versions_must_be_the_same(observed, monkeypatch):
     _, address, _ = observed(2)
     ask(address, Options())  # Rank 0 listens, and keeps its version.
-    monkeypatch.setattr("tfdist.cluster.auth.identity.__version__", "99")
+    monkeypatch.setattr("tfdist._src.cluster.auth.identity.__version__", "99")
     with pytest.raises(ClusterError, match=r"runs tfdist .*, and this is 99: run the doctor of"):
         ask(address, Options())
     with pytest.raises(ClusterError, match="has no port"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.cluster import Topology, from_resolver
+from tfdist._src.cluster import Topology, from_resolver
 from tfdist.errors import ClusterError
 
 

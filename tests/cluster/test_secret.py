@@ -10,12 +10,12 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster import Topology
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.hmac_challenge import new_challenge, new_secret, prove, proves
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.framing import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
-from tfdist.cluster.spec.topology import Worker
+from tfdist._src.cluster import Topology
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.hmac_challenge import new_challenge, new_secret, prove, proves
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.framing import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
+from tfdist._src.cluster.spec.topology import Worker
 from tfdist.errors import ClusterError
 
 WORKERS = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))

@@ -6,14 +6,14 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster import Topology, Worker
-from tfdist.cluster.auth import trust
-from tfdist.cluster.auth.handshake import MAGIC
-from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.auth.trust import check_security, is_closed, summary
-from tfdist.cluster.net.framing import encode, read_exactly, read_frame
+from tfdist._src.cluster import Topology, Worker
+from tfdist._src.cluster.auth import trust
+from tfdist._src.cluster.auth.handshake import MAGIC
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.auth.trust import check_security, is_closed, summary
+from tfdist._src.cluster.net.framing import encode, read_exactly, read_frame
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
-from tfdist.options import Options
 
 LOCAL = Topology((Worker("worker", 0, "127.0.0.1:1"), Worker("worker", 1, "[::1]:1")), 0)
 APART = Topology((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 0, "worker", 0)
@@ -92,9 +92,9 @@ def test_the_deadline_of_an_open_job_names_who_was_refused(open_job, addresses, 
 
 def test_a_flood_from_one_address_keeps_nobody_out(addresses, attempt, monkeypatch, dial):
     """Those that came last displace those that came first, of the same address only."""
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 20)
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
-    monkeypatch.setattr("tfdist.cluster.rendezvous.rejections._EVERY_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor._MAX_STRANGERS", 20)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.rejections._EVERY_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     flood = [dial(cluster[0]) for _ in range(100)]

@@ -7,11 +7,11 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.cluster import Session, Topology
-from tfdist.cluster.net.framing import encode
-from tfdist.cluster.session import session as session_module
+from tfdist._src.cluster import Session, Topology
+from tfdist._src.cluster.net.framing import encode
+from tfdist._src.cluster.session import session as session_module
+from tfdist._src.options import Options
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
-from tfdist.options import Options
 
 
 def alone():
@@ -136,7 +136,7 @@ def test_goodbye_while_others_wait(sessions, in_parallel):
 
 
 def test_close_does_not_linger_and_works_once(sessions, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.session.session._LINGER_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.session.session._LINGER_SECONDS", FAR)
     for session in sessions(3):
         session.close()
         session.close()

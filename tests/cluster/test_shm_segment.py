@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from tfdist.cluster.mesh import shm_segment
-from tfdist.cluster.mesh.shm_segment import Segment
+from tfdist._src.cluster.mesh import shm_segment
+from tfdist._src.cluster.mesh.shm_segment import Segment
 
 DIES = """
 import os, signal
-from tfdist.cluster.mesh.shm_segment import Segment
+from tfdist._src.cluster.mesh.shm_segment import Segment
 print(Segment(4096).name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -6,9 +6,9 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
-from tfdist.cluster.session.agent import is_overdue
-from tfdist.cluster.session.pending_exchanges import PendingExchanges
-from tfdist.cluster.spec.topology import Worker
+from tfdist._src.cluster.session.agent import is_overdue
+from tfdist._src.cluster.session.pending_exchanges import PendingExchanges
+from tfdist._src.cluster.spec.topology import Worker
 from tfdist.errors import RendezvousError
 
 
@@ -27,7 +27,7 @@ def test_warnings_are_repeated_when_the_wait_has_doubled():
 def test_a_warning_before_the_deadline(sessions, monkeypatch, wait):
     lines = []
     for module in ("coordinator", "shared_state"):
-        monkeypatch.setattr(f"tfdist.cluster.session.{module}.say", lines.append)
+        monkeypatch.setattr(f"tfdist._src.cluster.session.{module}.say", lines.append)
     chief, other = sessions(2, stall_warning=0.1)
     with pytest.raises(RendezvousError, match="timed out"):
         if wait == "exchange":

@@ -8,9 +8,9 @@ import threading
 import time
 
 from tests.deadlines import FAR
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.identity import JOIN, Identity
-from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.identity import JOIN, Identity
+from tfdist._src.cluster.rendezvous.acceptor import Acceptor
 from tfdist.errors import RendezvousError
 
 
@@ -22,7 +22,7 @@ def answer(sock):
 
 
 def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
     cluster = addresses(3)
     group = [attempt(cluster, 0), attempt(cluster, 1)]
     strangers = [dial(cluster[0]) for _ in range(5)]
@@ -46,7 +46,7 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial):
 
 
 def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.3)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     with dial(cluster[0]) as slow:
@@ -61,8 +61,8 @@ def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
 
 
 def test_more_strangers_than_are_accepted_at_once(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 0)
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor._MAX_STRANGERS", 0)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.5)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     strangers = [dial(cluster[0]) for _ in range(10)]
@@ -127,7 +127,7 @@ def test_an_error_that_nobody_foresees_ends_one_connection():
 
 
 def test_a_flood_does_not_keep_the_caller(monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._AT_ONCE", 3)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor._AT_ONCE", 3)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         selectors.DefaultSelector() as selector,

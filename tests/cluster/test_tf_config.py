@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.cluster import Topology, from_environment, from_tf_config
+from tfdist._src.cluster import Topology, from_environment, from_tf_config
 from tfdist.errors import ClusterError
 
 WORKERS = ["a:1", "b:1", "c:1"]

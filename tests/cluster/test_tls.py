@@ -12,11 +12,11 @@ import pytest
 from tests.certificates import FOLDER, files, variables
 from tests.deadlines import FAR
 from tests.tiers import some
-from tfdist.cluster.auth.handshake import MAGIC, TLS_MAGIC
-from tfdist.cluster.net import tls as tls_module
-from tfdist.cluster.net.tls import Tls
+from tfdist._src.cluster.auth.handshake import MAGIC, TLS_MAGIC
+from tfdist._src.cluster.net import tls as tls_module
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.options import Options
 from tfdist.errors import TlsError
-from tfdist.options import Options
 
 
 def refusal(**fields):
@@ -175,7 +175,7 @@ def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
 
 
 def test_slow_strangers_do_not_delay_the_job(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0, secret="s", **files())
     strangers = [dial(cluster[0]) for _ in range(4)]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.collective.behaviours import message
-from tfdist.collective import context
+from tfdist._src.comm import context
 
 # Less than is sent while it is slow.
 _FEW_BYTES, _PAUSE = 512, 0.005

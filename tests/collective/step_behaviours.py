@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist.collective import step_ops
-from tfdist.strategies.progress import Progress
+from tfdist._src.comm import step_ops
+from tfdist._src.strategy.progress import Progress
 
 
 def redone(_):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.buckets import pack, plan, unpack
+from tfdist._src.comm.buckets import pack, plan, unpack
 
 
 def floats(*counts):

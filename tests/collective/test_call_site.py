@@ -8,7 +8,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist.collective import call_site
+from tfdist._src.comm import call_site
 
 
 def here():

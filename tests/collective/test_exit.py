@@ -11,7 +11,7 @@ import textwrap
 from tests.cluster.conftest import tf_config
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 PROGRAM = textwrap.dedent(
     """

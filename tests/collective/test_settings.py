@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collective.local_communicators import open_local_communicators
-from tfdist.options import Options
-from tfdist.strategies.communication import worker_communicator
-from tfdist.strategies.communicators import Communicators
-from tfdist.strategies.group import Group
+from tfdist._src.comm.local_communicators import open_local_communicators
+from tfdist._src.group.communicators import Communicators
+from tfdist._src.group.group import Group
+from tfdist._src.options import Options
+from tfdist._src.strategy.communication import worker_communicator
 
 ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
 

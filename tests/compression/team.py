@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.local_communicators import open_local_communicators
-from tfdist.compression.codecs.codec import Codec
-from tfdist.compression.gradient import Gradient
-from tfdist.compression.state import State
-from tfdist.compression.transport import Exchange
-from tfdist.options import Options
+from tfdist._src.comm.local_communicators import open_local_communicators
+from tfdist._src.compression.codecs.codec import Codec
+from tfdist._src.compression.gradient import Gradient
+from tfdist._src.compression.state import State
+from tfdist._src.compression.transport import Exchange
+from tfdist._src.options import Options
 
 Array = np.ndarray[Any, Any]
 

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.native import compiler as compilers
-from tfdist.native import lock, recipe, tensorflow_package
-from tfdist.native.tensorflow_package import TensorFlowPackage
-from tfdist.options import NativeOptions
+from tfdist._src.native import compiler as compilers
+from tfdist._src.native import lock, recipe, tensorflow_package
+from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.options import NativeOptions
 
 # Without optimization the sanitizers are too slow, with more the compiler is. The plain tests call
 # the very library that TensorFlow gets.

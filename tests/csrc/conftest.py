@@ -9,9 +9,9 @@ from functools import cache
 
 import pytest
 
-from tfdist import native
-from tfdist.native import lock
-from tfdist.options import NativeOptions
+from tfdist._src import native
+from tfdist._src.native import lock
+from tfdist._src.options import NativeOptions
 
 from .compiling import VARIANTS, Programs, Toolchain
 

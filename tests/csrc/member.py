@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Callable
 
-from tfdist import native
-from tfdist.cluster import Mesh, connect, from_environment, meet
-from tfdist.native.api import Setup
-from tfdist.options import Options
+from tfdist._src import native
+from tfdist._src.cluster import Mesh, connect, from_environment, meet
+from tfdist._src.native.api import Setup
+from tfdist._src.options import Options
 
 _COUNT = 8 << 20
 _FLOAT32, _SUM = 7, 0

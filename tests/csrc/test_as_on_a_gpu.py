@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.native import nvidia
+from tfdist._src.native import nvidia
 
 from .compiling import Programs
 

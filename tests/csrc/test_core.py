@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.native import compiler, recipe, tensorflow_package
-from tfdist.options import NativeOptions
+from tfdist._src.native import compiler, recipe, tensorflow_package
+from tfdist._src.options import NativeOptions
 
 # Compiling with sanitizers takes minutes.
 pytestmark = pytest.mark.timeout(1800)

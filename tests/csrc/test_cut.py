@@ -17,8 +17,8 @@ import tfdist
 from tests.deadlines import FAR
 from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive, some
-from tfdist import native
-from tfdist.options import NativeOptions
+from tfdist._src import native
+from tfdist._src.options import NativeOptions
 
 from .compiling import VARIANTS, Toolchain
 

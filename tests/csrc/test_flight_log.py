@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.flight.diagnosis import diagnose
-from tfdist.launch.flight.findings import Failure, Mismatch
-from tfdist.launch.flight.folder import read
-from tfdist.launch.flight.merge import merge
+from tfdist._src.launch.flight.diagnosis import diagnose
+from tfdist._src.launch.flight.findings import Failure, Mismatch
+from tfdist._src.launch.flight.folder import read
+from tfdist._src.launch.flight.merge import merge
 
 pytestmark = [exhaustive, pytest.mark.timeout(1800)]
 

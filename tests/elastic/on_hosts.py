@@ -16,7 +16,7 @@ import traceback
 
 import tfdist
 from tests.elastic.behaviours.surviving import AwaitNewcomers, trained
-from tfdist.cluster.membership import messages
+from tfdist._src.cluster.membership import messages
 
 # On a busy machine those that leave last take long to answer each other, and a record remains.
 messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tfdist.elastic.candidates import candidates
-from tfdist.elastic.snapshot_folder import SnapshotId
+from tfdist._src.snapshots.candidates import candidates
+from tfdist._src.snapshots.snapshot_folder import SnapshotId
 
 OLD, NEW = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)
 LATER_RUN, OF_THREE = SnapshotId(10, "b", 2), SnapshotId(30, "a", 3)

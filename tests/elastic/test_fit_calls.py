@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tfdist.elastic.fit_calls import FitCalls
+from tfdist._src.recovery.fit_calls import FitCalls
 
 
 def request(call, description="fit"):

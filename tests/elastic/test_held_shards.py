@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.elastic.held_shards import HeldShards, ShardSource, find_shards
-from tfdist.elastic.standing import Standing, agree
+from tfdist._src.recovery.standing import Standing, agree
+from tfdist._src.snapshots.held_shards import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 pytestmark = exhaustive

@@ -20,8 +20,8 @@ from tests.deadlines import FAR
 from tests.elastic.test_surviving import check
 from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive
-from tfdist.cluster.membership.record import folder as records
-from tfdist.exit_codes import PREEMPTED
+from tfdist._src.cluster.membership.record import folder as records
+from tfdist._src.exit_codes import PREEMPTED
 
 ROOT = Path(tfdist.__file__).parents[1]
 # Not that of other tests that run meanwhile, whose members have records, too.

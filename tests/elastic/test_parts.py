@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.elastic.part_file import DamagedError, PartFile, Piece, write_part
-from tfdist.elastic.parts import Parts
+from tfdist._src.snapshots.part_file import DamagedError, PartFile, Piece, write_part
+from tfdist._src.snapshots.parts import Parts
 
 TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "uint32", "bool", "complex64"]
 

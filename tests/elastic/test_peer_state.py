@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from tfdist.elastic import peer_state
-from tfdist.elastic.peer_state import ReplacedValues
+from tfdist._src.recovery import peer_state
+from tfdist._src.recovery.peer_state import ReplacedValues
 
 
 @pytest.mark.parametrize("most", [1 << 30, 11])

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from tfdist.elastic.held_shards import HeldShards
-from tfdist.elastic.preemption import Preemption, preemption
-from tfdist.elastic.release import can_go_on
-from tfdist.exit_codes import PREEMPTED
-from tfdist.trainer.fit.step_exchange import Request, step_exchange
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.recovery.preemption import Preemption, preemption
+from tfdist._src.recovery.release import can_go_on
+from tfdist._src.snapshots.held_shards import HeldShards
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pathlib
 import shutil
 
 from tests.tiers import exhaustive
-from tfdist.elastic import atomic_file
-from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist._src.snapshots import atomic_file
+from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
 
 
 def fill(folder, *snapshots):

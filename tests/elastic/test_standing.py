@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.elastic.standing import Agreement, Standing, agree
+from tfdist._src.recovery.standing import Agreement, Standing, agree
 from tfdist.errors import GroupLostError
 
 

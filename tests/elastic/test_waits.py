@@ -13,13 +13,13 @@ import tensorflow as tf
 
 import tfdist
 from tests.deadlines import FAR
-from tfdist.cluster import Session, Topology
-from tfdist.elastic import preemption as handling
-from tfdist.elastic.lost_workers import is_loss
-from tfdist.elastic.next_group import NextGroup
-from tfdist.elastic.preemption import preemption
-from tfdist.elastic.stages import OthersLeave
-from tfdist.options import Options
+from tfdist._src.cluster import Session, Topology
+from tfdist._src.options import Options
+from tfdist._src.recovery import preemption as handling
+from tfdist._src.recovery.lost_workers import is_loss
+from tfdist._src.recovery.next_group import NextGroup
+from tfdist._src.recovery.preemption import preemption
+from tfdist._src.recovery.stages import OthersLeave
 
 ROOT = pathlib.Path(tfdist.__file__).parent
 PARTS = ("elastic", "cluster/membership")

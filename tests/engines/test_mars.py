@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.conftest import SCRIPT, SECONDS, loss_in
 from tests.tiers import exhaustive
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 # A user without a home.
 NOBODY = {"user": 54321, "group": 54321, "extra_groups": []}

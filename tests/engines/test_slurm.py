@@ -59,7 +59,7 @@ def test_two_components_of_a_job_are_refused(cluster):
 TRAIN = """
 import os, pathlib, subprocess, sys, time
 import keras, numpy, tfdist
-from tfdist.trainer.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 interrupts = what == "interrupted" and "SLURM_RESTART_COUNT" not in os.environ
 

@@ -116,7 +116,7 @@ def workers():
     found = []
     for pid in marked(IDENTITY):
         with contextlib.suppress(OSError):
-            if b"tfdist.spark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"tfdist._src.spark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.global_view.analysis import Analysis
-from tfdist.global_view.decision import Value, dims_of
-from tfdist.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition
-from tfdist.global_view.resharding import Share
+from tfdist._src.global_view.analysis import Analysis
+from tfdist._src.global_view.decision import Value, dims_of
+from tfdist._src.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
+from tfdist._src.global_view.partition import Lane, Partition
+from tfdist._src.global_view.resharding import Share
 
 _REDUCE = {
     "sum": lambda a: np.sum(a, axis=0, dtype=a.dtype),

@@ -13,8 +13,8 @@ from keras import layers
 
 from tests.global_view.simulation import Workers, check, compare
 from tests.tiers import some
-from tfdist.strategies.step import GlobalStep
-from tfdist.trainer.install import install
+from tfdist._src.keras.install import install
+from tfdist._src.strategy.step import GlobalStep
 
 _ROWS = 11
 SHARES = [(4, 4, 3), (2, 9), (11, 0), (0, 5, 6)]

@@ -12,8 +12,8 @@ import pytest
 from tests.global_view.simulation import analyze, check, trace
 from tests.global_view.test_rules import COUPLED, ROWWISE, differentiated, inputs_of
 from tests.tiers import exhaustive
-from tfdist.global_view.layout import WHOLE
-from tfdist.global_view.rules import RULES
+from tfdist._src.global_view.layout import WHOLE
+from tfdist._src.global_view.rules import RULES
 
 SHARES = [4, 4, 3]
 

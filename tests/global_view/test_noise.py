@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from tests.global_view.simulation import analyze, check, gathers, trace
 from tests.tiers import some
-from tfdist.global_view.rules.state import skip_ahead
+from tfdist._src.global_view.rules.state import skip_ahead
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]
 _RANDOM = np.random.default_rng(0)

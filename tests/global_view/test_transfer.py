@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import tfdist.global_view
-from tfdist.global_view.transfer import REMEDIES, Transfer, report
+import tfdist._src.global_view
+from tfdist._src.global_view.transfer import REMEDIES, Transfer, report
 
 
 def test_the_report():
@@ -30,7 +30,7 @@ def test_the_report():
     assert found[1].estimate() == 32 * 8 * 4
     assert found[1].estimate(5) == 5 * 8 * 4
     # Each reason that a rule gives has a remedy, or needs none.
-    files = Path(tfdist.global_view.__file__).parent.rglob("*.py")
+    files = Path(tfdist._src.global_view.__file__).parent.rglob("*.py")
     source = "\n".join(file.read_text() for file in files)
     given = re.findall(r'(?:\.whole\(|(?<!, )reason = |reason=|why: str = )"([^"]+)"', source)
     for one, other in re.findall(r'whole\("(.+)" if .+ else "(.+)"\)', source):

@@ -16,10 +16,10 @@ import pytest
 
 from tests.csrc.compiling import Toolchain
 from tests.gpus import NCCL_SHARES
+from tfdist._src.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
+from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
-from tfdist.native.tensorflow_package import TensorFlowPackage
-from tfdist.options import Options
 
 _SECONDS = 240
 PROGRAMS = (

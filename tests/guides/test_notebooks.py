@@ -10,7 +10,7 @@ from tests.guides.cells import cells, makes_strategy
 from tests.guides.notebooks import compare
 from tests.guides.outcomes import REMEDY, to_scope, verdict
 from tests.tiers import exhaustive
-from tfdist.trainer.fit import call_checks
+from tfdist._src.keras.fit import call_checks
 
 ROOT = Path(__file__).parents[2]
 

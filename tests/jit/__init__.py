@@ -1,1 +1,1 @@
-"""Tests of `tfdist.jit`."""
+"""Tests of `tfdist._src.xla`."""

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import exhaustive
-from tfdist.jit import compiled_between_collectives, left_out, left_to_tensorflow, program
-from tfdist.native import load_ops
+from tfdist._src.native import load_ops
+from tfdist._src.xla import compiled_between_collectives, left_out, left_to_tensorflow, program
 
 
 def heavy(x):

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import tfdist.launch
+import tfdist._src.launch
 from tests.deadlines import FAR
 
-ROOT = str(Path(tfdist.launch.__file__).parents[2])
+ROOT = str(Path(tfdist._src.launch.__file__).parents[2])
 MARK = "LAUNCH_TEST_MARK"
 PRELUDE = """
 import json, os, signal, subprocess, sys, time
@@ -46,10 +46,10 @@ def stay():  # until a signal comes
 # A launcher with other numbers of seconds: `module.NAME` -> the value.
 OTHER_SECONDS = """
 import importlib, json, sys
-from tfdist.launch.cli import main
+from tfdist._src.launch.cli import main
 for name, value in json.loads(sys.argv[1]).items():
     module, constant = name.rsplit(".", 1)
-    setattr(importlib.import_module(f"tfdist.launch.{module}"), constant, value)
+    setattr(importlib.import_module(f"tfdist._src.launch.{module}"), constant, value)
 sys.exit(main(["run", *sys.argv[2:]]))
 """
 # It waits for the cause of a failure as long as it takes.

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from tfdist._src.launch import COMMANDS
+from tfdist._src.launch.cli import main
 from tfdist._version import __version__
-from tfdist.launch import COMMANDS
-from tfdist.launch.cli import main
 
 HEAVY = {"tensorflow", "keras", "numpy", "absl", "matplotlib"}
 
@@ -29,7 +29,7 @@ HEAVY = {"tensorflow", "keras", "numpy", "absl", "matplotlib"}
 def test_it_imports_nothing_heavy(arguments, environment):
     program = (
         "import sys\n"
-        "from tfdist.launch.cli import main\n"
+        "from tfdist._src.launch.cli import main\n"
         "try:\n    main(sys.argv[1:])\n"
         "except SystemExit:\n    pass\n"
         f"print(sorted({HEAVY!r} & set(sys.modules)))"
@@ -47,7 +47,7 @@ def test_it_imports_nothing_heavy(arguments, environment):
 def test_a_run_imports_nothing_heavy(environment, script):
     program = (
         "import sys\n"
-        "from tfdist.launch.cli import main\n"
+        "from tfdist._src.launch.cli import main\n"
         "code = main(sys.argv[1:])\n"
         f"print(code, sorted({HEAVY!r} & set(sys.modules)))"
     )

@@ -17,8 +17,8 @@ from tests import gpus
 from tests.certificates import variables
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
-from tfdist.launch.commands import doctor
-from tfdist.launch.commands.doctor import (
+from tfdist._src.launch.commands import doctor
+from tfdist._src.launch.commands.doctor import (
     CHECKS,
     devices,
     host,
@@ -30,10 +30,10 @@ from tfdist.launch.commands.doctor import (
     versions,
     workers,
 )
-from tfdist.launch.commands.doctor.probe import ProbeResult
-from tfdist.launch.commands.doctor.section import Context, Section
-from tfdist.launch.job.ports import Reservation
-from tfdist.native import gpu_links
+from tfdist._src.launch.commands.doctor.probe import ProbeResult
+from tfdist._src.launch.commands.doctor.section import Context, Section
+from tfdist._src.launch.job.ports import Reservation
+from tfdist._src.native import gpu_links
 
 # What a program says of a GPU that another process has the memory of.
 TAKEN = {"reader": 0, "owner": 1, "copy": "taken"}

@@ -17,8 +17,8 @@ from .conftest import until
 
 # What a worker of tfdist has, without TensorFlow; `life` counts the processes of a rank from 0.
 BEGIN = """
-from tfdist.cluster.session.exit_reason import watch
-from tfdist.cluster.session.progress import progress_file
+from tfdist._src.cluster.session.exit_reason import watch
+from tfdist._src.cluster.session.progress import progress_file
 watch()
 life = len(list(here.glob(f"life-{rank}-*.json")))
 (here / "new").write_text(json.dumps({**os.environ, "pid": os.getpid()}))

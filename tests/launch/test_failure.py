@@ -10,8 +10,8 @@ from dataclasses import asdict
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.job.decoding import decode
-from tfdist.launch.job.failure import (
+from tfdist._src.launch.job.decoding import decode
+from tfdist._src.launch.job.failure import (
     Doubt,
     Failure,
     FirstFailure,
@@ -19,7 +19,7 @@ from tfdist.launch.job.failure import (
     stopped_by,
     worker_failure,
 )
-from tfdist.launch.job.report import describe
+from tfdist._src.launch.job.report import describe
 
 TRACE = ("Traceback (most recent call last):", "ValueError: bad")
 VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tfdist.launch.job.host_list import ListedHost, parse_hosts, read_hostfile
-from tfdist.launch.job.run_options import parse
+from tfdist._src.launch.job.host_list import ListedHost, parse_hosts, read_hostfile
+from tfdist._src.launch.job.run_options import parse
 
 
 def test_lists():

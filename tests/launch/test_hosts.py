@@ -14,10 +14,10 @@ import pytest
 from tests.certificates import variables
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
-from tfdist.cluster.auth.handshake import MAGIC
-from tfdist.cluster.net.framing import HELLO_LIMIT, encode, read_exactly, read_frame
-from tfdist.cluster.net.local_addresses import port_holder
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.cluster.auth.handshake import MAGIC
+from tfdist._src.cluster.net.framing import HELLO_LIMIT, encode, read_exactly, read_frame
+from tfdist._src.cluster.net.local_addresses import port_holder
+from tfdist._src.launch.job.ports import Reservation
 
 from .conftest import PATIENT, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.job.log_routing import ShownOutput
+from tfdist._src.launch.job.log_routing import ShownOutput
 
 TALK = """
 print("out", rank)

@@ -12,14 +12,14 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 from .conftest import until
 
 # What a worker of tfdist has, without TensorFlow.
 BEGIN = """
-from tfdist.cluster.session.exit_reason import watch
-from tfdist.cluster.session.progress import progress_file
+from tfdist._src.cluster.session.exit_reason import watch
+from tfdist._src.cluster.session.progress import progress_file
 generation = int(os.environ["TFDIST_GENERATION"])
 watch()
 (here / f"worker-{generation}-{rank}.json").write_text(json.dumps(dict(os.environ)))

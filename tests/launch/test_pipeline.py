@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.cli import main
-from tfdist.pipeline.schedules import SCHEDULES
+from tfdist._src.launch.cli import main
+from tfdist._src.pipeline.schedules import SCHEDULES
 
 SIZES = ["pipeline", "--ranks", "4", "--microbatches", "8"]
 

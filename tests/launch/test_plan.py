@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 
-from tfdist.cluster import from_tf_config
-from tfdist.launch.job.plan import plan_workers
+from tfdist._src.cluster import from_tf_config
+from tfdist._src.launch.job.plan import plan_workers
 
 ADDRESSES = ("10.0.0.1:4000", "10.0.0.1:4001", "[fd00::2]:4002")
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist._src.launch.job.failure import Doubt, worker_failure
+from tfdist._src.launch.job.progress import VARIABLE, ProgressMemory
+from tfdist._src.monitoring.training import Record
+from tfdist._src.progress_file import SIZE, Progress, ProgressFile, Raised
 from tfdist.errors import ClusterError
-from tfdist.launch.job.failure import Doubt, worker_failure
-from tfdist.launch.job.progress import VARIABLE, ProgressMemory
-from tfdist.monitoring.training import Record
-from tfdist.progress_file import SIZE, Progress, ProgressFile, Raised
 
 
 def test_nothing_is_written():
@@ -94,7 +94,7 @@ def test_damaged_memory_tells_no_exception():
 def test_the_memory_belongs_to_one_process():
     memory = ProgressMemory()
     ProgressFile(memory.path).count(3)
-    code = f"from tfdist.progress_file import ProgressFile; ProgressFile({memory.path!r})"
+    code = f"from tfdist._src.progress_file import ProgressFile; ProgressFile({memory.path!r})"
     other = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
@@ -113,8 +113,8 @@ def test_a_file_that_is_no_memory(tmp_path):
 
 PROGRAM = """
 import os
-from tfdist.cluster.session.exit_reason import watch_for_launcher
-from tfdist.monitoring.training import record
+from tfdist._src.cluster.session.exit_reason import watch_for_launcher
+from tfdist._src.monitoring.training import record
 watch_for_launcher()
 record.add(5, 1, 1)
 if os.fork() == 0:

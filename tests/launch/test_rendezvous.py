@@ -13,15 +13,15 @@ import pytest
 
 from tests.certificates import variables
 from tests.deadlines import FAR
-from tfdist.cluster.auth.handshake import handshake
-from tfdist.cluster.auth.identity import JOIN, LAUNCH, Identity
-from tfdist.cluster.net.framing import encode
-from tfdist.cluster.net.tls import Tls
+from tfdist._src.cluster.auth.handshake import handshake
+from tfdist._src.cluster.auth.identity import JOIN, LAUNCH, Identity
+from tfdist._src.cluster.net.framing import encode
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
+from tfdist._src.launch.hosts.messages import Channel, ChannelError
+from tfdist._src.launch.hosts.newcomers import Newcomers, screen
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError
-from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
-from tfdist.launch.hosts.messages import Channel, ChannelError
-from tfdist.launch.hosts.newcomers import Newcomers, screen
-from tfdist.options import Options
 
 MINE = HostInfo(0, 3, "", (4000, 4001))
 
@@ -78,7 +78,7 @@ def test_the_end_of_a_connection(ends):
 
 
 def test_one_that_does_not_read_is_lost(ends, monkeypatch):
-    monkeypatch.setattr("tfdist.launch.hosts.messages._SEND_SECONDS", 0.05)
+    monkeypatch.setattr("tfdist._src.launch.hosts.messages._SEND_SECONDS", 0.05)
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     channel = Channel(ends[0])
@@ -242,7 +242,7 @@ def test_a_launcher_arrives(listening, secure):
 @pytest.mark.parametrize(("right", "wrong"), [("s", "t"), ("s", ""), ("", "t")])
 def test_a_launcher_with_another_secret(listening, monkeypatch, right, wrong):
     said = []
-    monkeypatch.setattr("tfdist.launch.console.say", lambda text, **_: said.append(text))
+    monkeypatch.setattr("tfdist._src.launch.console.say", lambda text, **_: said.append(text))
     port, arrived = listening(right)
     with pytest.raises(ClusterError, match="Set the same TFDIST_SECRET on all hosts"):
         hello(port, wrong)
@@ -266,7 +266,7 @@ def test_what_is_no_launcher(listening):
 
 
 def test_launchers_that_do_not_describe_their_hosts(listening, monkeypatch):
-    monkeypatch.setattr("tfdist.launch.hosts.newcomers._STRANGERS", 1)
+    monkeypatch.setattr("tfdist._src.launch.hosts.newcomers._STRANGERS", 1)
     port, arrived = listening()
     silent = [hello(port, number=number) for number in range(6)]
     for channel in silent[:2]:  # there is room for four

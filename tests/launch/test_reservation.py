@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
-from tfdist.launch.job import ports
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job import ports
+from tfdist._src.launch.job.ports import Reservation
 
 # How servers listen: gRPC on every address of both families, others on one.
 LISTENERS = [

@@ -10,11 +10,11 @@ import signal
 import pytest
 
 from tests.tiers import exhaustive, some
-from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.job.decoding import decode
-from tfdist.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
-from tfdist.launch.restart_all import HostEnd, Verdict
-from tfdist.launch.restart_policy import (
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.job.decoding import decode
+from tfdist._src.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
+from tfdist._src.launch.restart_all import HostEnd, Verdict
+from tfdist._src.launch.restart_policy import (
     _LONG,
     Begin,
     Ended,
@@ -23,7 +23,7 @@ from tfdist.launch.restart_policy import (
     all_saved,
     decide,
 )
-from tfdist.progress_file import Progress, Raised
+from tfdist._src.progress_file import Progress, Raised
 
 LIMIT = 5
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tfdist.launch.job.run_options import RunOptions, parse
+from tfdist._src.launch.job.run_options import RunOptions, parse
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tfdist._src.launch.job.cores import available_cores, cgroup_quota, thread_settings
+from tfdist._src.launch.job.gpus import gpu_settings, visible_gpus
 from tfdist.errors import LaunchError
-from tfdist.launch.job.cores import available_cores, cgroup_quota, thread_settings
-from tfdist.launch.job.gpus import gpu_settings, visible_gpus
 
 
 @pytest.mark.parametrize(

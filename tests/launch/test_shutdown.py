@@ -7,7 +7,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.job.shutdown import Grace, SignalEscalation
+from tfdist._src.launch.job.shutdown import Grace, SignalEscalation
 
 
 def sent_by(escalation, times):

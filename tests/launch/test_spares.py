@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.job import spares
-from tfdist.launch.job.spares import Spare, Spares
+from tfdist._src.launch.job import spares
+from tfdist._src.launch.job.spares import Spare, Spares
 
 from .conftest import ROOT, until
 
@@ -235,9 +235,9 @@ def until_some(call):
 
 PROBE = """
 import sys
-loaded = {"tensorflow", "keras", "tfdist.strategies.multi_worker"} <= set(sys.modules)
+loaded = {"tensorflow", "keras", "tfdist._src.strategy.multi_worker"} <= set(sys.modules)
 from tensorflow.python.eager import context
-from tfdist.cluster.session import progress
+from tfdist._src.cluster.session import progress
 print("loaded", loaded, "devices", context.context()._initialized, "opened", progress._opened)
 import tensorflow as tf, tfdist
 tfdist.MultiWorkerMirroredStrategy

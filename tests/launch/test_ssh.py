@@ -145,7 +145,7 @@ def test_variables_and_the_secret(served, hosts, run, script, tmp_path):
     assert remote["TFDIST_SECRET"] == secret
     assert "OTHER" not in remote
     lines = hosts.processes(0) + hosts.processes(1)
-    assert any("tfdist.launch.host_agent" in line for line in lines)
+    assert any("tfdist._src.launch.host_agent" in line for line in lines)
     assert not any(secret in line for line in lines)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 143

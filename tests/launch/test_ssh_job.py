@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.launch.job.run_options import parse
-from tfdist.launch.job.signals import Signals
-from tfdist.launch.ssh import job
+from tfdist._src.launch.job.run_options import parse
+from tfdist._src.launch.job.signals import Signals
+from tfdist._src.launch.ssh import job
 
 FAILED = job.SSH_FAILED
 

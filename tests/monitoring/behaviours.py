@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import batches, compile_mlp, cross_entropy, fit, mlp, rows
-from tfdist.monitoring.training import record
+from tfdist._src.monitoring.training import record
 
 
 def recorded(strategy, how):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.monitoring.traces import check, count_arrows, slices_of
 from tests.tiers import exhaustive
-from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
+from tfdist._src.monitoring.chrome_trace import Span, WorkerRecord, build
 
 BASE = 10**15
 

@@ -11,11 +11,11 @@ import prometheus_client
 from prometheus_client.parser import text_string_to_metric_families
 
 from tfdist import __version__
-from tfdist.collective.activity import Activity
-from tfdist.monitoring.collector import Collector
-from tfdist.monitoring.histogram import BOUNDS, Histogram
-from tfdist.monitoring.snapshot import Snapshot
-from tfdist.monitoring.training import Trained, record
+from tfdist._src.comm.activity import Activity
+from tfdist._src.monitoring.collector import Collector
+from tfdist._src.monitoring.histogram import BOUNDS, Histogram
+from tfdist._src.monitoring.snapshot import Snapshot
+from tfdist._src.monitoring.training import Trained, record
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "monitoring" / "dashboard.json"
 

@@ -7,8 +7,8 @@ import time
 
 import tensorflow as tf
 
-from tfdist.monitoring import op_profile
-from tfdist.monitoring.op_profile import OpProfile
+from tfdist._src.monitoring import op_profile
+from tfdist._src.monitoring.op_profile import OpProfile
 
 
 def test_operations_of_some_steps():

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.monitoring.test_collector import expressions
 from tests.tiers import exhaustive
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 SCRIPT = Path(__file__).with_name("script.py")
 ROOT = SCRIPT.parents[2]

@@ -6,11 +6,11 @@ import socket
 import sys
 from urllib.request import urlopen
 
-from tfdist.cluster import Topology, Worker
-from tfdist.monitoring import server
-from tfdist.monitoring.port import port_of
-from tfdist.monitoring.training import record
-from tfdist.options import Options
+from tfdist._src.cluster import Topology, Worker
+from tfdist._src.monitoring import server
+from tfdist._src.monitoring.port import port_of
+from tfdist._src.monitoring.training import record
+from tfdist._src.options import Options
 
 
 def test_workers_of_a_host_count_up_from_its_first():
@@ -48,7 +48,7 @@ def test_a_server_or_one_line(monkeypatch, capsys):
         "tfdist: worker 1 (a:2) serves no metrics: it cannot listen on port 65536"
     )
     assert line.count("\n") == 1
-    monkeypatch.delitem(sys.modules, "tfdist.monitoring.collector", raising=False)
+    monkeypatch.delitem(sys.modules, "tfdist._src.monitoring.collector", raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     assert server.start(Options(metrics_port=9400), Topology()) is None
     line = capsys.readouterr().err

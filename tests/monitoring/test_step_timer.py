@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.monitoring import step_timer
-from tfdist.monitoring.step_timer import StepTimer
+from tfdist._src.monitoring import step_timer
+from tfdist._src.monitoring.step_timer import StepTimer
 
 
 @pytest.fixture

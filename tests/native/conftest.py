@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.native import api, store
+from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import api, store
-from tfdist.options import NativeOptions
 
 # Every function of the core; one of them tells what it was compiled from.
 STUBS = "\n".join(f"int {name}(void) {{ return 7; }}" for name in api.FUNCTIONS)
@@ -77,7 +77,7 @@ def script(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def installation(tmp_path: Path, source: Path) -> Path:
     """A folder with the package, and the small sources in it."""
-    root = Path(api.__file__).parents[2]
+    root = Path(api.__file__).parents[3]
     folder = tmp_path / "installation"
     unwanted = shutil.ignore_patterns("__pycache__", "csrc", "prebuilt")
     shutil.copytree(root / "tfdist", folder / "tfdist", ignore=unwanted)

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from tfdist.native import api
-from tfdist.native.recipe import SOURCE
+from tfdist._src.native import api
+from tfdist._src.native.recipe import SOURCE
 
 HEADER = re.sub(r"/\*.*?\*/", "", (SOURCE / "c_api.h").read_text(), flags=re.DOTALL)
 STRUCTURES = {

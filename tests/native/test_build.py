@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from tests.native.conftest import write
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.native import build as builds
+from tfdist._src.native import builder, compiler, lock, recipe, store, tensorflow_package
+from tfdist._src.native.builder import ensure
+from tfdist._src.native.ownership import writable_by_others
+from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import build as builds
-from tfdist.native import builder, compiler, lock, recipe, store, tensorflow_package
-from tfdist.native.builder import ensure
-from tfdist.native.ownership import writable_by_others
-from tfdist.native.tensorflow_package import TensorFlowPackage
-from tfdist.options import NativeOptions
 
-ROOT = Path(native.__file__).parents[2]
+ROOT = Path(native.__file__).parents[3]
 
 
 def value(build):
@@ -158,9 +158,9 @@ def test_clean(source, options):
 WAITING = """
 import sys
 from pathlib import Path
-from tfdist.native.builder import ensure
-from tfdist.native.ownership import writable_by_others
-from tfdist.options import NativeOptions
+from tfdist._src.native.builder import ensure
+from tfdist._src.native.ownership import writable_by_others
+from tfdist._src.options import NativeOptions
 cache, source, compiler = sys.argv[1:]
 print(ensure(NativeOptions(cache=Path(cache), compiler=compiler), Path(source)).stamp)
 """

@@ -35,7 +35,7 @@ def test_build(installation, python, tmp_path):
 
 def test_build_imports_nothing_heavy(installation, python):
     program = (
-        "import sys; from tfdist.launch.cli import main; print(main(['build']), "
+        "import sys; from tfdist._src.launch.cli import main; print(main(['build']), "
         "sorted({'tensorflow', 'keras', 'numpy', 'absl'} & set(sys.modules)))"
     )
     done = python(installation, "-c", program)
@@ -91,8 +91,8 @@ def test_run_with_a_wrong_setting(installation, python):
 
 def test_doctor(installation, python):
     program = (
-        "import os; from tfdist.launch.commands.doctor import native; "
-        "from tfdist.launch.commands.doctor.section import Context; "
+        "import os; from tfdist._src.launch.commands.doctor import native; "
+        "from tfdist._src.launch.commands.doctor.section import Context; "
         "section = native.check(Context(os.environ)); print(section.rows, section.problems)"
     )
 

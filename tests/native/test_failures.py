@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.native.conftest import write
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.native import build as builds
+from tfdist._src.native import loading, lock, recipe, store, tensorflow_package
+from tfdist._src.native.builder import ensure
+from tfdist._src.native.loading import load_core, load_op_library
+from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import build as builds
-from tfdist.native import loading, lock, recipe, store, tensorflow_package
-from tfdist.native.builder import ensure
-from tfdist.native.loading import load_core, load_op_library
-from tfdist.options import NativeOptions
 
 
 def refusal(function, *arguments, **settings):

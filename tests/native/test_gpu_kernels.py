@@ -8,8 +8,8 @@ import re
 import pytest
 
 from tests.tiers import some
+from tfdist._src.native import gpu_kernels, nvrtc
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import gpu_kernels, nvrtc
 
 TYPES = ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 REDUCTIONS = [f"{name}_{op}" for name in TYPES for op in ("sum", "min", "max", "product")]

@@ -49,7 +49,9 @@ def test_a_wheel_with_a_build(installation, sources, python, tmp_path):
     assert built == ["build.json", "libtfdist_core.so"]
     # Elsewhere, without a compiler, and with nothing in the cache.
     loaded = python(tmp_path / "site", "-c", LOAD, PATH="")
-    assert loaded.stdout.startswith(f"1 {tmp_path}/site/tfdist/native/prebuilt/"), loaded.stderr
+    assert loaded.stdout.startswith(f"1 {tmp_path}/site/tfdist/_src/native/prebuilt/"), (
+        loaded.stderr
+    )
     assert loaded.stderr == ""
 
 

@@ -16,9 +16,9 @@ import pytest
 from tests.certificates import files
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist import native
+from tfdist._src import native
+from tfdist._src.native.api import Setup
 from tfdist.errors import NativeUnavailableError
-from tfdist.native.api import Setup
 
 KEYS = ("tls_certificate", "tls_key", "tls_ca")
 NAME = b"gradients that nobody else should see"

@@ -16,8 +16,8 @@ import tfdist
 from tests.pipeline.compressed_behaviours import policy_of
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.hooks import calling_before, running
-from tfdist.collective import native_ops, step_ops
-from tfdist.sharding.sharded import sharded_by
+from tfdist._src.comm import native_ops, step_ops
+from tfdist._src.sharding.sharded import sharded_by
 
 BATCH, STEPS, WIDTH, TOKENS = 12, 6, 8, 10
 _COLLECTIVES = {

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.internals.variables import has_value
+from tfdist._src.internals.variables import has_value
 
 BOUNDS = [(0, 8), (8, 9), (9, 20), (20, 26)]
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import tfdist
 from tests.pipeline.zoo import ZOO
-from tfdist.internals.variables import has_value
-from tfdist.strategies.shares import share_of_rows
+from tfdist._src.data.shares import share_of_rows
+from tfdist._src.internals.variables import has_value
 
 ROWS, BATCH, EPOCHS = 27, 10, 2
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.pipeline.partition import Partition, pack, specs, unpack
+from tfdist._src.pipeline.partition import Partition, pack, specs, unpack
 
 
 @dataclasses.dataclass(frozen=True)

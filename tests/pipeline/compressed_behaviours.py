@@ -14,14 +14,14 @@ import tfdist
 from tests import gpus
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.compression import codec_of
-from tfdist.collective import native_ops
+from tfdist._src.comm import native_ops
+from tfdist._src.compression import auto as auto_module
+from tfdist._src.compression.compressor import Compressor
+from tfdist._src.compression.measurement import Measurement
+from tfdist._src.internals.variables import has_value
+from tfdist._src.keras.fit import codec_refresh
+from tfdist._src.keras.saving import compression_files
 from tfdist.compression import Auto, OneBit, Policy
-from tfdist.compression import auto as auto_module
-from tfdist.compression.compressor import Compressor
-from tfdist.compression.measurement import Measurement
-from tfdist.internals.variables import has_value
-from tfdist.trainer.fit import codec_refresh
-from tfdist.trainer.saving import compression_files
 
 ROWS, BATCH, TOKENS, LENGTH = 45, 16, 12, 4
 

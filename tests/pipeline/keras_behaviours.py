@@ -10,8 +10,8 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tfdist._src.internals.variables import has_value
 from tfdist.callbacks import LearningRateWarmup
-from tfdist.internals.variables import has_value
 
 ROWS, BATCH = 26, 8
 

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.pipeline.runtime.step_context import PipelineStep
-from tfdist.pipeline.state.full_state import Piece
+from tfdist._src.pipeline.runtime.step_context import PipelineStep
+from tfdist._src.pipeline.state.full_state import Piece
 
 # In saving, of the chief's pipeline.
 VICTIMS = {"saving": 2}

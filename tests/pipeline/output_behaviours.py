@@ -12,7 +12,7 @@ import numpy as np
 from keras import layers, ops
 
 import tfdist
-from tfdist.internals.variables import has_value
+from tfdist._src.internals.variables import has_value
 
 # The last batch has one row, so one of two pipelines has none.
 ROWS, BATCH, LENGTH, CLASSES = 17, 8, 5, 4

@@ -7,7 +7,7 @@ import numpy as np
 from keras import layers
 
 import tfdist
-from tfdist.collective import flight_log
+from tfdist._src.comm import flight_log
 
 
 def record(strategy, schedule, frozen=0):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdist
 from tests.pipeline import layers
 from tests.pipeline.zoo import ZOO
-from tfdist.internals.variables import has_value
+from tfdist._src.internals.variables import has_value
 
 ROWS, BATCH = 20, 10
 CUSTOM = {name: getattr(layers, name) for name in ("Block", "Penalised", "Positions", "TiedHead")}

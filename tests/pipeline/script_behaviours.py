@@ -14,8 +14,8 @@ from keras import layers, ops
 
 import tfdist
 from tests.strategies.failing_saves import save_twice
-from tfdist.internals.variables import has_value
-from tfdist.pipeline.runtime.train_step import StepRunner
+from tfdist._src.internals.variables import has_value
+from tfdist._src.pipeline.runtime.train_step import StepRunner
 
 ROWS, BATCH = 22, 10
 

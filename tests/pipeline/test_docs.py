@@ -9,11 +9,11 @@ import re
 
 import pytest
 
-from tfdist.launch.cli import main
-from tfdist.pipeline.plan.action import Action, Kind
-from tfdist.pipeline.plan.schedule import Schedule
-from tfdist.pipeline.schedules import make_schedule
-from tfdist.pipeline.simulation.simulator import simulate
+from tfdist._src.launch.cli import main
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.pipeline.simulation.simulator import simulate
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 

@@ -14,7 +14,7 @@ from tests.deadlines import FAR
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.tiers import exhaustive
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 
 @pytest.fixture

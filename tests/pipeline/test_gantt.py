@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.pipeline.plan.action import Action, Kind
-from tfdist.pipeline.plan.costs import Costs
-from tfdist.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist.pipeline.simulation.gantt import draw, text
-from tfdist.pipeline.simulation.simulator import simulate
-from tfdist.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist._src.pipeline.simulation.gantt import draw, text
+from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation.timeline import Span, Timeline
 
 
 def test_one_f_one_b():

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from tfdist._src.pipeline.partition.balance import balance
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition.balance import balance
 
 
 def matrix(costs, sends=None):

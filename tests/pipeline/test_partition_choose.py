@@ -11,14 +11,8 @@ from keras import layers
 
 from tests.pipeline.zoo import gpt, nested, shared
 from tests.tiers import exhaustive
+from tfdist._src.pipeline.partition import COSTS, boundaries_after, linearize, partition, summary
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition import (
-    COSTS,
-    boundaries_after,
-    linearize,
-    partition,
-    summary,
-)
 
 
 def last_calls(model, **arguments):
@@ -43,7 +37,7 @@ def long():
     ("module", "model"), [("balance", None), ("linearize", small), ("choose", long)]
 )
 def test_docstrings(module, model):
-    module = importlib.import_module(f"tfdist.pipeline.partition.{module}")
+    module = importlib.import_module(f"tfdist._src.pipeline.partition.{module}")
     result = doctest.testmod(module, extraglobs={"model": model and model()})
     assert result.attempted and not result.failed
 

@@ -15,9 +15,16 @@ from keras.src.backend.common import global_state
 
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
 from tests.tiers import exhaustive
+from tfdist._src.pipeline.partition import (
+    call_timing,
+    decide,
+    estimate,
+    linearize,
+    measure,
+    profiler,
+)
+from tfdist._src.pipeline.partition.stage_costs import stage_costs
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition import call_timing, decide, estimate, linearize, measure, profiler
-from tfdist.pipeline.partition.stage_costs import stage_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
 

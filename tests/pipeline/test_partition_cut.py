@@ -11,9 +11,9 @@ from keras import layers
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO, gpt, mlp, penalties, several_outputs, shared, unet
 from tests.tiers import exhaustive
+from tfdist._src.pipeline.partition import cut, linearize, pack, specs
+from tfdist._src.pipeline.partition import partition as partition_by_numbers
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition import cut, linearize, pack, specs
-from tfdist.pipeline.partition import partition as partition_by_numbers
 
 
 def test_skips_go_straight_to_where_they_are_used():

@@ -11,8 +11,8 @@ import pytest
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO
 from tests.tiers import some
-from tfdist.internals.keras import get_keras_mask
-from tfdist.pipeline.partition import cut, linearize
+from tfdist._src.internals.keras import get_keras_mask
+from tfdist._src.pipeline.partition import cut, linearize
 
 ROWS = 4
 # Keras warns of masks that come into nested models, and passes them on.

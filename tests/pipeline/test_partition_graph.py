@@ -12,9 +12,9 @@ from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.layers import Block
 from tests.pipeline.zoo import ZOO, gpt, nested, several_outputs
 from tests.tiers import exhaustive
+from tfdist._src.internals.keras import get_keras_mask
+from tfdist._src.pipeline.partition import Spec, cut, linearize, measure, pack
 from tfdist.errors import PartitionError
-from tfdist.internals.keras import get_keras_mask
-from tfdist.pipeline.partition import Spec, cut, linearize, measure, pack
 
 
 def names(model):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.tiers import exhaustive
-from tfdist.pipeline.schedules import make_schedule
+from tfdist._src.pipeline.schedules import make_schedule
 
 
 @exhaustive

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist.pipeline.plan.action import Action, Kind
-from tfdist.pipeline.plan.costs import Costs
-from tfdist.pipeline.schedules import make_schedule
-from tfdist.pipeline.schedules.custom import from_lists
-from tfdist.pipeline.simulation.simulator import simulate
-from tfdist.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.pipeline.schedules.custom import from_lists
+from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation.timeline import Span, Timeline
 
 
 def times(timeline):

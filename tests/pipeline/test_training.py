@@ -13,7 +13,7 @@ from tests.pipeline.zoo import ZOO
 from tests.references import reference
 from tests.strategies.comparison import assert_close
 from tests.tiers import exhaustive, some
-from tfdist.pipeline.schedules import SCHEDULES
+from tfdist._src.pipeline.schedules import SCHEDULES
 
 # Here a microbatch has statistics of its own, and one process takes the same microbatches.
 BY_MICROBATCHES = frozenset({"residual_cnn"})

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.validation import check, peak_activations
+from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist._src.pipeline.schedules.custom import from_lists
 from tfdist.errors import ScheduleError
-from tfdist.pipeline.plan.action import Action, Kind
-from tfdist.pipeline.plan.schedule import Schedule
-from tfdist.pipeline.plan.validation import check, peak_activations
-from tfdist.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist.pipeline.schedules.custom import from_lists
 
 
 def read(*lines: str) -> Schedule:

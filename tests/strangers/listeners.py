@@ -17,21 +17,21 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 
 import tfdist
 from tests.deadlines import FAR
-from tfdist.cluster import Session, Topology, Worker, meet, observe
-from tfdist.cluster.auth.handshake import handshake
-from tfdist.cluster.auth.identity import LAUNCH, OBSERVE, PRINT, REGROUP, Identity
-from tfdist.cluster.membership.calls import Calls
-from tfdist.cluster.membership.inspection import ask as inspect
-from tfdist.cluster.membership.membership import Membership
-from tfdist.cluster.membership.node import Node
-from tfdist.cluster.membership.witness import Witness
-from tfdist.cluster.observation.observer import ask as ask_workers
-from tfdist.launch.hosts.host_info import HostInfo
-from tfdist.launch.hosts.messages import Channel
-from tfdist.launch.hosts.newcomers import Newcomers
-from tfdist.launch.job.ports import Reservation
-from tfdist.monitoring.http_server import MetricsServer
-from tfdist.options import Options
+from tfdist._src.cluster import Session, Topology, Worker, meet, observe
+from tfdist._src.cluster.auth.handshake import handshake
+from tfdist._src.cluster.auth.identity import LAUNCH, OBSERVE, PRINT, REGROUP, Identity
+from tfdist._src.cluster.membership.calls import Calls
+from tfdist._src.cluster.membership.inspection import ask as inspect
+from tfdist._src.cluster.membership.membership import Membership
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.witness import Witness
+from tfdist._src.cluster.observation.observer import ask as ask_workers
+from tfdist._src.launch.hosts.host_info import HostInfo
+from tfdist._src.launch.hosts.messages import Channel
+from tfdist._src.launch.hosts.newcomers import Newcomers
+from tfdist._src.launch.job.ports import Reservation
+from tfdist._src.monitoring.http_server import MetricsServer
+from tfdist._src.options import Options
 
 SECRET = "s"
 OPTIONS = Options(secret=SECRET, start_timeout=FAR)

@@ -17,9 +17,9 @@ import pytest
 from tests.cluster.test_fuzz import mutated
 from tests.strangers.listeners import LISTENERS, SECRET, dial, until
 from tests.tiers import exhaustive
-from tfdist.cluster.auth.handshake import MAGIC, TLS_MAGIC
-from tfdist.cluster.auth.identity import JOIN, Identity
-from tfdist.cluster.net.framing import encode
+from tfdist._src.cluster.auth.handshake import MAGIC, TLS_MAGIC
+from tfdist._src.cluster.auth.identity import JOIN, Identity
+from tfdist._src.cluster.net.framing import encode
 
 INFINITE = b'{"hello":{"number":Infinity,"ports":[1e400]},"challenge":"' + b"0" * 64 + b'"}\n'
 REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n"

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from tfdist.strategies.commit_point import UPDATE, find_writes
+from tfdist._src.strategy.commit_point import UPDATE, find_writes
 
 SUM, WRITE, READ = "TfdistAllReduce", "AssignVariableOp", "ReadVariableOp"
 RESOURCES = ("token", "v", "w")

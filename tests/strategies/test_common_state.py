@@ -12,8 +12,8 @@ from tests.ranks import Ranks
 from tests.strategies.behaviours.common_state import ASSIGNED, PLACES
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
 from tests.tiers import exhaustive, some
-from tfdist.trainer.fit import step_exchange
-from tfdist.trainer.fit.step_exchange import Request, StepExchange, as_heard, heard
+from tfdist._src.keras.fit import step_exchange
+from tfdist._src.keras.fit.step_exchange import Request, StepExchange, as_heard, heard
 
 COMMON = f"{PACKAGE}.common_state"
 CASES = list(itertools.product(ASSIGNED, PLACES))

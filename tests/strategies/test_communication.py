@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import exhaustive
-from tfdist.options import Options
-from tfdist.strategies import communication
+from tfdist._src.options import Options
+from tfdist._src.strategy import communication
 
 pytestmark = exhaustive
 

@@ -7,12 +7,12 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import exhaustive
-from tfdist import native
-from tfdist.collective.communicator_interface import Alone
+from tfdist._src import native
+from tfdist._src.comm.communicator_interface import Alone
+from tfdist._src.data.replay import Replay, replaying
+from tfdist._src.data.shares import split_batches
+from tfdist._src.internals.iterators import position_of, set_position
 from tfdist.errors import UnsupportedError
-from tfdist.internals.iterators import position_of, set_position
-from tfdist.strategies.replay import Replay, replaying
-from tfdist.strategies.shares import split_batches
 
 OWN = [4, 4, 2, 4, 4, 4, 3]
 ROWS = sum(OWN)

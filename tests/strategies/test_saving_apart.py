@@ -13,7 +13,7 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
-from tfdist.launch.job.ports import Reservation
+from tfdist._src.launch.job.ports import Reservation
 
 # How each worker gets to a folder of its own.
 _PLACES = ["other disks", "other folders", "working folders"]

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import exhaustive, some
-from tfdist import native
-from tfdist.collective.communicator_interface import Alone
-from tfdist.strategies.replay import Replay, replaying
-from tfdist.strategies.shares import split_batches
+from tfdist._src import native
+from tfdist._src.comm.communicator_interface import Alone
+from tfdist._src.data.replay import Replay, replaying
+from tfdist._src.data.shares import split_batches
 
 ROWS = 14
 BATCH = 5  # the last one has four rows

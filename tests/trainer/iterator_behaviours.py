@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest import mock
 
 from tests.strategies.behaviours.common import compile_mlp, fit, rows
-from tfdist.trainer.fit import epochs
+from tfdist._src.keras.fit import epochs
 
 
 def ended_in_background(strategy):

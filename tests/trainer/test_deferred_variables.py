@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tfdist.internals.keras import Trainer, Variable
-from tfdist.internals.variables import deferred_variables, has_value
+from tfdist._src.internals.keras import Trainer, Variable
+from tfdist._src.internals.variables import deferred_variables, has_value
 
 
 @pytest.fixture

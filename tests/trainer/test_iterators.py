@@ -7,7 +7,7 @@ import threading
 
 from tests.deadlines import FAR
 from tests.groups import GROUPS
-from tfdist.internals.tensorflow import end_in_background
+from tfdist._src.internals.tensorflow import end_in_background
 
 
 class _Part:

@@ -13,12 +13,12 @@ import keras
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist._src.internals import contract
+from tfdist._src.internals.contract import TARGETS, Target, check_targets
+from tfdist._src.internals.optimizer import overrides
+from tfdist._src.keras import install
+from tfdist._src.keras.patching import LAYERS, layers_of, patch, patch_target
 from tfdist.errors import UnsupportedError
-from tfdist.internals import contract
-from tfdist.internals.contract import TARGETS, Target, check_targets
-from tfdist.internals.optimizer import overrides
-from tfdist.trainer import install
-from tfdist.trainer.patching import LAYERS, layers_of, patch, patch_target
 
 
 def all_layers():
@@ -40,7 +40,7 @@ def layer(name, around):
     def wrap(original):
         return lambda value: around(original(value))
 
-    wrap.__module__ = f"tfdist.trainer.{name}"
+    wrap.__module__ = f"tfdist._src.keras.{name}"
     return wrap
 
 
@@ -53,7 +53,7 @@ def test_each_is_there_once():
     ]
     functions = {name: target.function for name, target in TARGETS.items()}
     for name in LAYERS:
-        importlib.import_module(f"tfdist.trainer.{name}").install()
+        importlib.import_module(f"tfdist._src.keras.{name}").install()
     assert all_layers() == before
     assert functions == {name: target.function for name, target in TARGETS.items()}
 
@@ -100,7 +100,7 @@ def test_around_what_another_package_has_put_there(target):
 
 
 def test_modules_imported_anew_replace_their_own(target):
-    module = types.ModuleType("tfdist.trainer.fit.nested_functions")
+    module = types.ModuleType("tfdist._src.keras.fit.nested_functions")
     exec("def wrap(original):\n    return lambda value: original(value) + 1", vars(module))
     patch_target(target, module.wrap)
     assert target.function(1) == 3
@@ -113,7 +113,7 @@ def test_threads_install_once():
     code = """
         import os, sys, threading
         import tfdist
-        from tfdist.internals.contract import TARGETS
+        from tfdist._src.internals.contract import TARGETS
         begin = threading.Barrier(4)
 
         def use():
@@ -125,10 +125,10 @@ def test_threads_install_once():
         [t.join() for t in threads]
         functions = {n: t.function for n, t in TARGETS.items()}
         import importlib
-        for name in sorted(n for n in sys.modules if n.startswith("tfdist.trainer.")):
-            if name != "tfdist.trainer.batch_statistics":  # A gradient can be registered once.
+        for name in sorted(n for n in sys.modules if n.startswith("tfdist._src.keras.")):
+            if name != "tfdist._src.keras.batch_statistics":  # A gradient can be registered once.
                 importlib.reload(sys.modules[name])
-        sys.modules["tfdist.trainer.install"].install()
+        sys.modules["tfdist._src.keras.install"].install()
         sys.exit(functions != {n: t.function for n, t in TARGETS.items()})
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)

@@ -28,9 +28,9 @@ def find_core() -> tuple[Path, Path]:
         MissingError: tfdist is not installed, or has no core here.
     """
     try:
-        from tfdist import native as package
+        from tfdist._src import native as package
+        from tfdist._src.native.recipe import SOURCE
         from tfdist.errors import NativeUnavailableError
-        from tfdist.native.recipe import SOURCE
     except ImportError as error:
         raise MissingError(f"{error}; pip install -e . where setup.cfg lies") from None
     try:

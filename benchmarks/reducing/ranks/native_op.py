@@ -7,10 +7,10 @@ from typing import Any
 from reducing.ranks import rank
 from reducing.ranks.mesh import connect
 from reducing.ranks.tensorflow_loop import serve_reduction
-from tfdist import native
-from tfdist.cluster import Mesh
-from tfdist.collective.native_communicator import open_mesh
-from tfdist.options import Options
+from tfdist._src import native
+from tfdist._src.cluster import Mesh
+from tfdist._src.comm.native_communicator import open_mesh
+from tfdist._src.options import Options
 
 
 def main() -> None:

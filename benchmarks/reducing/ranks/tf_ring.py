@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from reducing.ranks import rank
 from reducing.ranks.tensorflow_loop import serve_reduction
-from tfdist.internals.tensorflow import start_server
+from tfdist._src.internals.tensorflow import start_server
 
 
 def main() -> None:

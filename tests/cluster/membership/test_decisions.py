@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.cluster.membership import record
-from tfdist.cluster.membership.campaign import summary
-from tfdist.cluster.membership.composition import Evidence, Patience, State, compose, leader
-from tfdist.cluster.membership.consensus import (
+from tfdist._src.cluster.membership import record
+from tfdist._src.cluster.membership.campaign import summary
+from tfdist._src.cluster.membership.composition import Evidence, Patience, State, compose, leader
+from tfdist._src.cluster.membership.consensus import (
     Accept,
     Accepted,
     AcceptorState,
@@ -21,12 +21,12 @@ from tfdist.cluster.membership.consensus import (
     Refused,
     Vote,
 )
-from tfdist.cluster.membership.messages import say_farewell
-from tfdist.cluster.membership.node import Node
-from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
-from tfdist.cluster.membership.service import MembershipService
-from tfdist.cluster.membership.view import Member, Place, View, decode_view, encode_view
-from tfdist.cluster.membership.wire import (
+from tfdist._src.cluster.membership.messages import say_farewell
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.quorum import is_hopeless, may_go_on
+from tfdist._src.cluster.membership.service import MembershipService
+from tfdist._src.cluster.membership.view import Member, Place, View, decode_view, encode_view
+from tfdist._src.cluster.membership.wire import (
     decode_acceptor,
     decode_reply,
     decode_request,
@@ -34,9 +34,9 @@ from tfdist.cluster.membership.wire import (
     encode_reply,
     encode_request,
 )
-from tfdist.cluster.net.framing import WireError
-from tfdist.cluster.spec.topology import Topology, Worker
-from tfdist.options import Options
+from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist._src.options import Options
 
 
 def member(name, address=""):

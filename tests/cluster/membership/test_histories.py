@@ -8,8 +8,8 @@ import collections
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.cluster.membership import consensus, quorum
-from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist._src.cluster.membership import consensus, quorum
+from tfdist._src.cluster.membership.consensus import AcceptorState
 
 from .world import World
 

@@ -9,15 +9,15 @@ import pytest
 from tests.certificates import variables
 from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive, some
-from tfdist.cluster import from_tf_config
-from tfdist.cluster.auth.handshake import MAGIC, handshake
-from tfdist.cluster.auth.identity import REGROUP, Identity
-from tfdist.cluster.membership.joining import join_running
-from tfdist.cluster.membership.record import folder
-from tfdist.cluster.net.framing import encode
-from tfdist.cluster.observation.observer import ask
+from tfdist._src.cluster import from_tf_config
+from tfdist._src.cluster.auth.handshake import MAGIC, handshake
+from tfdist._src.cluster.auth.identity import REGROUP, Identity
+from tfdist._src.cluster.membership.joining import join_running
+from tfdist._src.cluster.membership.record import folder
+from tfdist._src.cluster.net.framing import encode
+from tfdist._src.cluster.observation.observer import ask
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, TlsError
-from tfdist.options import Options
 
 from ..conftest import tf_config
 

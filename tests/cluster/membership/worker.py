@@ -7,11 +7,11 @@ import signal
 import threading
 from typing import Any
 
-from tfdist.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
-from tfdist.cluster.membership import campaign, entering, messages, node
-from tfdist.cluster.membership.consensus import Accept
+from tfdist._src.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
+from tfdist._src.cluster.membership import campaign, entering, messages, node
+from tfdist._src.cluster.membership.consensus import Accept
+from tfdist._src.options import Options
 from tfdist.errors import GroupLostError, PeerLostError, TfdistError
-from tfdist.options import Options
 
 # On a busy machine those that leave last take long to answer each other, and a record remains.
 messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tfdist.cluster.membership.composition import compose
-from tfdist.cluster.membership.consensus import (
+from tfdist._src.cluster.membership.composition import compose
+from tfdist._src.cluster.membership.consensus import (
     NONE,
     AcceptorState,
     Ballot,
@@ -16,9 +16,9 @@ from tfdist.cluster.membership.consensus import (
     Request,
     next_ballot,
 )
-from tfdist.cluster.membership.quorum import may_go_on
-from tfdist.cluster.membership.view import Member, Place, View
-from tfdist.cluster.spec.topology import Worker
+from tfdist._src.cluster.membership.quorum import may_go_on
+from tfdist._src.cluster.membership.view import Member, Place, View
+from tfdist._src.cluster.spec.topology import Worker
 
 MAX_WORKERS = 6
 

@@ -11,11 +11,11 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.cluster import complete
-from tfdist.cluster.resolvers import exchange, munge
-from tfdist.cluster.resolvers.found import AddressExchange, numbered
+from tfdist._src.cluster import complete
+from tfdist._src.cluster.resolvers import exchange, munge
+from tfdist._src.cluster.resolvers.found import AddressExchange, numbered
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
-from tfdist.options import Options
 
 pytestmark = exhaustive
 OPTIONS = Options(start_timeout=FAR, security="none")

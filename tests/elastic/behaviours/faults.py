@@ -15,12 +15,13 @@ import keras
 
 import tfdist
 from tests.elastic.behaviours.surviving import SIGNALS, come, trained
-from tfdist.cluster import from_environment
-from tfdist.cluster.membership import campaign, node, record
-from tfdist.cluster.mesh import shm_segment
-from tfdist.elastic import next_group, part_file, peer_state, recovery, snapshot_series
-from tfdist.strategies.communicators import Communicators
-from tfdist.strategies.group import Group
+from tfdist._src.cluster import from_environment
+from tfdist._src.cluster.membership import campaign, node, record
+from tfdist._src.cluster.mesh import shm_segment
+from tfdist._src.group.communicators import Communicators
+from tfdist._src.group.group import Group
+from tfdist._src.recovery import next_group, peer_state, recovery
+from tfdist._src.snapshots import part_file, snapshot_series
 
 # Where something can happen, in the order in which a group changes: before these are called.
 POINTS: dict[str, tuple[Any, str]] = {

@@ -18,8 +18,8 @@ import numpy as np
 import tfdist
 from tests.elastic.behaviours import surviving
 from tests.elastic.behaviours.surviving import Fault
-from tfdist.elastic import recovery
-from tfdist.elastic.snapshot_series import SnapshotSeries
+from tfdist._src.recovery import recovery
+from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist.errors import GroupLostError
 
 

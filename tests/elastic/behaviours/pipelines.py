@@ -18,10 +18,10 @@ import tfdist
 from tests.elastic.behaviours import surviving
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.common import scope
-from tfdist import cluster
-from tfdist.cluster import Found
-from tfdist.collective import step_ops
-from tfdist.pipeline.placement import strategy as pipeline_strategy
+from tfdist._src import cluster
+from tfdist._src.cluster import Found
+from tfdist._src.comm import step_ops
+from tfdist._src.pipeline.placement import strategy as pipeline_strategy
 
 MICROBATCHES, TOKENS = 2, 10
 

@@ -17,14 +17,14 @@ import tensorflow as tf
 import tfdist
 from tests.elastic.behaviours import surviving
 from tests.strategies.behaviours.common import compile_mlp, rows
-from tfdist.collective import step_ops
-from tfdist.elastic.shard_state import ShardState
+from tfdist._src.comm import step_ops
+from tfdist._src.keras.optimizers import sharded_optimizers
+from tfdist._src.sharding.full_state import FullState
+from tfdist._src.sharding.neighbour_copies import NeighbourCopies
+from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.snapshots.shard_state import ShardState
+from tfdist._src.strategy.progress import Progress
 from tfdist.errors import UnsupportedError
-from tfdist.sharding.full_state import FullState
-from tfdist.sharding.neighbour_copies import NeighbourCopies
-from tfdist.sharding.sharded import sharded_by
-from tfdist.strategies.progress import Progress
-from tfdist.trainer.optimizers import sharded_optimizers
 
 _WAIT_SECONDS = 120
 

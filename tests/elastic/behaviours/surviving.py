@@ -21,12 +21,12 @@ import tfdist
 from tests.elastic.behaviours import data_kinds
 from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
-from tfdist import cluster
-from tfdist.cluster import Found
-from tfdist.elastic.membership import membership_of
-from tfdist.sharding.full_state import FullState
-from tfdist.sharding.sharded import sharded_by
-from tfdist.strategies import multi_worker
+from tfdist._src import cluster
+from tfdist._src.cluster import Found
+from tfdist._src.recovery.membership import membership_of
+from tfdist._src.sharding.full_state import FullState
+from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.strategy import multi_worker
 
 _WAIT_SECONDS = 120
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "end": signal.SIGTERM}

@@ -6,7 +6,7 @@ import random
 
 from tests.launch.flight.logs import START, diagnosis, group, log, names, peer, record
 from tests.tiers import exhaustive
-from tfdist.launch.flight.findings import Absence, Cycle, Mismatch
+from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
 
 RANKS = 5
 

@@ -11,9 +11,9 @@ import pytest
 from tests.launch.flight.logs import diagnosis, log, name, names, write
 from tests.launch.flight.test_jobs import doctor, run
 from tests.tiers import exhaustive
-from tfdist.global_view.transfer import REMEDIES
-from tfdist.launch.cli import main
-from tfdist.launch.flight.log import parse
+from tfdist._src.global_view.transfer import REMEDIES
+from tfdist._src.launch.cli import main
+from tfdist._src.launch.flight.log import parse
 
 REDUCED = {
     "kind": "reduce",

@@ -13,7 +13,7 @@ import pytest
 from tests.certificates import variables
 from tests.ranks import Ranks
 from tests.tiers import exhaustive
-from tfdist.launch.cli import main
+from tfdist._src.launch.cli import main
 
 BEHAVIOURS = "tests.launch.live.behaviours"
 KINDS = {"2": (2, {}), "3 on 2 hosts": (3, {"hosts": 2}), "2 in TLS": (2, {"tls": True})}

@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
+from tfdist._src.launch.live.process import find_job
 from tfdist.errors import LaunchError
-from tfdist.launch.live.process import find_job
 
 WORKERS = ["10.0.0.1:8470", "10.0.0.2:8470"]
 CONFIG = json.dumps({"cluster": {"worker": WORKERS}, "task": {"type": "worker", "index": 1}})

@@ -8,10 +8,10 @@ import re
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.cluster.observation.answer import Seen
-from tfdist.launch.live.headline import headline
-from tfdist.launch.live.ranks import ranks
-from tfdist.launch.live.view import to_json, to_text
+from tfdist._src.cluster.observation.answer import Seen
+from tfdist._src.launch.live.headline import headline
+from tfdist._src.launch.live.ranks import ranks
+from tfdist._src.launch.live.view import to_json, to_text
 
 
 def report(time=0.0, operation=None, number=17, **values):

@@ -11,8 +11,8 @@ import yaml
 from kubernetes.client import ApiClient
 
 from tests.launch.manifest.schemas import JOBSET, TFJOB, check
-from tfdist.launch.cli import main
-from tfdist.launch.manifest.yaml_text import to_yaml
+from tfdist._src.launch.cli import main
+from tfdist._src.launch.manifest.yaml_text import to_yaml
 
 MODELS = {"Secret": "V1Secret", "Service": "V1Service", "Job": "V1Job"}
 FULL = (

@@ -15,8 +15,8 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 from tests.strategies.behaviours.hooks import calling_before, running
-from tfdist.collective import native_ops, step_ops
-from tfdist.sharding.sharded import sharded_by
+from tfdist._src.comm import native_ops, step_ops
+from tfdist._src.sharding.sharded import sharded_by
 
 BATCH = 12
 BATCHES = 7

@@ -20,7 +20,7 @@ from tests.strategies.behaviours.common import (
     rows,
     scope,
 )
-from tfdist.trainer.fit import compared_state
+from tfdist._src.keras.fit import compared_state
 
 
 class Stepping(keras.Model):

@@ -10,12 +10,12 @@ import numpy as np
 import tfdist
 from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, errors_of, strategy_of
+from tfdist._src.compression import auto as auto_module
+from tfdist._src.compression import compressor as compressor_module
+from tfdist._src.compression.measurement import Measurement
+from tfdist._src.compression.registry import name_of
+from tfdist._src.keras.fit import codec_refresh
 from tfdist.compression import CODECS, Auto, OneBit, Policy
-from tfdist.compression import auto as auto_module
-from tfdist.compression import compressor as compressor_module
-from tfdist.compression.measurement import Measurement
-from tfdist.compression.registry import name_of
-from tfdist.trainer.fit import codec_refresh
 
 
 def scheduled(strategy):

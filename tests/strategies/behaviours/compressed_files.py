@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.strategies.behaviours.common import compile_mlp, fit, rows
 from tests.strategies.behaviours.compression import errors_of, strategy_of
-from tfdist.trainer.saving import compression_files
+from tfdist._src.keras.saving import compression_files
 
 
 def checkpoint(strategy, folder):

@@ -17,12 +17,12 @@ import tfdist
 from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, strategy_of
-from tfdist.collective import gpu, marks, native_ops
+from tfdist._src.comm import gpu, marks, native_ops
+from tfdist._src.keras.fit import atomic_step
+from tfdist._src.native import gpu_kernels, nvrtc
+from tfdist._src.strategy.commit_point import find_writes
 from tfdist.compression import Auto, Int8, OneBit, Policy
 from tfdist.errors import NativeUnavailableError, ProgramMismatchError
-from tfdist.native import gpu_kernels, nvrtc
-from tfdist.strategies.commit_point import find_writes
-from tfdist.trainer.fit import atomic_step
 
 _NCCL = ("ncclAllReduce", "ncclReduceScatter", "ncclBroadcast", "ncclAllGather")
 

@@ -66,14 +66,14 @@ def another_implementation(strategy):
     """What is said of an implementation that the native collectives do not have."""
     implementation = tf.distribute.experimental.CommunicationImplementation.NCCL
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
-    with mock.patch("tfdist.strategies.multi_worker.say") as say:
+    with mock.patch("tfdist._src.strategy.multi_worker.say") as say:
         tfdist.MultiWorkerMirroredStrategy(communication_options=options)
     return [call.args[0] for call in say.call_args_list]
 
 
 def another_timeout(strategy):
     """What is said of timeouts for strategies after the first."""
-    with mock.patch("tfdist.strategies.communicators.say") as say:
+    with mock.patch("tfdist._src.group.communicators.say") as say:
         for seconds in (strategy.extended.group.options.collective_timeout, 7.0, 8.0):
             options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
             tfdist.MultiWorkerMirroredStrategy(communication_options=options)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
-from tfdist.trainer.fit import compared_state
+from tfdist._src.keras.fit import compared_state
 
 
 class Reading(keras.Model):

@@ -21,14 +21,14 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tests.strategies.behaviours.compression import codec_of
-from tfdist import cluster, native
-from tfdist.cluster import Found
-from tfdist.collective import functions as collective
+from tfdist._src import cluster, native
+from tfdist._src.cluster import Found
+from tfdist._src.comm import functions as collective
+from tfdist._src.group.joining import join
+from tfdist._src.launch.flight.log import parse
+from tfdist._src.strategy import multi_worker
 from tfdist.compression import Policy
 from tfdist.errors import PeerLostError
-from tfdist.launch.flight.log import parse
-from tfdist.strategies import multi_worker
-from tfdist.strategies.joining import join
 
 
 class Member:

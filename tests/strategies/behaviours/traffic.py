@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from tests.strategies.behaviours.common import scope
-from tfdist.collective import flight_log
-from tfdist.trainer.fit import traffic_notes
+from tfdist._src.comm import flight_log
+from tfdist._src.keras.fit import traffic_notes
 
 
 def _negatives(y: Any, p: Any) -> Any:

@@ -24,8 +24,8 @@ from tests.strategies.behaviours.common import (
     scope,
 )
 from tests.strategies.behaviours.faults import message
-from tfdist.strategies.commit_point import find_writes
-from tfdist.trainer.fit import atomic_step, compilation
+from tfdist._src.keras.fit import atomic_step, compilation
+from tfdist._src.strategy.commit_point import find_writes
 
 
 def compiled_by_xla(strategy):

@@ -1,0 +1,1 @@
+"""The implementation; `tfdist` itself holds the public modules only."""

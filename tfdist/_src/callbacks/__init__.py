@@ -1,0 +1,1 @@
+"""Keras callbacks for distributed training."""

@@ -1,0 +1,302 @@
+"""A callback that saves the whole state of a training, and resumes from it exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import keras
+
+from tfdist._src.callbacks.arguments import is_positive
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.added_callbacks import RunsLast
+from tfdist._src.keras.fit.current_data import current_data
+from tfdist._src.keras.fit.position import Position
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.monitoring.training import record
+from tfdist._src.recovery.live_training_data import keep_validation
+from tfdist._src.recovery.preemption import preemption
+from tfdist._src.snapshots.held_state import Held, held_by
+from tfdist._src.snapshots.snapshot_folder import SnapshotFolder
+from tfdist._src.snapshots.snapshot_series import SnapshotSeries
+from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
+from tfdist._src.snapshots.variables import require_variables
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.progress import Progress
+from tfdist.errors import UnsupportedError
+
+
+class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the state of the training, and resumes from it when the script is started again.
+
+    A training that is killed at any moment and started again ends with the same weights, bit for
+    bit, as one that was not. A snapshot has everything that makes the rest of the training: the
+    weights, the optimizer's state, the metrics of the running epoch, random states, what codecs and
+    other callbacks remember, and the position in the data. It is written in the background; the
+    step waits only until the values are noted.
+
+    Every worker passes this callback. Each writes what it alone holds; what all hold is written by
+    one worker for each directory that they share. No shared disk is needed: at the start the
+    workers put the newest snapshot together from what each finds in its directory. The number of
+    workers may differ from before; a line says what could not be taken over then.
+
+    On SIGTERM, by which schedulers announce that they take a machine away, all workers save after
+    the running step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only
+    those that have got it leave, if the others can go on.
+
+    Other callbacks of this project and of Keras are restored. A callback of your own is if it has
+    methods `state_dict()`, which returns what JSON can represent, and `load_state_dict(state)`.
+
+    Args:
+        directory: where snapshots are kept; on a shared disk, or each host's own. One for each
+            training.
+        save_every: the number of batches between snapshots, or `"epoch"`.
+        keep: the number of snapshots to keep that all workers have written.
+        asynchronous: whether training goes on while a snapshot is written. The values are copied
+            only where the next step changes them.
+        delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
+            next call of `fit` starts from the beginning. If False, it finds the training done,
+            which is what a script needs that may fail after `fit`, or calls it several times; give
+            each call a directory then.
+
+    Raises:
+        ValueError: an argument is invalid.
+        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, or has
+            no variables yet.
+        ProgramMismatchError: in `fit`, if not all workers have this callback.
+        SnapshotError: in `fit`, if the snapshots are of another model, or cannot be read.
+
+    Example:
+        ```python
+        model.fit(dataset, epochs=10,
+                  callbacks=[tfdist.callbacks.BackupAndRestore("/shared/run7", save_every=500)])
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        save_every: int | Literal["epoch"] = "epoch",
+        keep: int = 2,
+        asynchronous: bool = True,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        folder = SnapshotFolder.at(directory)
+        if save_every != "epoch" and not is_positive(save_every):
+            raise ValueError(
+                "`save_every` must be a positive number of batches or 'epoch'. Received: "
+                f"{save_every!r}. Pass an integer such as 500."
+            )
+        if not is_positive(keep):
+            raise ValueError(f"`keep` must be a positive integer. Received: {keep!r}. Pass 2.")
+        self._series = SnapshotSeries(folder, keep=keep, asynchronous=asynchronous)
+        self._save_every, self._keep = save_every, keep
+        self._delete = delete_checkpoint
+        self._others: Sequence[Any] = ()
+        self._held: list[Held] = []
+        self._epoch = self._steps = self._steps_before = self._last_saved = 0
+        self._not_counted: int | None = None  # steps that this process has not counted
+        self._looking = False  # for a snapshot, with the state from before the first step
+        self._asked = False  # for one as soon as may be
+
+    def __repr__(self) -> str:
+        return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
+
+    def save_soon(self) -> None:
+        """Asks for a snapshot at the end of this step or the next; on all workers in the same."""
+        self._asked = True
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        self._others = others
+
+    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+        return preemption.heeding()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        data = current_data()
+        if data is None or not isinstance(strategy.extended, ReplicatedExtended):
+            raise UnsupportedError(
+                "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
+                "it inside `with strategy.scope():`; with a single process, too."
+            )
+        require_variables(self.model, "BackupAndRestore")
+        self._data, self._validation = data, keep_validation(self.model, data)
+        self._series.begin(strategy.extended)
+        self._epoch = self._steps = self._steps_before = self._last_saved = 0
+        progress, self._held, self._not_counted = strategy.extended.progress, [], None
+        if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
+            self._restore(progress)
+            self._not_counted = self._steps - progress.standing
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
+        self._epoch, self._steps_before = epoch, self._steps
+        self._data.epoch_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps = self._steps_before + batch + 1
+        if self.model.stop_training:
+            return  # The epoch ends here; a training that resumes stops in the same way.
+        if step_exchange.is_granted(Request.SAVE_AND_EXIT):
+            self._leave(Place(self._steps, self._epoch, batch + 1))
+        elif self._is_due() and not self._ends_epoch(batch):
+            self._save(Place(self._steps, self._epoch, batch + 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        steps = self.params.get("steps")
+        if steps:  # The last execution may have had fewer.
+            self._steps = self._steps_before + steps
+        ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
+        # Where snapshots stay, a call of `fit` that has ended does nothing the next time.
+        if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
+            self._save(Place(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        set_initial_epoch(self.model, None)
+        # What another worker deletes must not be written any more.
+        self._series.wait()
+        mine = "SIGTERM" if preemption.asked else ""
+        # Not before all have trained to the end: one that fails now has to be able to resume.
+        if any(self._series.workers.exchange("training has ended", mine)):
+            self._leave(Place(self._steps, self.params["epochs"], 0))
+        self._series.end(delete=self._delete)
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self._series.change_workers(self.model.distribute_strategy.extended)
+        self._held = []
+
+    def on_state_lost(self, standing: int) -> tuple[int, int] | None:
+        """Reads the newest snapshot, from which `fit` begins anew; called by all workers.
+
+        Args:
+            standing: how many steps stood on the worker that was furthest.
+
+        Returns:
+            After how many steps it was taken, and how many have been trained since; zeros if there
+            is none, but all have the state from before the first step; None otherwise.
+        """
+        found = self._series.find(self.model)
+        if found is None:
+            intact = self._series.workers.exchange("intact", "yes" if self._looking else "")
+            return (0, 0) if all(intact) else None
+        step = found.step
+        trained = step if self._not_counted is None else self._not_counted + standing
+        most = max(map(int, self._series.workers.exchange("steps trained", str(trained))))
+        return step, max(most - step, 0)
+
+    def on_group_wait(self, epoch: int, batches: int) -> bool:
+        """Saves before the workers wait for others, who may never come.
+
+        Args:
+            epoch: the epoch that goes on then.
+            batches: how many of its batches have been trained.
+
+        Returns:
+            Whether the state is saved.
+        """
+        if batches:
+            self._steps = self._steps_before + batches
+        # Others read the data anew, in any case.
+        position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
+        if not batches and self._data.live is not None and not self._data.live.has_ended:
+            # The epoch's iterator is there, and none of its batches counts.
+            position = dataclasses.replace(position, iterators=position.iterators - 1)
+        stopped = not batches and bool(self.model.stop_training)
+        self._save(Place(self._steps, epoch, batches, stopped), position)
+        return self._finish_last()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the training is, for a worker that joins it."""
+        return {
+            "steps": self._steps_before,
+            "last_saved": self._last_saved,
+            "not_counted": self._not_counted,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets how far the training was before the running epoch."""
+        self._steps, self._last_saved = state["steps"], state["last_saved"]
+        self._not_counted = state["not_counted"]
+
+    def _restore(self, progress: Progress) -> None:
+        elastic, torn = self._data.live is not None, progress.torn
+        progress.torn |= elastic  # until the first batch begins on all workers
+        self._looking = not torn
+        restored = self._series.read(self.model)
+        self._looking = False
+        if restored is None:
+            progress.torn = torn
+            return
+        workers = self._series.workers
+        resume = Resumption(restored, self.model, self._others, workers, elastic=elastic)
+        place = resume.place
+        self._steps = self._last_saved = place.steps
+        record.resumed_at(place.steps)
+        self._series.resume_from(restored.snapshot)
+        set_initial_epoch(self.model, place.epoch)
+        resume.load()
+        self._validation.resume(resume.validation)
+        if place.batch:
+            # Once more when the epoch has begun: callbacks change the state at its beginning.
+            self._steps -= place.batch
+            self._data.resume_within_epoch(
+                resume.position, place.epoch, place.batch, lambda: resume.load(self._data.skipped)
+            )
+        else:
+            self._data.resume_between_epochs(resume.position, place.epoch)
+            resume.load()
+            if place.stopped:
+                set_initial_epoch(self.model, self.params["epochs"])
+        resume.announce()
+
+    def _is_due(self) -> bool:
+        if self._asked or self._save_every == "epoch":
+            return self._asked
+        return self._steps // self._save_every > self._last_saved // self._save_every
+
+    def _ends_epoch(self, batch: int) -> bool:
+        steps = self.params.get("steps")
+        return bool(steps) and batch + 1 >= steps
+
+    def _save(self, place: Place, position: Position | None = None) -> None:
+        self._series.finish_last()
+        if not self._held:  # It takes a while where parts of a whole have to be numbered.
+            self._held = held_by(self.model)
+        write = take(
+            self.model,
+            self._held,
+            self._others,
+            position or self._data.read(epoch_ends=place.batch == 0),
+            self._validation.next,
+            place,
+            self._series,
+        )
+        self._last_saved, self._asked = place.steps, False
+        self._series.add(place.steps, write)
+
+    def _leave(self, place: Place) -> None:
+        """Saves and exits, as SIGTERM has asked; without saving, if the other workers go on."""
+        preemption.release()
+        self._save(place)
+        code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
+        if self._series.workers.rank == 0:
+            what = ", to be started again" if code == PREEMPTED else ""
+            say(f"tfdist: exiting with code {code}{what}.")
+        raise SystemExit(code)
+
+    def _finish_last(self, why: str = "") -> bool:
+        """Waits until all workers have written the last snapshot, and says so."""
+        is_complete = self._series.finish_last()
+        if self._series.workers.rank == 0:
+            state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"
+            say(f"tfdist: {why}the state after {self._steps} steps {state}.")
+        return is_complete

@@ -1,0 +1,218 @@
+"""A callback with which training goes on when workers are lost, and when others come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import keras
+
+from tfdist._src.callbacks.arguments import is_positive
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.keras.fit.added_callbacks import Entries, RunsFit, RunsLast
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history
+from tfdist._src.recovery.from_snapshot import BeginsAnew
+from tfdist._src.recovery.left_behind import watch_others
+from tfdist._src.recovery.membership import calls_of, membership_of
+from tfdist._src.recovery.preemption import preemption
+from tfdist._src.recovery.recovery import Recovery
+from tfdist._src.recovery.stages import OthersLeave
+from tfdist._src.snapshots.shard_state import ShardState
+from tfdist._src.snapshots.variables import require_variables
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist.errors import UnsupportedError
+
+
+class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Goes on with training in the same processes when a worker is lost, or another one comes.
+
+    The workers that are left form a new group, agree on the last step that stands, share the data
+    out anew, and go on: at most one step is trained again. A worker that comes is admitted at the
+    end of a step, and takes the state over from the others. By default the global batch stays as it
+    is, so the result is that of an undisturbed training.
+
+    With `batch="per_worker"` it is the rows per worker that stay: B * workers / W of them are a
+    batch, rounded to whole rows, where B are those of the dataset's batches and W the number of
+    workers when this call of `fit` began, or the one whose snapshot it resumes from. Such batches
+    are drawn from the dataset's rows in their order, so every row of an epoch is still trained
+    once; the epoch has more batches then, or fewer. `steps_per_epoch` and what is scheduled by
+    steps count batches, as ever. The learning rate stays, unless
+    `LearningRateWarmup(scale_by_size=True)` asks for another one.
+
+    Of the workers that are not known to be dead, more than half must be left, or half with the one
+    of the lowest rank. Otherwise some may only have been cut off, and would train on beside these.
+    A death is known to the workers of the same host, and with `tfdist run --elastic` to all.
+
+    Of a model in stages, as many whole pipelines go on as there are workers for. Where a stage is
+    lost, the others wait for a new worker and go back to the last snapshot of `BackupAndRestore`.
+
+    A callback of your own that needs to know has a method `on_group_change(old, new)`, which is
+    called with two `tfdist.elastic.GroupInfo` before the next step.
+
+    Args:
+        min_workers: below this number the workers wait for others, for TFDIST_START_TIMEOUT.
+        max_workers: beyond this number no others are admitted; None for any number.
+        batch: what stays when the number of workers changes: `"global"` for the rows of a batch,
+            `"per_worker"` for each worker's part of them.
+        copies: with `shard_optimizer=True`, of how many other workers' shards of the optimizer's
+            state each worker keeps a copy in memory, 0 or 1. Without a copy, what a lost worker
+            alone held is lost. Without effect on other optimizers.
+
+    Raises:
+        ValueError: an argument is invalid.
+        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
+            variables yet, or the group cannot change, such as with several devices per worker or
+            stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
+            is used, or another optimizer of the model is sharded, too; with `"per_worker"`, if
+            batches have sparse or ragged tensors.
+        ProgramMismatchError: in `fit`, on a worker that comes and calls it differently.
+        GroupLostError: in `fit`, if too few workers are left, or with them the state is lost.
+
+    Example:
+        ```python
+        model.fit(dataset, epochs=10, callbacks=[tfdist.callbacks.Elastic(min_workers=2)])
+        ```
+    """
+
+    same_on_all_workers = True
+    communicates_in = ()
+
+    def __init__(
+        self,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        batch: Literal["global", "per_worker"] = "global",
+        copies: int = 0,
+    ) -> None:
+        super().__init__()
+        if not is_positive(min_workers):
+            raise ValueError(
+                f"`min_workers` must be a positive integer. Received: {min_workers!r}. Pass 1."
+            )
+        if max_workers is not None and not (
+            is_positive(max_workers) and max_workers >= min_workers
+        ):
+            raise ValueError(
+                f"`max_workers` must be an integer of at least `min_workers` ({min_workers}), or "
+                f"None. Received: {max_workers!r}. Omit it to admit any number."
+            )
+        if batch not in ("global", "per_worker"):
+            raise ValueError(
+                f"`batch` must be 'global' or 'per_worker'. Received: {batch!r}. Omit it for the "
+                "result of an undisturbed training."
+            )
+        if copies not in (0, 1):
+            raise ValueError(
+                "`copies` must be 0 or 1: more than one copy of an optimizer's shards is not kept. "
+                f"Received: {copies!r}. Pass 1."
+            )
+        self._min_workers, self._max_workers, self._batch = min_workers, max_workers, batch
+        self._copies = int(copies)
+        self._recovery: Recovery | None = None
+        self._arguments: dict[str, Any] = {}  # those of `fit` that all workers share
+
+    def __repr__(self) -> str:
+        return (
+            f"Elastic(min_workers={self._min_workers}, max_workers={self._max_workers}, "
+            f"batch={self._batch!r}, copies={self._copies})"
+        )
+
+    def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
+        model = entries.callbacks.model
+        extended = model.distribute_strategy.extended
+        group = extended.group
+        if group.topology.size == 1 and not group.elastic:
+            return fit()  # There are no others.
+        group.check_can_change()
+        calls = calls_of(group)
+        membership = membership_of(group)
+        shards = ShardState(
+            model, entries.callbacks.callbacks, self._copies, joins=membership is None
+        )
+        self._arguments = entries.arguments
+        self._recovery = recovery = Recovery(
+            model,
+            entries,
+            membership,
+            min_workers=self._min_workers,
+            max_workers=self._max_workers,
+            shards=shards,
+            keeps_rows=self._batch == "per_worker",
+        )
+        calls.begin()
+        try:
+            return self._run(fit, recovery, calls)
+        except BaseException as error:
+            watch_others(group, calls.number, error)
+            raise
+        finally:
+            shards.end()
+            calls.end(getattr(model, "history", None))
+            self._recovery = None
+
+    def _run(self, fit: Callable[[], Any], recovery: Recovery, calls: FitCalls) -> Any:
+        with (
+            step_exchange.asking(Request.CHANGE_GROUP, lambda: recovery.can_grow),
+            preemption.releasing(recovery.release),
+        ):
+            while True:
+                leave: OthersLeave | None = None
+                try:
+                    return fit()
+                except BeginsAnew:
+                    continue
+                except CallHasEnded as ended:
+                    say(
+                        f"tfdist: call {calls.number} of `fit` ended before this process came, so "
+                        "it returns the history of the other workers at once."
+                    )
+                    return past_history(self.model, ended)
+                except _GroupChanges:
+                    pass
+                except OthersLeave as error:
+                    leave = error
+                except Exception as error:
+                    if not recovery.can_help(error):
+                        raise
+                recovery.change(leave)
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        pass
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if not isinstance(self.model.distribute_strategy.extended, ReplicatedExtended):
+            raise UnsupportedError(
+                "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
+                "`with strategy.scope():`."
+            )
+        if self._recovery is not None:
+            require_variables(self.model, "Elastic")
+            self._recovery.shards.begin()
+            calls = calls_of(self.model.distribute_strategy.extended.group)
+            calls.describe(self._arguments, self.model)
+            if self._recovery.membership is None:
+                self._recovery.join()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._recovery is not None:
+            self._recovery.epoch_begins(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._recovery is not None:
+            self._recovery.batch_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._recovery is None:
+            return
+        self._recovery.graphs.step_ends()
+        if not step_exchange.is_granted(Request.CHANGE_GROUP):
+            return
+        batches = self.params["steps"]
+        # The state of data that has been read to its end does not tell how it is shuffled next.
+        if not batches or batch + 1 < batches:
+            raise _GroupChanges
+
+
+class _GroupChanges(Exception):
+    """Leaves `fit`, in order to enter it again in another group."""

@@ -1,0 +1,222 @@
+"""A callback that warms up the learning rate."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.group.joining import joined_group
+from tfdist._src.internals.optimizer import batches_of, scaled_learning_rate, updating_optimizers
+from tfdist._src.keras.fit.current_data import current_data
+
+
+class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raises the learning rate linearly from a fraction of it to all of it, batch by batch.
+
+    Training with large batches needs large learning rates, with which it may diverge at first
+    (Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv 1706.02677; the warmup there takes
+    five epochs). The learning rate of batch i, counted from 0 by the optimizer, is multiplied by
+
+        initial + (1 - initial) * min(i / steps, 1)
+
+    This is part of the update, so each batch has its own learning rate, with any
+    `steps_per_execution` and with several optimizers. What is multiplied is the value of the
+    optimizer's schedule, or the learning rate that `ReduceLROnPlateau`, `LearningRateScheduler`
+    and other callbacks set. `optimizer.learning_rate` and saved models have the value before the
+    multiplication.
+
+    As for schedules, accumulated gradients count by batches, and steps that loss scaling skips do
+    not count. An optimizer restored with its state continues where it was; one without its state
+    starts over, unless `initial_epoch` is past the warmup. Keras traces the training step anew when
+    training begins. If training is interrupted by an exception, the warmup may stay in effect until
+    another training with such a callback ends.
+
+    All workers must pass the same callback. A single process is warmed up as well.
+
+    Args:
+        steps: the number of batches that the warmup takes.
+        epochs: the number of epochs that it takes, which may be a fraction, instead of `steps`.
+            The number of batches in an epoch must be known.
+        initial: the factor of batch 0, from 0 to 1. By default 1 / the number of replicas with
+            `scale_by_size`, as in the paper, so that batch 0 has the optimizer's learning rate;
+            else 0, whatever the number of replicas.
+        scale_by_size: whether to also multiply the learning rate by the number of data-parallel
+            replicas, from the first batch to the end of training. `fit` is given the size of the
+            global batch, so this is right only if that size has been multiplied likewise. When the
+            number changes, the learning rate follows with `Elastic(batch="per_worker")`, for which
+            the steps are traced anew; otherwise it stays.
+        verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
+
+    Raises:
+        ValueError: an argument is out of range, or not exactly one of `steps` and `epochs` is
+            given; in training, if the number of batches in an epoch is needed but unknown.
+        ProgramMismatchError: in training, if the workers have different callbacks of this kind.
+
+    Example:
+        ```python
+        warmup = tfdist.callbacks.LearningRateWarmup(epochs=5)
+        model.fit(dataset, epochs=90, callbacks=[warmup])
+        ```
+    """
+
+    # So `fit` compares the callback's representation.
+    same_on_all_workers = True
+
+    def __init__(
+        self,
+        steps: int | None = None,
+        epochs: float | None = None,
+        initial: float | None = None,
+        scale_by_size: bool = False,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__()
+        if (steps is None) == (epochs is None):
+            raise ValueError(
+                "Exactly one of `steps` and `epochs` must be given. Received: "
+                f"steps={steps!r}, epochs={epochs!r}. Pass one of them, such as epochs=5."
+            )
+        if steps is not None and (not isinstance(steps, int) or steps < 1):
+            raise ValueError(
+                f"`steps` must be a positive number of batches. Received: {steps!r}. "
+                "Pass an integer such as 500."
+            )
+        if epochs is not None and not (_is_number(epochs) and 0 < epochs < math.inf):
+            raise ValueError(
+                f"`epochs` must be a positive number. Received: {epochs!r}. Pass one such as 5."
+            )
+        if initial is not None and not (_is_number(initial) and 0 <= initial <= 1):
+            raise ValueError(
+                f"`initial` must be a factor between 0 and 1. Received: {initial!r}. "
+                "Pass one such as 0.1."
+            )
+        self._unit = "epochs" if steps is None else "steps"
+        self._length: float = steps or epochs or 0
+        self._initial, self._scale_by_size = initial, bool(scale_by_size)
+        self._verbose = verbose
+        self._ramp: _Ramp | None = None
+        self._scale: float | None = None  # of the training that this worker takes part in
+        self._is_over = False
+        self._scaled = contextlib.ExitStack()
+
+    def __repr__(self) -> str:
+        return (
+            f"LearningRateWarmup({self._unit}={self._length!r}, initial={self._initial!r}, "
+            f"scale_by_size={self._scale_by_size})"
+        )
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._scaled.close()  # An interrupted training has no end.
+        self._ramp = self._scale = None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Not when training begins: other callbacks may then choose its first epoch.
+        if self._ramp is not None:
+            return
+        self._ramp = self._ramp_from(epoch)
+        self._is_over = self._ramp.is_flat
+        if not self._ramp.is_one:
+            self._use(self._ramp)
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        """Scales with the number of replicas where the size of batches does."""
+        data, ramp = current_data(), self._ramp
+        if not self._scale_by_size or data is None or data.batch_size is None:
+            return
+        self._scale, replicas = None, self._replicas
+        if ramp is None or ramp.target == replicas:
+            return
+        initial = ramp.initial if ramp.is_flat or self._initial is not None else 1 / replicas
+        self._scaled.close()
+        self._ramp = dataclasses.replace(ramp, initial=initial, target=float(replicas))
+        self._use(self._ramp)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._ramp is None or self._is_over or not self._verbose:
+            return
+        batches = batches_of(updating_optimizers(self.model.optimizer)[0]).numpy()
+        self._is_over = bool(batches >= self._ramp.steps)
+        group = joined_group()
+        if group is None or group.topology.is_chief:
+            factor = float(self._ramp.factor(batches))
+            print(f"\nEpoch {epoch + 1}: LearningRateWarmup has reached the factor {factor:.4g}.")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._ramp is not None and not self._ramp.is_one:
+            self._scaled.close()
+            self.model.make_train_function(force=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """By what the learning rate is scaled."""
+        scale = None if self._ramp is None else self._ramp.target
+        return {"scale": scale, "replicas": self._replicas}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Scales as other workers do, but not as another job on another number of them did."""
+        group = joined_group()
+        same_job = group is not None and group.generation > 0
+        if same_job or state["replicas"] == self._replicas:
+            self._scale = state["scale"]
+
+    def _use(self, ramp: _Ramp) -> None:
+        for optimizer in updating_optimizers(self.model.optimizer):
+            factor = functools.partial(ramp.factor, batches_of(optimizer))
+            self._scaled.enter_context(scaled_learning_rate(optimizer, factor))
+        self.model.make_train_function(force=True)
+
+    def _ramp_from(self, epoch: int) -> _Ramp:
+        """The factors of a training whose first epoch is this one."""
+        batches = (self.params or {}).get("steps")
+        steps = self._length
+        if self._unit == "epochs":
+            if batches is None:
+                raise ValueError(
+                    "`epochs` requires a known number of batches in an epoch. Received: "
+                    f"epochs={steps!r} with data of unknown length. Pass `steps` instead, or "
+                    "`steps_per_epoch` to `fit`."
+                )
+            steps *= batches
+        scale = self._scale or (self._replicas if self._scale_by_size else 1)
+        initial = self._initial
+        if initial is None:
+            initial = 1 / scale if self._scale_by_size else 0.0
+        if epoch * (batches or 0) >= steps:
+            initial = 1.0
+        return _Ramp(float(initial), float(steps), float(scale))
+
+    @property
+    def _replicas(self) -> int:
+        strategy = self.model.distribute_strategy
+        return strategy.num_replicas_in_sync if strategy else 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ramp:
+    """A linear function of the number of batches, from `initial * target` to `target`."""
+
+    initial: float
+    steps: float
+    target: float
+
+    @property
+    def is_flat(self) -> bool:
+        return self.initial == 1
+
+    @property
+    def is_one(self) -> bool:
+        return self.is_flat and self.target == 1
+
+    def factor(self, batches: Any) -> tf.Tensor:
+        # In this form it is exactly the target at the end.
+        left = tf.maximum(1 - tf.cast(batches, tf.float32) / self.steps, 0)
+        return self.target * (1 - (1 - self.initial) * left)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))

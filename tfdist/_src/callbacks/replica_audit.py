@@ -1,0 +1,87 @@
+"""A callback that checks that all replicas hold the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist._src.callbacks.step_count import StepCount
+from tfdist._src.keras.fit.compared_state import different_copies
+from tfdist._src.pipeline.variable_names import copies_of
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist.errors import ReplicaMismatchError
+
+
+class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
+    """Checks that every weight is bitwise equal on all replicas of all workers, by its hash.
+
+    Synchronous training keeps the replicas equal, and `fit` compares what code between the steps
+    assigns, and samples of all weights every few hundred steps. This callback compares all of them,
+    and finds the step at which they drift apart. It takes about a second per gigabyte. In a
+    PipelineModel, each weight is compared over the workers that hold it.
+
+    Args:
+        every: the number of batches between comparisons; another one follows the last batch.
+
+    Raises:
+        ValueError: `every` is not a positive integer.
+        ProgramMismatchError: in training, if not all workers have this callback.
+        ReplicaMismatchError: in training, on all workers; names the first variable that differs
+            and the workers on which it does.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdist.callbacks.ReplicaAudit(every=100)])
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(self, every: int = 100) -> None:
+        super().__init__()
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(
+                f"`every` must be a positive number of batches. Received: {every!r}. "
+                "Pass an integer such as 100."
+            )
+        self._every = every
+        self._count = StepCount()
+
+    def __repr__(self) -> str:
+        return f"ReplicaAudit(every={self._every})"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._count = StepCount()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count.end_epoch()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count.begin_batch(batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count.end_batch(batch)
+        if self._count.completes(self._every):
+            self._compare()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._compare()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._count.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count.load_state_dict(state)
+
+    def _compare(self) -> None:
+        strategy = self.model.distribute_strategy
+        if strategy is None or not isinstance(strategy.extended, ReplicatedExtended):
+            return
+        found = different_copies(strategy.extended.group, copies_of(self.model))
+        if found:
+            raise ReplicaMismatchError(
+                f"After {self._count.done} batches the replicas are not equal: {found}. Look for "
+                "code that changes weights on one worker only, or draws random numbers separately "
+                "on each."
+            )

@@ -1,0 +1,135 @@
+"""A callback that names the worker that keeps the others waiting."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.callbacks.measured_steps import MeasuredSteps
+from tfdist._src.callbacks.step_count import StepCount
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.group.group import Group
+from tfdist._src.monitoring.straggler_messages import describe, describe_end
+from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, Straggler, find
+
+
+class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
+    """Names the worker that keeps the others waiting, and what is slow there.
+
+    All steps of synchronous training take equally long on all workers, since the fast ones wait for
+    the slow ones. This callback compares the workers' own times, from which the waiting has been
+    subtracted: the time that they wait for input and compute, and how fast their links to other
+    hosts are. The chief writes a line to stderr when a worker begins to keep the others waiting,
+    when the worker or the cause changes, and when it has ended. In a pipeline whose stages take
+    differently long, that is the worker of the slowest stage.
+
+    Every `every` batches the workers exchange a few numbers. Needs the native collectives; with
+    TensorFlow's, or in a single process, the callback has no effect.
+
+    Args:
+        every: the number of batches between comparisons.
+        factor: how many times the median of the other workers counts as slow; greater than 1.
+
+    Raises:
+        ValueError: `every` is not a positive integer, or `factor` is not greater than 1.
+        ProgramMismatchError: in training, if not all workers have this callback.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdist.callbacks.StragglerMonitor(every=100)])
+        ```
+        ```text
+        tfdist: worker 2 (10.0.0.3:8470) on host node-c keeps the others waiting: its input takes
+        61.3 ms of a step, where the median of the others is 2.1 ms. ...
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(self, every: int = 100, factor: float = USUAL_FACTOR) -> None:
+        super().__init__()
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(
+                f"`every` must be a positive number of batches. Received: {every!r}. Pass an "
+                "integer such as 100."
+            )
+        if not factor > 1:
+            raise ValueError(
+                f"`factor` must be greater than 1. Received: {factor!r}. Pass a number such as 1.3."
+            )
+        self._every = every
+        self._factor = factor
+        self._count = StepCount()
+        self._steps: MeasuredSteps | None = None
+        self._hosts: list[str] = []
+        self._named: Straggler | None = None
+
+    def __repr__(self) -> str:
+        return f"StragglerMonitor(every={self._every}, factor={self._factor})"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._count = StepCount()
+        self._steps = MeasuredSteps(self.model)
+        self._hosts, self._named = [], None
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self._hosts, self._named = [], None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._measured.timer.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count.end_epoch()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count.begin_batch(batch)
+        self._measured.timer.begin_batch()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count.end_batch(batch)
+        self._measured.timer.end_batch(batch)
+        if not self._count.completes(self._every):
+            return
+        mine, communicator = self._measured.measure(), self._measured.communicator
+        if mine is not None and communicator is not None:
+            self._report(find(self._gather(mine, communicator), self._factor, communicator.hosts))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._count.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count.load_state_dict(state)
+
+    def _gather(self, mine: Measurement, communicator: NativeCommunicator) -> list[Measurement]:
+        if not self._hosts:
+            self._hosts = self._group.exchange("hosts", socket.gethostname())
+        row = tf.constant([dataclasses.astuple(mine)], tf.float64)
+        with self._group.naming_lost_workers():
+            rows = communicator.all_gather(row, "stragglers").numpy()
+        return [Measurement.of(row) for row in rows.tolist()]
+
+    def _report(self, straggler: Straggler | None) -> None:
+        before, self._named = self._named, straggler
+        if straggler == before or not self._group.topology.is_chief:
+            return
+        if straggler is not None:
+            say(f"tfdist: {describe(straggler, self._name)}")
+        elif before is not None:
+            say(f"tfdist: {describe_end(before, self._name)}")
+
+    def _name(self, rank: int) -> str:
+        return f"{self._group.topology.workers[rank]} on host {self._hosts[rank]}"
+
+    @property
+    def _group(self) -> Group:
+        return self.model.distribute_strategy.extended.group  # type: ignore[no-any-return]
+
+    @property
+    def _measured(self) -> MeasuredSteps:
+        assert self._steps is not None, "training has begun"
+        return self._steps

@@ -1,0 +1,116 @@
+"""A callback that logs how fast training is and what it waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist._src.monitoring.step_timer import StepFigures, StepTimer
+
+
+class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds throughput, step times and what the steps waited for to Keras's logs.
+
+    The figures appear in the progress bar and in the batch logs, for the last `every` batches, and
+    in the epoch logs, for the whole epoch: so also in `History`, TensorBoard (list it after this
+    callback; its `update_freq` decides about batches) and other callbacks. They are those of the
+    worker that logs them, except for rows and tokens, which count the global batch.
+
+    - `rows_per_second`, `tokens_per_second` (if it is known how many tokens a row has)
+    - `step_seconds`, `step_seconds_p95`: median and 95th percentile; the first step, which is
+      traced, is left out
+    - `input_wait`, `workers_wait`, `network_wait`: the share of the time, from 0 to 1, in which
+      the step could not go on, for want of the next batch, because other workers had not joined a
+      collective, and while data moved. What happens beside the computation is not counted
+    - `bus_bytes_per_second`: how fast collectives move data once all workers have joined, as
+      nccl-tests compute it: bytes times 2(n-1)/n for an all_reduce, before compression
+    - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression;
+      without what GPUs send by NCCL
+
+    The last two groups need the native collectives, and several workers; without them they are left
+    out. The callback takes part in no collective.
+
+    Args:
+        every: the number of batches between updates of the batch logs.
+        tokens_per_row: the number of tokens of a row; by default the length of the model's first
+            input if that is a vector of integers.
+
+    Raises:
+        ValueError: `every` or `tokens_per_row` is not a positive integer.
+
+    Example:
+        ```python
+        history = model.fit(dataset, callbacks=[tfdist.callbacks.ThroughputLogger()]).history
+        print(history["rows_per_second"], history["workers_wait"])
+        ```
+    """
+
+    def __init__(self, every: int = 10, tokens_per_row: int | None = None) -> None:
+        super().__init__()
+        for name, value in (("every", every), ("tokens_per_row", tokens_per_row)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(
+                    f"`{name}` must be a positive integer. Received: {value!r}. Pass an integer "
+                    "such as 100."
+                )
+        self._every = every
+        self._tokens_per_row = tokens_per_row
+        self._epoch, self._window = StepTimer(), StepTimer()
+        self._shown: dict[str, float] = {}
+        self._updated = 0  # times in the epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._epoch.begin_training()
+        self._window.begin_training()
+        self._shown = {}
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch.begin_epoch()
+        self._window.begin_epoch()
+        self._updated = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._epoch.begin_batch()
+        self._window.begin_batch()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._epoch.end_batch(batch)
+        self._window.end_batch(batch)
+        if (batch + 1) // self._every > self._updated:
+            self._updated = (batch + 1) // self._every
+            self._shown = self._describe(self._window.figures())
+            self._window.restart()
+        if logs is not None:
+            logs.update(self._shown)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            logs.update(self._describe(self._epoch.figures()))
+
+    def _describe(self, figures: StepFigures | None) -> dict[str, float]:
+        if figures is None or figures.seconds <= 0:
+            return {}
+        counted = figures.activity
+        logs = {"step_seconds": figures.quantile(0.5), "step_seconds_p95": figures.quantile(0.95)}
+        if figures.rows:
+            logs["rows_per_second"] = figures.rows / figures.seconds
+            if tokens := self._tokens_per_row or _length_of_rows(self.model):
+                logs["tokens_per_second"] = tokens * logs["rows_per_second"]
+        if counted is not None:
+            logs["input_wait"] = figures.share(counted.input)
+            logs["workers_wait"] = figures.share(counted.workers)
+            logs["network_wait"] = figures.share(counted.network)
+            if counted.bus_time > 0:
+                logs["bus_bytes_per_second"] = counted.bus_bytes / counted.bus_time
+            logs["sent_bytes_per_step"] = figures.sent_bytes / max(1, figures.steps)
+        return logs
+
+
+def _length_of_rows(model: Any) -> int | None:
+    """The number of tokens of a row: the length of the model's first input, if it is integers."""
+    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
+    if not inputs or not keras.backend.is_int_dtype(inputs[0].dtype):
+        return None
+    shape = tuple(inputs[0].shape)
+    return shape[1] if len(shape) == 2 else None

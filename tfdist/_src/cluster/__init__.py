@@ -1,0 +1,48 @@
+"""The workers of a job and the connections between them.
+
+What has started the job tells its `Topology` (TF_CONFIG, a ClusterResolver, Slurm, …); `meet` waits
+for all its workers and returns a `Session`, which exchanges small byte strings and detects lost
+workers; a `Membership` lets those that are left, and newcomers, form a new group with a session of
+its own; `connect` builds the `Mesh` over which a group of workers sends tensors. Nothing here
+imports TensorFlow.
+"""
+
+from tfdist._src.cluster.membership.joining import Declined, Joiner, meet_or_join
+from tfdist._src.cluster.membership.membership import Membership
+from tfdist._src.cluster.mesh.mesh import Mesh, connect
+from tfdist._src.cluster.net.bind_address import check_own
+from tfdist._src.cluster.net.dns import check_resolvable
+from tfdist._src.cluster.observation.observers import observe
+from tfdist._src.cluster.rendezvous.meet import meet
+from tfdist._src.cluster.resolvers.exchange import complete
+from tfdist._src.cluster.resolvers.found import Found
+from tfdist._src.cluster.resolvers.registry import find
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.cluster.session.shared_state import Notice
+from tfdist._src.cluster.spec.resolver import ClusterResolver, from_resolver
+from tfdist._src.cluster.spec.tf_config import from_environment, from_tf_config
+from tfdist._src.cluster.spec.topology import Topology, Worker
+
+__all__ = [
+    "ClusterResolver",
+    "Declined",
+    "Found",
+    "Joiner",
+    "Membership",
+    "Mesh",
+    "Notice",
+    "Session",
+    "Topology",
+    "Worker",
+    "check_own",
+    "check_resolvable",
+    "complete",
+    "connect",
+    "find",
+    "from_environment",
+    "from_resolver",
+    "from_tf_config",
+    "meet",
+    "meet_or_join",
+    "observe",
+]

@@ -1,0 +1,301 @@
+"""The handshake on a new connection: both workers identify and authenticate themselves.
+
+Both ends prove, by an HMAC over everything said so far, that they have the job's secret: first the
+dialer, then the listener, which says nothing of itself before that. Without a secret, an empty one
+is used. In TLS the proofs also cover the certificates of both ends, so that nobody between the two
+can pass them on.
+
+The protocol is a generator that does no I/O, so that one thread can run many handshakes at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+
+from tfdist._src.cluster.auth.hmac_challenge import (
+    VARIABLE,
+    is_challenge,
+    new_challenge,
+    prove,
+    proves,
+)
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.framing import (
+    HELLO_LIMIT,
+    Header,
+    WireError,
+    encode,
+    frame_steps,
+    read_exactly,
+    read_some,
+)
+from tfdist._src.cluster.net.sockets import end_gently
+from tfdist._src.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, explain
+from tfdist._src.cluster.net.tls_socket import TlsSocket
+from tfdist.errors import ClusterError, TlsError
+
+MAGIC = b"tfdist\r\n"
+TLS_MAGIC = b"tfdists\n"
+"""Sent instead of `MAGIC` by a worker that uses TLS."""
+HELLO_SECONDS = 5.0
+
+_DIALER = "tfdist worker that dials"
+_LISTENER = "tfdist worker that listens"
+
+Admit = Callable[[Identity], None]
+AnswerAs = Callable[[Identity], Identity]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Asks for bytes.
+
+    Attributes:
+        count: the number of bytes, which is bounded.
+        some: whether fewer suffice, but at least one.
+    """
+
+    count: int
+    some: bool = False
+
+
+@dataclass(frozen=True)
+class Write:
+    """Asks to send these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Secure:
+    """Asks to switch to TLS; answered with the digests of this end's and the peer's certificate."""
+
+
+Steps = Generator[Read | Write | Secure, bytes, Identity]
+
+
+class TlsMismatch(Exception):
+    """Only one of the two ends uses TLS."""
+
+
+def handshake(
+    sock: socket.socket,
+    mine: Identity,
+    secret: str,
+    deadline: float,
+    *,
+    first: bool,
+    admit: Admit | None = None,
+    name: str = "the other end",
+) -> Identity:
+    """Identifies the peer and authenticates both ends with the job's secret.
+
+    On a `TlsSocket` all of this happens inside TLS, after both ends have verified each other's
+    certificates.
+
+    Args:
+        sock: a newly established connection.
+        mine: the identity of this process.
+        secret: the job's secret; "" for none.
+        deadline: the `time.monotonic()` at which to give up.
+        first: whether this process is the dialer.
+        admit: inspects the peer's identity once it is authenticated, and raises WireError to reject
+            it. A listener calls this before it sends its own proof.
+        name: how the dialer's messages refer to the peer.
+
+    Returns:
+        The peer's identity. Only its form, its protocol and its proof of the secret are checked.
+
+    Raises:
+        ClusterError: this process dialed, and the peer has another secret or protocol.
+        TlsError: this process dialed, and one of the two does not trust the other or does not use
+            TLS.
+        WireError: the peer is not a tfdist worker, or was rejected.
+        OSError: the connection ended, or the deadline passed.
+    """
+    tls = isinstance(sock, TlsSocket)
+    steps = (
+        dialing(mine, secret, tls, name, admit) if first else listening(mine, secret, tls, admit)
+    )
+    try:
+        return _run(sock, steps, deadline)
+    except (TlsMismatch, ssl.SSLError) as error:
+        if (problem := tls_problem(error)) is None:
+            raise
+        # Let the peer read the reason.
+        end_gently(sock)
+        if first:
+            raise dialer_error(error, mine, name) from None
+        raise WireError(f"no TLS: {problem}") from None
+
+
+def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
+    """The error to raise at the dialer, which names both ends if they cannot use TLS."""
+    problem = tls_problem(error)
+    return TlsError(f"{mine}: no TLS with {name}: {problem}.") if problem else error
+
+
+def tls_problem(error: Exception) -> str | None:
+    """Why two ends cannot use TLS with each other, and the remedy; None for any other error."""
+    if isinstance(error, TlsMismatch):
+        return f"{error}. Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
+    reason = explain(error) if isinstance(error, ssl.SSLError) else None
+    return f"{reason}. {REMEDY}" if reason else None
+
+
+def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | None = None) -> Steps:
+    """The dialer's side of the handshake."""
+    hello = encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
+    certificates: tuple[bytes, ...] = ()
+    if tls:
+        yield Write(TLS_MAGIC)
+        if (yield from _magic()) != TLS_MAGIC:
+            raise TlsMismatch("it does not use TLS, but this worker does")
+        digests = yield Secure()
+        certificates = (digests[:32], digests[32:])
+        yield Write(hello)
+    else:
+        yield Write(MAGIC + hello)
+        if (yield from _magic()) != MAGIC:
+            raise TlsMismatch("it uses TLS, but this worker does not")
+    header, challenge = yield from _frame()
+    if header["kind"] != "challenge" or not is_challenge(header.get("challenge")):
+        raise WireError("it sent no challenge")
+    if header.get("protocol") != mine.protocol:
+        raise ClusterError(_other_protocol(mine, header.get("protocol"), name))
+    transcript = (hello, challenge, *certificates)
+    yield Write(encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
+    header, _ = yield from _frame()
+    if header["kind"] == "refused":
+        here = "one is set here" if secret else "none is set here"
+        raise ClusterError(
+            f"{name} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on all "
+            f"{mine.kind}."
+        )
+    theirs = Identity.from_header({**header, "kind": "hello"})
+    said = encode({"kind": "hello", **vars(theirs)})
+    if header["kind"] != "proof" or not proves(
+        header.get("proof"), secret, _LISTENER, *transcript, said
+    ):
+        raise WireError(_no_secret(theirs))
+    if admit:
+        admit(theirs)
+    return theirs
+
+
+def listening(
+    mine: Identity,
+    secret: str,
+    tls: bool,
+    admit: Admit | None = None,
+    answer_as: AnswerAs | None = None,
+) -> Steps:
+    """The listener's side of the handshake.
+
+    Args:
+        mine: the identity of this process.
+        secret: the job's secret.
+        tls: whether the connection uses TLS.
+        admit: see `handshake`.
+        answer_as: who to be for an admitted peer; `mine` by default.
+    """
+    certificates: tuple[bytes, ...] = ()
+    magic = yield from _magic()
+    if tls:
+        yield Write(TLS_MAGIC)
+        if magic != TLS_MAGIC:
+            raise TlsMismatch("it does not use TLS, but this worker does")
+        digests = yield Secure()
+        certificates = (digests[32:], digests[:32])
+    elif magic != MAGIC:
+        yield Write(MAGIC)
+        raise TlsMismatch("it uses TLS, but this worker does not")
+    header, hello = yield from _frame()
+    opening = b"" if tls else MAGIC
+    challenge = encode(
+        {"kind": "challenge", "protocol": mine.protocol, "challenge": new_challenge()}
+    )
+    protocol = header.get("protocol")
+    if header["kind"] == "hello" and type(protocol) is int and protocol != mine.protocol:
+        yield Write(opening + challenge)
+        raise WireError(_other_protocol(mine, protocol, "the other end"))
+    theirs = Identity.from_header(header)
+    if not is_challenge(header.get("challenge")):
+        raise WireError("it sent no hello")
+    yield Write(opening + challenge)
+    transcript = (hello, challenge, *certificates)
+    header, _ = yield from _frame()
+    if header["kind"] != "proof" or not proves(header.get("proof"), secret, _DIALER, *transcript):
+        yield Write(encode({"kind": "refused"}))
+        raise WireError(_no_secret(theirs))
+    if admit:
+        admit(theirs)
+    if answer_as:
+        mine = answer_as(theirs)
+    said = encode({"kind": "hello", **vars(mine)})
+    proof = prove(secret, _LISTENER, *transcript, said)
+    yield Write(encode({"kind": "proof", **vars(mine), "proof": proof}))
+    return theirs
+
+
+def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
+    """Looks at what is there, so that a peer with another protocol is detected immediately."""
+    magic = b""
+    while len(magic) < len(MAGIC):
+        magic += yield Read(len(MAGIC) - len(magic), some=True)
+        if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
+            raise WireError("it does not speak tfdist's protocol")
+    return magic
+
+
+def _frame() -> Generator[Read | Write | Secure, bytes, tuple[Header, bytes]]:
+    """Reads a frame; returns its header, and all of its bytes."""
+    steps = frame_steps(HELLO_LIMIT)
+    count = next(steps)
+    said = b""
+    while True:
+        part = yield Read(count)
+        said += part
+        try:
+            count = steps.send(part)
+        except StopIteration as end:
+            header: Header = end.value[0]
+            return header, said
+
+
+def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:
+    """Runs a handshake on a blocking socket."""
+    try:
+        step = next(steps)
+        while True:
+            answer = b""
+            if isinstance(step, Read):
+                read = read_some if step.some else read_exactly
+                answer = read(sock, step.count, deadline)
+            elif isinstance(step, Write):
+                sock.sendall(step.data)
+            else:
+                assert isinstance(sock, TlsSocket)
+                sock.secure(deadline)
+                answer = sock.certificate_digests()
+            step = steps.send(answer)
+    except StopIteration as end:
+        identity: Identity = end.value
+        return identity
+
+
+def _other_protocol(mine: Identity, theirs: object, name: str) -> str:
+    return (
+        f"The workers run different protocols of tfdist: {mine.protocol} here; {theirs} at {name}. "
+        f"Install the same version of tfdist everywhere."
+    )
+
+
+def _no_secret(theirs: Identity) -> str:
+    return (
+        f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
+        f"{theirs.kind}"
+    )

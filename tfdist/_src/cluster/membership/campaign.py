@@ -1,0 +1,336 @@
+"""A member's attempt to have the next view decided: the proposer with its contacts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from tfdist._src.cluster.membership.calls import Calls
+from tfdist._src.cluster.membership.composition import (
+    Patience,
+    State,
+    all_accounted_for,
+    compose,
+    names,
+)
+from tfdist._src.cluster.membership.consensus import Ballot, Proposer, next_ballot
+from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.quorum import is_hopeless, may_go_on
+from tfdist._src.cluster.membership.view import Member, View
+from tfdist._src.cluster.membership.wire import decode_reply, encode_request
+from tfdist._src.cluster.net.framing import Header, WireError
+from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
+from tfdist.errors import GroupLostError
+
+POLL_SECONDS = 0.05
+"""How often to look at what only time changes; events are noticed at once."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what a worker forms a new group.
+
+    Attributes:
+        min_workers: the smallest group.
+        max_workers: the largest one to which newcomers may raise it; None for any.
+        joiners_welcome: whether those that wait are admitted.
+        timeout: seconds to wait for enough workers.
+        busy: seconds to wait for a worker that is alive, but still does something else.
+        patience: how long to wait for a member.
+        hasty: seconds for which a suspect may be silent that nobody sees alive.
+        suspects: the incarnations of those whose connections have broken.
+        silent: those of them that have been silent for long already, and may be stopped.
+        check: called again and again in all waits; may raise.
+    """
+
+    min_workers: int
+    max_workers: int | None
+    joiners_welcome: bool
+    timeout: float
+    busy: float
+    patience: Patience
+    hasty: float
+    suspects: frozenset[str] = frozenset()
+    silent: frozenset[str] = frozenset()
+    check: Callable[[], object] = lambda: None
+
+    def patience_with(self, member: Member) -> Patience:
+        """How long to wait for a member."""
+        if member.incarnation in self.silent:
+            return replace(self.patience, silent=self.hasty)
+        if member.incarnation in self.suspects:
+            return replace(self.patience, unseen=self.hasty)
+        return self.patience
+
+
+class Campaign:
+    """One attempt, with one ballot.
+
+    Args:
+        node: this process.
+        calls: how to call the others.
+        view: the view whose members decide.
+        terms: on what.
+        extra: added to the requests.
+        absent: members that have not arrived in time, by incarnation, and what to say of them. They
+            vote, but are left out of the next view, for which the others must be a majority: one
+            that is impatient cannot leave out most of the others.
+        deadline: the `time.monotonic()` at which to give up.
+        announce: called with lines about the progress.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        calls: Calls,
+        view: View,
+        terms: Terms,
+        extra: Header,
+        absent: Mapping[str, str],
+        deadline: float,
+        announce: Announce,
+    ) -> None:
+        self._node = node
+        self._calls = calls
+        self._view = view
+        self._terms = terms
+        self._extra = extra
+        self._absent = absent
+        self._deadline = deadline
+        self._announce = announce
+        rank = view.rank(node.me)
+        assert rank is not None
+        self._proposer = Proposer(view, next_ballot(rank, [node.seen]))
+        self._contacts: dict[str, Contact] = {}
+        self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
+        self._states: dict[str, State] = {}
+        self._next = view
+
+    def run(self) -> Ballot | None:
+        """Makes the attempt.
+
+        Returns:
+            None if a view was decided, which this process has learned of; else a higher ballot, or
+            this one if it is worth another attempt.
+
+        Raises:
+            GroupLostError: there is no quorum, or there are too few workers in time.
+        """
+        proposer = self._proposer
+        try:
+            self._ask(self._view.members)
+            if not self._until(self._can_propose):
+                return proposer.overruled
+            self._stop()
+            others = [m for m in self._view.members if m.incarnation in proposer.promised]
+            proposer.propose(self._next)
+            before = self._states
+            self._ask(others)
+            if not self._until(self._is_futile) or proposer.decided:
+                self._tell(before)
+                return None if proposer.decided else proposer.overruled
+            return proposer.ballot
+        finally:
+            self._stop()
+
+    def _ask(self, members: Iterable[Member]) -> None:
+        node, request = self._node, self._proposer.request
+        header = {**encode_request(request), **self._extra}
+        if reply := node.answer(request):
+            self._proposer.receive(node.me, reply)
+        self._states = {}
+        self._contacts = {
+            member.incarnation: Contact(
+                node,
+                self._calls,
+                member,
+                header,
+                lambda frame: True,
+                self._terms.patience_with(member),
+                self._witnesses,
+            )
+            for member in members
+            if member.incarnation != node.me
+        }
+
+    def _stop(self) -> None:
+        for contact in self._contacts.values():
+            contact.stop()
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        """Waits for a condition; returns False if a view is decided or the ballot is too low."""
+        node, proposer = self._node, self._proposer
+        with node.changed:
+            while True:
+                self._absorb()
+                view = node.view
+                if proposer.decided:
+                    node.learn(proposer.decided)
+                    return False
+                if proposer.overruled:
+                    node.heard_of(proposer.overruled)
+                    return False
+                if node.acceptor.excluded or view is None or view != self._view:
+                    proposer.decided = node.acceptor.excluded or view
+                    return False
+                if condition():
+                    return True
+                if time.monotonic() >= self._deadline:
+                    raise GroupLostError(self._why_not("in time"))
+                self._terms.check()
+                self._waits.report(self._waiting)
+                node.changed.wait(POLL_SECONDS)
+
+    def _absorb(self) -> None:
+        now = time.monotonic()
+        for incarnation, contact in self._contacts.items():
+            state = contact.evidence.state(now, self._terms.patience_with(contact.member))
+            if state is State.ANSWERED and contact.answer is not None:
+                try:
+                    reply = decode_reply(contact.answer)
+                except WireError:
+                    reply = None
+                if reply is not None:
+                    self._proposer.receive(incarnation, reply)
+            elif state is State.DEAD and contact.last_word is not None:
+                self._proposer.bury(incarnation, contact.last_word)
+            self._states[incarnation] = state
+
+    def _can_propose(self) -> bool:
+        if not all_accounted_for(self._states.values()):
+            return False
+        proposer = self._proposer
+        if proposer.may_propose:
+            if not (proposer.bound or self._rest_may_decide):
+                raise GroupLostError(self._why_not_without_the_absent())
+            self._next = self._candidate()
+            return len(self._next.members) >= self._terms.min_workers or bool(proposer.bound)
+        gone = [name for name, state in self._states.items() if state is State.GONE]
+        if is_hopeless(self._view.incarnations, proposer.promised, proposer.dead, gone):
+            raise GroupLostError(self._why_not("any more"))
+        return False
+
+    def _is_futile(self) -> bool:
+        """Whether everyone has been heard, and yet there is no decision."""
+        return all_accounted_for(self._states.values())
+
+    def _candidate(self) -> View:
+        terms = self._terms
+        joiners = self._node.connected if terms.joiners_welcome else []
+        return compose(self._view, self._rest, joiners, terms.max_workers)
+
+    @property
+    def _rest(self) -> set[str]:
+        """The members that take part and have arrived."""
+        return self._proposer.promised - self._absent.keys()
+
+    @property
+    def _rest_may_decide(self) -> bool:
+        return may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
+
+    def _witnesses(self, member: Member) -> list[Member]:
+        """Processes on the machine of a member that may see whether it is dead."""
+        with self._node.changed:
+            answered = [
+                c.member for c in self._contacts.values() if c.evidence.answered and c.answer
+            ]
+            others = [*answered, *self._node.connected]
+        return [one for one in others if one.place.machine == member.place.machine]
+
+    def _waiting(self) -> str:
+        proposer = self._proposer
+        awaited = names(self._view, self._states, {State.AWAITED})
+        if awaited:
+            return f"{', '.join(awaited)} to form a new group"
+        if proposer.may_propose:
+            count = len(self._candidate().members)
+            return f"workers to join: there are {count} of at least {self._terms.min_workers}"
+        return f"more than half of the last group: missing {self._missing()}"
+
+    def _missing(self) -> str:
+        words = {
+            State.LOST: "does not answer",
+            State.DEAD: "is dead",
+            State.GONE: "is dead, and what it agreed to last is unknown",
+            State.AWAITED: "has not answered yet",
+        }
+        return ", ".join(
+            f"{member} ({word})"
+            for member in self._view.members
+            if (word := words.get(self._states.get(member.incarnation, State.ANSWERED)))
+            or (word := self._absent.get(member.incarnation))
+        )
+
+    def _why_not(self, until: str) -> str:
+        proposer = self._proposer
+        me, size = self._node.member, len(self._view.members)
+        if proposer.may_propose:
+            here = len(self._candidate().members)
+            return (
+                f"{me} cannot go on: {here} of at least {self._terms.min_workers} workers are left "
+                f"after {self._terms.timeout:g} s; missing: {self._missing()}. Start workers that "
+                f"join, decrease min_workers, or increase TFDIST_START_TIMEOUT."
+            )
+        return (
+            f"{me} cannot go on: {len(proposer.promised)} of {size} workers of the last group are "
+            f"here, which is no majority {until}, and others may have formed a group without them; "
+            f"missing: {self._missing()}. Restart the job from its last snapshot."
+        )
+
+    def _why_not_without_the_absent(self) -> str:
+        here, size = len(self._rest), len(self._view.members)
+        return (
+            f"{self._node.member} cannot go on: {here} of {size} workers of the last group are "
+            f"here, which is no majority without the others; missing: {self._missing()}. See their "
+            f"logs, or increase the limit."
+        )
+
+    def _tell(self, states: Mapping[str, State]) -> None:
+        decided, proposal = self._proposer.decided, self._proposer.proposal
+        if decided is not None and decided == proposal:
+            said = [one for one in self._view.incarnations if self._node.last_word(one)]
+            self._announce(summary(self._view, decided, states, said, self._absent))
+
+
+def not_arrived(seconds: float, limit: str) -> str:
+    """What to say of a member that is alive, and has not arrived in time."""
+    return f"has not arrived within {seconds:g} s, TFDIST_{limit}_TIMEOUT"
+
+
+def summary(
+    old: View,
+    new: View,
+    states: Mapping[str, State],
+    said: Collection[str] = (),
+    absent: Mapping[str, str] | None = None,
+) -> str:
+    """The line about a new group.
+
+    Args:
+        old: the last group.
+        new: that group.
+        states: those of the members of the last one.
+        said: which of them have left, and said so.
+        absent: what to say of those that have not arrived in time.
+    """
+    late = absent or {}
+    words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}
+    lost = [m for m in old.members if m.incarnation not in new.incarnations]
+    came = [m for m in new.members if m.incarnation not in old.incarnations]
+
+    def why(one: str) -> str:
+        return words.get(states.get(one, State.LOST)) or late.get(one, "left")
+
+    parts = [
+        f"{member} has left"
+        if member.incarnation in said
+        else f"{member} is lost ({why(member.incarnation)})"
+        for member in lost
+    ]
+    parts += [f"{member} joins" for member in came]
+    kept = len(new.members) - len(came)
+    parts.append(f"{kept} of {len(old.members)} workers form generation {new.generation}")
+    size = f" of {len(new.members)} workers" if came else ""
+    return f"tfdist: {'; '.join(parts)}{size}"

@@ -1,0 +1,292 @@
+"""How a process that starts finds a running job, and joins it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tfdist._src.cluster.auth.identity import REGROUP
+from tfdist._src.cluster.membership.calls import Calls
+from tfdist._src.cluster.membership.campaign import POLL_SECONDS, Terms
+from tfdist._src.cluster.membership.composition import State
+from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.inspection import inspect, look
+from tfdist._src.cluster.membership.membership import WHAT, Membership, listen, make_terms
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.regrouping import Regrouping
+from tfdist._src.cluster.membership.search import Found, Search, find
+from tfdist._src.cluster.membership.view import Member, decode_member, decode_view, encode_member
+from tfdist._src.cluster.net.bind_address import check_own
+from tfdist._src.cluster.net.framing import Header
+from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist._src.cluster.rendezvous.meet import meet
+from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.options import Options
+from tfdist.errors import RendezvousError
+
+_PAUSE_SECONDS = 0.2
+
+
+def meet_or_join(
+    topology: Topology, options: Options, announce: Announce = say
+) -> Session | Joiner:
+    """Meets the other workers of this process's cluster, or finds that one of them is in a job.
+
+    That may turn out while this process waits: a worker that its cluster names may itself have
+    just started, and be admitted to a running job meanwhile.
+
+    Args:
+        topology: this process's cluster; in a running job, its own entry becomes that of the new
+            member.
+        options: as for `meet` and `Membership`.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Returns:
+        The session of a job that starts, or what to wait with for being admitted to one that runs.
+
+    Raises:
+        ClusterError: as for `meet`.
+        TlsError: as for `meet`.
+        RendezvousError: as for `meet`.
+
+    Example:
+        >>> found = meet_or_join(from_environment(), Options.from_environment())  # doctest: +SKIP
+        >>> session = found.wait() if isinstance(found, Joiner) else found  # doctest: +SKIP
+    """
+    joiner = join_running(topology, options, announce)
+    if joiner is not None:
+        return joiner
+    calls = Calls(topology, options)
+    search = Search(calls, _others(topology))
+    try:
+        return meet(topology, options, announce=announce, check=search.check)
+    except Found as found:
+        return Joiner(topology, options, calls, found.members, announce)
+    finally:
+        search.stop()
+
+
+def join_running(topology: Topology, options: Options, announce: Announce = say) -> Joiner | None:
+    """Finds out whether a worker that this process's cluster names belongs to a running job.
+
+    Args:
+        topology: as for `meet_or_join`.
+        options: as for `Membership`.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Returns:
+        What to wait with for being admitted; None if nobody answers as a member of a running job.
+
+    Raises:
+        ClusterError: this process cannot listen at its address, or the job has another secret.
+        TlsError: the job does not trust this process, or only one uses TLS.
+    """
+    if topology.size == 1:
+        return None
+    calls = Calls(topology, options)
+    found, error = find(calls, _others(topology))
+    if not found and error is not None:
+        raise error
+    return Joiner(topology, options, calls, found, announce) if found else None
+
+
+class Declined(Exception):
+    """The members of a running job do not admit a process, for the reason that is the argument."""
+
+
+class Joiner:
+    """A process that waits to be admitted to a running job.
+
+    Args:
+        topology: its cluster.
+        options: see `join_running`.
+        calls: how to call the members.
+        found: the members, as far as they are known; the first one is asked first.
+        announce: called with lines about the progress.
+
+    Attributes:
+        membership: its membership, once it is admitted.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        calls: Calls,
+        found: Sequence[Member],
+        announce: Announce,
+    ) -> None:
+        check_own(topology.me.address, name=str(topology.me))
+        self.membership: Membership | None = None
+        self._topology = topology
+        self._options = options
+        self._calls = calls
+        self._announce = announce
+        self._known: dict[str, None] = {}  # addresses
+        self._members: Sequence[Member] = ()
+        self._target: Member | None = self._note(found)
+        self._node = Node(topology, options)
+        self._listener = SharedListener(topology, options, WHAT, announce)
+        listen(self._listener, self._node, topology)
+        self._listener.resume()
+
+    def wait(
+        self,
+        request: str = "",
+        timeout: float | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> Session:
+        """Waits until this process has been admitted, and has met the other members.
+
+        Args:
+            request: what this process says of itself, for `Membership.judge_newcomers`.
+            timeout: seconds to wait; `options.start_timeout` by default.
+            check: called again and again while it waits; may raise.
+
+        Raises:
+            Declined: the members do not admit it; it may ask again.
+            RendezvousError: it has not been admitted in time, or the job has ended.
+            GroupLostError: it was admitted, but cannot form a group with the others.
+        """
+        seconds = self._options.start_timeout if timeout is None else timeout
+        try:
+            terms = make_terms(self._options, check=check)
+            self._await_admission(seconds, request, terms)
+            node = self._node
+            reason = f"{node.member} joins, and a member is lost"
+            # Before the first view there was none.
+            node.regrouping = True
+            view, sockets = Regrouping(node, self._calls, terms, False, reason, self._announce).run(
+                -1
+            )
+            rank = view.rank(node.me)
+            assert rank is not None
+            session = Session(view.topology(rank), sockets, self._options)
+        except Declined:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        node.regrouping, node.leader = False, None
+        session.address.let(self._listener)
+        self.membership = Membership.admitted(
+            session, view, node, self._listener, self._calls, self._options, self._announce
+        )
+        return session
+
+    def close(self) -> None:
+        """Waits no longer."""
+        self._listener.end(REGROUP)
+        self._node.close(keep_record=self._node.view is not None)
+
+    def _await_admission(self, seconds: float, request: str, terms: Terms) -> None:
+        node = self._node
+        deadline = time.monotonic() + seconds
+        waits = WaitMessages(node.member.worker, seconds, self._announce)
+        header = {"kind": "join", "member": encode_member(node.member), "request": request}
+        found = time.monotonic()
+        while node.view is None:
+            terms.check()
+            if self._target is None and (members := find(self._calls, self._addresses())[0]):
+                self._target = self._note(members)
+            if self._target is not None:
+                self._ask(self._target, header, deadline, waits, terms)
+                found = time.monotonic()
+            elif not node.view:
+                if self._has_ended(time.monotonic() - found):
+                    raise RendezvousError(
+                        f"{node.member} cannot join the running job, which has ended meanwhile: "
+                        f"its workers are dead, or do not answer any more. Start it again to meet "
+                        f"those that are started again, too."
+                    )
+                with node.changed:
+                    node.changed.wait(_PAUSE_SECONDS)
+            if node.view is None and time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"{node.member} has not been admitted to the running job within {seconds:g} s. "
+                    f"Its workers admit others at the end of a step, with the callback Elastic and "
+                    f"up to its max_workers; see the log of rank 0, or increase "
+                    f"TFDIST_START_TIMEOUT."
+                )
+            waits.report(lambda: "a member of the running job")
+
+    def _ask(
+        self, target: Member, header: Header, deadline: float, waits: WaitMessages, terms: Terms
+    ) -> None:
+        """Waits with one member, until it admits this process, sends it on, or is lost."""
+        node, self._target = self._node, None
+        patience = terms.patience
+        last = ("decided", "redirect", "none", "member", "declined")
+        contact = Contact(
+            node,
+            self._calls,
+            target,
+            header,
+            lambda frame: frame["kind"] in last,
+            patience,
+            lambda other: [],
+        )
+        try:
+            with node.changed:
+                while contact.answer is None and node.view is None:
+                    now = time.monotonic()
+                    evidence = contact.evidence
+                    lost = evidence.state(now, patience) is not State.AWAITED
+                    # Another member may be there, even if this one is alive.
+                    if lost or evidence.is_refused(now, patience) or now >= deadline:
+                        node.changed.wait(_PAUSE_SECONDS)
+                        return
+                    terms.check()
+                    waits.report(lambda: f"{target} to admit it")
+                    node.changed.wait(POLL_SECONDS)
+            answer = contact.answer
+            if answer is not None and answer["kind"] == "decided":
+                view = decode_view(answer.get("view"))
+                self._note(view.members)
+                node.learn(view)
+            elif answer is not None and answer["kind"] == "redirect":
+                self._target = decode_member(answer.get("member"))
+                self._known[self._target.worker.address] = None
+            elif answer is not None and answer["kind"] == "declined":
+                self._target = target  # to ask again
+                raise Declined(str(answer.get("reason")))
+        finally:
+            contact.stop()
+
+    def _addresses(self) -> list[str]:
+        mine = self._topology.me.address
+        entries = (worker.address for worker in self._topology.workers)
+        return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
+
+    def _note(self, members: Sequence[Member]) -> Member:
+        """Notes who the members are; returns the first one."""
+        self._members = members
+        self._known.update({member.worker.address: None for member in members})
+        return members[0]
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the job has ended: its members are dead, or have been silent for long.
+
+        Args:
+            seconds: for how long nobody has answered as a member.
+        """
+        patience = make_terms(self._options).patience
+        if seconds < patience.refused:  # its members may be connecting to one another
+            return False
+        mine = self._node.member.place
+        for member in self._members:
+            finding = look(member.place, mine)
+            if not finding.dead and not finding.alive and seconds < patience.silent:
+                finding = inspect(self._calls, member, mine)
+                if not finding.dead:
+                    return False
+            if finding.alive:
+                return False
+        return True
+
+
+def _others(topology: Topology) -> list[str]:
+    workers = enumerate(topology.workers)
+    return [worker.address for rank, worker in workers if rank != topology.rank]

@@ -1,0 +1,343 @@
+"""This process's membership in a group that outlives its members."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import threading
+from collections.abc import Callable, Collection, Iterator
+
+from tfdist._src.cluster.auth.identity import OBSERVE, REGROUP
+from tfdist._src.cluster.membership import record
+from tfdist._src.cluster.membership.calls import Calls
+from tfdist._src.cluster.membership.campaign import Terms
+from tfdist._src.cluster.membership.composition import Patience
+from tfdist._src.cluster.membership.messages import inquire, say_farewell
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.place import is_dead, is_visible
+from tfdist._src.cluster.membership.regrouping import Regrouping
+from tfdist._src.cluster.membership.service import EXPECTED, MembershipService
+from tfdist._src.cluster.membership.view import Member, View, decode_member, encode_member
+from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
+from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.options import Options
+from tfdist.errors import ClusterError, GroupLostError
+
+REFUSED_SECONDS = 5.0
+"""For how long a member's address may refuse connections before nobody waits for it any more.
+
+Nobody listens while workers connect to one another, and a name may take seconds to resolve. Whoever
+is seen alive by its machine may take as long as one that is silent.
+"""
+
+_HASTY_SECONDS = 1.0
+WHAT = "the other workers cannot reach this one to form a new group"
+
+
+class Membership:
+    """Lets the workers of a session form a new group, in the same processes, when some are lost.
+
+    All workers create it together. From then on each listens at its address, and answers the
+    others even while its program is busy.
+
+    Args:
+        session: the session of the group.
+        options: `start_timeout` limits how long a new group may take to form, and
+            `collective_timeout` how long a worker that is alive may be busy meanwhile;
+            `heartbeat_timeout` and `link_timeout` say after which silence a worker is lost;
+            `secret` and the TLS options authenticate the workers.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Raises:
+        ClusterError: this process has no address.
+        TfdistError: the session has ended.
+
+    Attributes:
+        session: the session of the present group.
+
+    Example:
+        >>> membership = Membership(session, Options.from_environment())  # doctest: +SKIP
+        >>> session = membership.regroup(min_workers=2)  # doctest: +SKIP
+    """
+
+    def __init__(self, session: Session, options: Options, announce: Announce = say) -> None:
+        if not session.topology.workers:
+            raise ClusterError(
+                "A process without an address cannot form a group with others. Received: no "
+                "cluster. Set TF_CONFIG, with this process as a worker."
+            )
+        node = Node(session.topology, options)
+        listener = shared_listener_of(session, options, WHAT, announce)
+        calls = Calls(session.topology, options)
+        # Until all have said who they are:
+        self._view = View(session.topology.generation, (node.member,))
+        self._take(session, node, listener, calls, options, announce)
+        listen(listener, node, session.topology)
+        session.address.let(listener)
+        try:
+            payload = json.dumps(encode_member(node.member)).encode()
+            members = tuple(map(_decode, session.exchange("members", payload)))
+            self._view = View(session.topology.generation, members)
+            node.learn(self._view)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def admitted(
+        cls,
+        session: Session,
+        view: View,
+        node: Node,
+        listener: SharedListener,
+        calls: Calls,
+        options: Options,
+        announce: Announce,
+    ) -> Membership:
+        """The membership of a process that has been admitted to a running job."""
+        membership = cls.__new__(cls)
+        membership._view = view
+        membership._take(session, node, listener, calls, options, announce)
+        return membership
+
+    def _take(
+        self,
+        session: Session,
+        node: Node,
+        listener: SharedListener,
+        calls: Calls,
+        options: Options,
+        announce: Announce,
+    ) -> None:
+        self.session = session
+        self._node = node
+        self._listener = listener
+        self._calls = calls
+        self._options = options
+        self._announce = announce
+        self._pid = os.getpid()
+        self._left: str | None = None  # why
+        atexit.register(self.close)
+        node.on_disturbed = lambda message: self.session.fail(message)
+
+    def judge_newcomers(self, judge: Callable[[str], str | None]) -> None:
+        """Has the processes that want to be admitted here be judged, whenever they wait.
+
+        Args:
+            judge: called in any thread with the request of one, as given to `Joiner.wait`; returns
+                the reason for which it is not admitted, which it is told; "" if it has to wait,
+                and None if it may be admitted.
+        """
+        with self._node.changed:
+            self._node.judge = judge
+
+    def tell_others(self, tell: Callable[[], str]) -> None:
+        """Has the others told something about this worker when they inquire.
+
+        Args:
+            tell: returns it; called in any thread.
+        """
+        self._node.tell = tell
+
+    def inquire(self) -> Iterator[str]:
+        """What the other workers tell about themselves; those that do not answer are left out."""
+        return inquire(self._node, self._calls)
+
+    @property
+    def regrouping(self) -> bool:
+        """Whether the main thread is forming a new group."""
+        return self._node.regrouping
+
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left."""
+        return self._left is not None
+
+    @property
+    def waiting(self) -> list[Member]:
+        """The processes that wait here and can be admitted now; on rank 0, all of them."""
+        taken = {member.worker.address for member in self.view.members}
+        return [one for one in self._node.connected if one.worker.address not in taken]
+
+    @property
+    def view(self) -> View:
+        """The members of the present group."""
+        return self._view
+
+    def regroup(
+        self,
+        *,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        joiners_welcome: bool = True,
+        suspects: Collection[int] = (),
+        check: Callable[[], object] = lambda: None,
+    ) -> Session:
+        """Forms a new group with the other workers that go on.
+
+        The main thread of each of them calls this: after a failure, when the session has failed, or
+        all together at the end of a step, to admit the processes that wait. If workers are lost
+        meanwhile, the others go on to the next generation by themselves. The old session is closed.
+
+        Args:
+            min_workers: the smallest group; below, it waits for newcomers.
+            max_workers: the largest group to which newcomers are admitted; None for any.
+            joiners_welcome: whether processes that wait are admitted.
+            suspects: ranks of the old group that the caller knows to have been silent for long, so
+                that they are not waited for as long again, also if they are seen alive.
+            check: called again and again while this worker waits; may raise.
+
+        Returns:
+            The session of the new group.
+
+        Raises:
+            GroupLostError: this worker cannot go on: it has left, or the others have given it up,
+                too few of the old group are left, there are fewer than `min_workers` within
+                `options.start_timeout`, or a worker that is alive has not arrived within
+                `options.collective_timeout` and the others are no majority.
+        """
+        node, old, before = self._node, self.session, self.view
+        if self.closed:
+            raise GroupLostError(
+                f"{node.member} has left the others: {self._left}. Start it again to join them."
+            )
+        failure = old.failure
+        terms = make_terms(
+            self._options,
+            min_workers,
+            max_workers,
+            joiners_welcome,
+            frozenset(before.incarnations[rank] for rank in old.lost_ranks),
+            frozenset(before.incarnations[rank] for rank in {*suspects, *old.silent_ranks}),
+            check,
+        )
+        reason = f"{node.member} forms a new group: {failure or 'workers join'}"
+        node.regrouping, node.failed = True, False
+        self._listener.resume()  # if the session has been closed
+        try:
+            regrouping = Regrouping(
+                node, self._calls, terms, failure is None, reason, self._announce
+            )
+            view, sockets = regrouping.run(old.topology.generation)
+            rank = view.rank(node.me)
+            assert rank is not None
+            self.session = Session(view.topology(rank), sockets, self._options)
+            # At exit, before the session, which would end the listener.
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+            self._view = view
+        except BaseException:
+            node.failed = True
+            raise
+        finally:
+            node.regrouping, node.leader = False, None
+        if self._listener.serves(OBSERVE):
+            self._listener.end(OBSERVE)  # by the old session
+        old.address.release()
+        self.session.address.let(self._listener)
+        # The connections to those that are lost linger.
+        threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
+        self._clean_up(before, view)
+        return self.session
+
+    def release(self, leaving: Collection[int]) -> None:
+        """Lets some members leave together, with their last words; called by all, between steps.
+
+        Those that leave have left when this returns, or raises.
+
+        Args:
+            leaving: their ranks.
+
+        Raises:
+            TfdistError: a worker is lost, and the others may not have heard the last words.
+        """
+        leaves, heard, mine = self.session.rank in leaving, False, b""
+        try:
+            if leaves:
+                mine = json.dumps(encode_acceptor(self._node.finish())).encode()
+            for rank, word in enumerate(self.session.exchange("last words", mine)):
+                if word:
+                    acceptor = decode_acceptor(json.loads(word))
+                    self._node.say_last_word(self.view.incarnations[rank], acceptor)
+            heard = True
+        finally:
+            if leaves:
+                self._left = "it was released"
+                self._end(keep_record=not heard)
+
+    def close(self, reason: str = "its membership was closed") -> None:
+        """Stops listening, and tells another member what this one has agreed to last.
+
+        This happens at process exit, too.
+
+        Args:
+            reason: why this worker leaves, for the error of a later `regroup`.
+        """
+        if os.getpid() != self._pid or self.closed:
+            return
+        self._left = reason
+        last_word = self._node.finish()
+        # The others may leave, too: it listens for their last words until they have this one.
+        is_known = say_farewell(self._node, self._calls, last_word)
+        self._end(keep_record=not is_known)
+
+    def _end(self, *, keep_record: bool) -> None:
+        atexit.unregister(self.close)
+        self._listener.end(REGROUP)
+        self._node.close(keep_record=keep_record)
+
+    def _clean_up(self, before: View, view: View) -> None:
+        """Removes the records of the dead: what they agreed to is known, and done."""
+        mine = self._node.member.place
+        for member in before.members:
+            if member.incarnation not in view.incarnations and is_visible(member.place, mine):
+                with contextlib.suppress(OSError):
+                    if is_dead(member.place):
+                        record.remove(member.place.record)
+
+
+def listen(listener: SharedListener, node: Node, topology: Topology) -> None:
+    """Has a listener answer other members from now on, whenever it listens."""
+
+    def open_service(selector: selectors.BaseSelector, wake: Wake) -> MembershipService:
+        return MembershipService(selector, node, topology)
+
+    node.wake = listener.wake
+    listener.serve(REGROUP, open_service, EXPECTED)
+
+
+def make_terms(
+    options: Options,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    joiners_welcome: bool = True,
+    suspects: frozenset[str] = frozenset(),
+    silent: frozenset[str] = frozenset(),
+    check: Callable[[], object] = lambda: None,
+) -> Terms:
+    """The terms with the limits of the settings."""
+    limit = min(options.heartbeat_timeout, options.link_timeout)
+    timeout = options.start_timeout
+    busy = max(timeout, options.collective_timeout)
+    return Terms(
+        min_workers,
+        max_workers,
+        joiners_welcome,
+        timeout,
+        busy,
+        Patience(min(REFUSED_SECONDS, limit), limit),
+        min(_HASTY_SECONDS, limit),
+        suspects,
+        silent,
+        check,
+    )
+
+
+def _decode(payload: bytes) -> Member:
+    return decode_member(json.loads(payload))

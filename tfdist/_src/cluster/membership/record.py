@@ -1,0 +1,233 @@
+"""The record of a process: what it has promised and accepted last, for when it is dead.
+
+It is a small file on this machine, replaced before each answer to another member. When the process
+is dead, another of the machine reads it: its last word. The process holds a lock on it, which the
+system releases when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist._src.cluster.membership.consensus import AcceptorState
+from tfdist._src.cluster.membership.place import is_dead, is_visible
+from tfdist._src.cluster.membership.view import Place
+from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
+from tfdist._src.cluster.net.descriptors import Descriptor, close_on_fork
+from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.net.wait_messages import say
+
+_MEMORY = "/dev/shm"
+_TRIES = 3
+_NAME = re.compile(r"[0-9a-f]{16}")
+_NEW = ".new"
+_STALE_SECONDS = 7 * 24 * 3600.0
+"""For how long the last word of a dead process is kept for members that are not visible here."""
+_CHANGE_SECONDS = 3600.0
+"""For how long a record may not name the newcomers of the change of the group that it is from."""
+_KNOWN_DEAD = 0o400
+"""The mode of a record whose process is known to be dead, since the file was changed last."""
+
+
+def folder() -> Path:
+    """Returns the folder in which this user's processes keep their records."""
+    base = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
+    return Path(base) / f".tfdist-members-{os.getuid()}"
+
+
+class Record:
+    """The record of this process.
+
+    Args:
+        incarnation: its token, which names the file.
+
+    Attributes:
+        path: the file; "" if none can be written, so that its last word will be lost.
+    """
+
+    def __init__(self, incarnation: str) -> None:
+        self.path = ""
+        self._name = incarnation
+        self._folder = self._file = Descriptor(-1)
+        for _ in range(_TRIES):  # another process may remove the folder, when it is empty
+            with contextlib.suppress(OSError):
+                folder().mkdir(mode=0o700, exist_ok=True)
+                self._folder = close_on_fork(_open_folder())
+                self._replace(AcceptorState())
+                self.path = str(folder() / incarnation)
+                return
+            self._folder.close()
+
+    def write(self, acceptor: AcceptorState) -> None:
+        """Replaces the record, at once and as a whole.
+
+        If there is no space for it, it is removed: a last word that is lost only means that the
+        others cannot continue without a majority, a wrong one that two groups may.
+
+        Raises:
+            OSError: it can be neither written nor removed.
+        """
+        if not self.path:
+            return
+        try:
+            self._replace(acceptor)
+        except OSError as error:
+            _unlink(self._folder.fileno(), self._name)
+            say(
+                f"tfdist: what this worker agrees to can no longer be recorded in {self.path}: "
+                f"{error.strerror}. If it dies, the others need a majority to go on. Free space."
+            )
+            self._close()
+
+    def remove(self) -> None:
+        """Removes the record: nobody needs the last word of this process any more."""
+        remove(self.path)
+        self._close()
+
+    def _replace(self, acceptor: AcceptorState) -> None:
+        place, new = self._folder.fileno(), self._name + _NEW
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(new, flags, 0o600, dir_fd=place), "w") as file:
+            json.dump(encode_acceptor(acceptor), file)
+        locked = close_on_fork(_open(place, new))
+        try:
+            with contextlib.suppress(OSError):  # without locks, no process can remove it either
+                fcntl.flock(locked.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(new, self._name, src_dir_fd=place, dst_dir_fd=place)
+        except BaseException:
+            locked.close()
+            raise
+        self._file.close()  # only now: the record is locked at any time
+        self._file = locked
+
+    def _close(self) -> None:
+        self.path = ""
+        self._file.close()
+        self._folder.close()
+
+
+def read(path: str) -> AcceptorState | None:
+    """Returns the last word of a dead process; None if it has left none."""
+    with (
+        contextlib.suppress(OSError),
+        _folder_of(path) as (place, name),
+        contextlib.closing(_open(place, name)) as record,
+    ):
+        return _read(record)
+    return None
+
+
+def remove(path: str) -> None:
+    """Removes the record of a dead process."""
+    with contextlib.suppress(OSError), _folder_of(path) as (place, name):
+        _unlink(place, name)
+        os.rmdir(folder())  # fails if it has others
+
+
+def sweep(mine: Place) -> None:
+    """Removes the records that killed jobs have left on this machine.
+
+    Args:
+        mine: where this process runs.
+    """
+    # Another process may remove the folder, or a file.
+    with contextlib.suppress(OSError), contextlib.closing(_open_folder()) as place:
+        for name in os.listdir(place.fileno()):
+            if _NAME.fullmatch(name.removesuffix(_NEW)):
+                with contextlib.suppress(OSError):
+                    _sweep(place.fileno(), name, mine)
+
+
+def _sweep(place: int, name: str, mine: Place) -> None:
+    """Removes one file if nobody needs it.
+
+    Raises:
+        OSError: its process is alive, or the file is gone.
+    """
+    with contextlib.closing(_open(place, name)) as record:
+        status = os.fstat(record.fileno())
+        age = time.time() - status.st_mtime
+        if not stat.S_ISREG(status.st_mode) or age <= _CHANGE_SECONDS:
+            return
+        fcntl.flock(record.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(name, dir_fd=place, follow_symlinks=False).st_ino != status.st_ino:
+            return  # replaced meanwhile
+        known_dead = stat.S_IMODE(status.st_mode) == _KNOWN_DEAD
+        stale = name.endswith(_NEW) or (known_dead and age > _STALE_SECONDS)
+        if stale or _is_over(_read(record), mine):
+            os.unlink(name, dir_fd=place)
+        elif not known_dead:
+            # The record of a process that has just died may be old: it is from the last change of
+            # the group. So its age counts from now on.
+            os.fchmod(record.fileno(), _KNOWN_DEAD)
+            os.utime(record.fileno())
+
+
+def _is_over(last_word: AcceptorState | None, mine: Place) -> bool:
+    """Whether everybody is dead who may want to know a last word."""
+    if last_word is None:
+        return False
+    accepted = last_word.accepted
+    views = [last_word.view, last_word.excluded, accepted.view if accepted else None]
+    places = [member.place for view in views if view for member in view.members]
+    return bool(places) and all(is_visible(one, mine) and is_dead(one) for one in places)
+
+
+def _open_folder() -> Descriptor:
+    """Opens the folder of the records.
+
+    Raises:
+        OSError: there is none, or another user may write there or lead this process elsewhere.
+    """
+    path = folder()
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = Descriptor(os.open(path, flags))
+    status = os.fstat(descriptor.fileno())
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        descriptor.close()
+        raise PermissionError(errno.EPERM, "other users can write there", str(path))
+    return descriptor
+
+
+@contextlib.contextmanager
+def _folder_of(path: str) -> Iterator[tuple[int, str]]:
+    """Opens the folder of a record; gives its descriptor, and the name of the record in it.
+
+    Raises:
+        OSError: it is no record of this user, as a path from another process may be.
+    """
+    parent, name = os.path.split(path)
+    if parent != str(folder()) or not _NAME.fullmatch(name):
+        raise FileNotFoundError(errno.ENOENT, "no record", path)
+    with contextlib.closing(_open_folder()) as place:
+        yield place.fileno(), name
+
+
+def _open(place: int, name: str) -> Descriptor:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return Descriptor(os.open(name, flags, dir_fd=place))
+
+
+def _read(record: Descriptor) -> AcceptorState | None:
+    """Reads a record; None if it is none."""
+    try:
+        with open(record.fileno(), closefd=False) as file:
+            return decode_acceptor(json.load(file))
+    except (OSError, ValueError, WireError):
+        return None
+
+
+def _unlink(place: int, name: str) -> None:
+    for one in (name, name + _NEW):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(one, dir_fd=place)

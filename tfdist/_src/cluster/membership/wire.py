@@ -1,0 +1,126 @@
+"""The messages between members, as the headers of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist._src.cluster.membership.consensus import (
+    Accept,
+    Accepted,
+    AcceptorState,
+    Ballot,
+    Decided,
+    Prepare,
+    Promise,
+    Refused,
+    Reply,
+    Request,
+    Vote,
+)
+from tfdist._src.cluster.membership.view import decode_view, encode_view
+from tfdist._src.cluster.net.framing import Header, WireError
+
+FRAME_LIMIT = 4 * 1024 * 1024
+"""For a few views of thousands of members."""
+
+
+def encode_request(request: Request) -> Header:
+    """What a proposer asks."""
+    header = {"view": encode_view(request.view), "ballot": _ballot(request.ballot)}
+    if isinstance(request, Accept):
+        return {"kind": "accept", **header, "proposal": encode_view(request.proposal)}
+    return {"kind": "prepare", **header}
+
+
+def decode_request(header: Header) -> Request:
+    """What a proposer asks.
+
+    Raises:
+        WireError: the header is malformed.
+    """
+    view, ballot = decode_view(header.get("view")), _decode_ballot(header.get("ballot"))
+    if header["kind"] == "accept":
+        return Accept(view, ballot, decode_view(header.get("proposal")))
+    return Prepare(view, ballot)
+
+
+def encode_reply(reply: Reply) -> Header:
+    """What a member answers to a proposer."""
+    if isinstance(reply, Promise):
+        vote = _vote(reply.accepted)
+        return {"kind": "promise", "ballot": _ballot(reply.ballot), "accepted": vote}
+    if isinstance(reply, Accepted):
+        return {"kind": "accepted", "ballot": _ballot(reply.ballot)}
+    if isinstance(reply, Refused):
+        promised = _ballot(reply.promised)
+        return {"kind": "refused", "ballot": _ballot(reply.ballot), "promised": promised}
+    return {"kind": "decided", "view": encode_view(reply.view)}
+
+
+def decode_reply(header: Header) -> Reply | None:
+    """What a member answers to a proposer; None if it answers something else.
+
+    Raises:
+        WireError: the header is malformed.
+    """
+    kind = header["kind"]
+    if kind == "decided":
+        return Decided(decode_view(header.get("view")))
+    if kind not in ("promise", "accepted", "refused"):
+        return None
+    ballot = _decode_ballot(header.get("ballot"))
+    if kind == "promise":
+        return Promise(ballot, _decode_vote(header.get("accepted")))
+    if kind == "refused":
+        return Refused(ballot, _decode_ballot(header.get("promised")))
+    return Accepted(ballot)
+
+
+def encode_acceptor(acceptor: AcceptorState) -> dict[str, Any]:
+    """What a process has promised and accepted."""
+    return {
+        "view": encode_view(acceptor.view),
+        "promised": _ballot(acceptor.promised),
+        "accepted": _vote(acceptor.accepted),
+        "excluded": encode_view(acceptor.excluded),
+    }
+
+
+def decode_acceptor(data: object) -> AcceptorState:
+    """What a process has promised and accepted.
+
+    Raises:
+        WireError: the data are malformed.
+    """
+    if not isinstance(data, Mapping):
+        raise WireError("it sent no record")
+    view, excluded = data.get("view"), data.get("excluded")
+    return AcceptorState(
+        decode_view(view) if view is not None else None,
+        _decode_ballot(data.get("promised")),
+        _decode_vote(data.get("accepted")),
+        decode_view(excluded) if excluded is not None else None,
+    )
+
+
+def _ballot(ballot: Ballot) -> list[int]:
+    return [ballot.round, ballot.rank]
+
+
+def _decode_ballot(data: object) -> Ballot:
+    if not isinstance(data, list) or len(data) != 2 or any(type(n) is not int for n in data):
+        raise WireError("it sent a malformed ballot")
+    return Ballot(*data)
+
+
+def _vote(vote: Vote | None) -> dict[str, Any] | None:
+    return {"ballot": _ballot(vote.ballot), "view": encode_view(vote.view)} if vote else None
+
+
+def _decode_vote(data: object) -> Vote | None:
+    if data is None:
+        return None
+    if not isinstance(data, Mapping):
+        raise WireError("it sent a malformed vote")
+    return Vote(_decode_ballot(data.get("ballot")), decode_view(data.get("view")))

@@ -1,0 +1,248 @@
+"""Builds the full mesh over which the native core moves tensors."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from tfdist._src.cluster.mesh.colocation import host_key
+from tfdist._src.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
+from tfdist._src.cluster.mesh.runs import to_runs
+from tfdist._src.cluster.mesh.shared_memory import HostMemory, SegmentBytes
+from tfdist._src.cluster.mesh.subgroups import SessionPlan, Subgroup, check_members, group_of
+from tfdist._src.cluster.net.descriptors import Owner, allow_descriptors, close_on_fork
+from tfdist._src.cluster.net.listener import listen_near, ports
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.session.lockstep import Lockstep, Report
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.options import Options
+from tfdist.errors import RendezvousError
+
+_ROUND_SECONDS_PER_RANK = 1 / 64
+_ROUND_GROWTH = 4.0
+_MAX_ROUND_SECONDS = 16.0
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The descriptors that connect a rank to the others of its group; created by `connect`.
+
+    Ranks are numbered within the group. The sockets are non-blocking TCP connections in the clear:
+    if TLS is enabled, it only authenticated the peers, and the new owner of the sockets starts TLS
+    again, with the lower rank as the server.
+
+    Attributes:
+        name: name of the group, for messages.
+        rank: rank of this process.
+        size: number of ranks in the group.
+        ranks: what messages call each rank.
+        hosts: host number of each rank.
+        control: control socket to each rank; -1 for this process.
+        data: data socket to each rank on another host; -1 for the others.
+        segment: memory shared with the colocated ranks; -1 for a rank alone on its host.
+        segment_bytes: its size; initially zero-filled.
+    """
+
+    name: str
+    rank: int
+    size: int
+    ranks: tuple[str, ...]
+    hosts: tuple[int, ...]
+    control: tuple[int, ...]
+    data: tuple[int, ...]
+    segment: int
+    segment_bytes: int
+    _sockets: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
+    _memory: Owner | None = field(default=None, repr=False, compare=False)
+
+    def hand_over_segment(self) -> None:
+        """Releases the descriptor of the shared memory to the caller."""
+        if self._memory:
+            self._memory.detach()
+
+    def hand_over(self) -> None:
+        """Releases all descriptors to the caller: `close` and forked children keep them open."""
+        self.hand_over_segment()
+        for owner in self._sockets:
+            owner.detach()
+
+    def close(self) -> None:
+        """Closes the descriptors, unless handed over; calling this again has no effect."""
+        for owner in (*self._sockets, *([self._memory] if self._memory else [])):
+            owner.close()
+
+
+def connect(
+    session: Session,
+    name: str,
+    members: Sequence[int],
+    options: Options,
+    segment_bytes: SegmentBytes,
+    *,
+    announce: Announce = say,
+) -> Mesh | None:
+    """Connects the ranks of a group; all ranks of the session must call this together.
+
+    Any two ranks get a control connection, and a data connection if they are on different hosts;
+    colocated ranks share memory. Each connection is authenticated with the job's secret; strangers
+    are rejected with a line. The session splits into one group per distinct list of members.
+
+    Args:
+        session: the connections to all ranks.
+        name: name of the group, for messages; the same on all ranks.
+        members: session ranks of this process's group, in the group's order; empty for a process
+            in no group.
+        options: `start_timeout` is the number of seconds to wait; `secret`, `host` and the TLS
+            options are used.
+        segment_bytes: returns the size of the memory shared by a number of colocated ranks, >= 1.
+        announce: called with each line about strangers and missing workers; writes to stderr by
+            default.
+
+    Returns:
+        The mesh; None for a process in no group.
+
+    Raises:
+        TfdistError: the group could not be connected; the same error on all ranks of the session,
+            in all groups. The session remains usable, unless it failed itself.
+
+    Example:
+        >>> from tfdist._src.cluster import Topology, meet
+        >>> from tfdist._src.options import Options
+        >>> connect(meet(Topology(), Options()), "all", [0], Options(), lambda ranks: 1).size
+        1
+    """
+    subject = f"mesh {name!r}"
+    topology = session.topology
+    steps = Lockstep(session, subject, options.start_timeout)
+    with session.address.free(), ExitStack() as listening, ExitStack() as unfinished:
+        listeners: list[socket.socket] = []
+        tls: list[Tls | None] = []
+
+        def prepare() -> Report:
+            check_members(members, topology)
+            allow_descriptors(2 * len(members))
+            tls.append(Tls.load(options))
+            if len(members) > 1:
+                for sock in listen_near(topology.me.address, str(topology.me)):
+                    listeners.append(close_on_fork(listening.enter_context(sock)))
+            return {
+                "members": to_runs(members),
+                "identity": secrets.token_hex(8),
+                "host": host_key(options),
+                "ports": ports(listeners, topology.me.address) if listeners else None,
+            }
+
+        plan = SessionPlan(topology, subject)
+        group = group_of(topology, steps.run("members", prepare, plan.split))
+        memory = HostMemory(group, segment_bytes, announce)
+        unfinished.callback(memory.close)
+        memory.share(steps, plan)
+        group = memory.group
+        connectors: list[FullMeshConnector] = []
+
+        def start() -> FullMeshConnector | None:
+            if group is not None and group.size > 1 and not connectors:
+                made = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
+                unfinished.callback(made.close)
+                connectors.append(made)
+                made.start()
+            return connectors[0] if connectors else None
+
+        _wait_connected(session, steps, start, subject, options.start_timeout)
+        sockets = connectors[0].finish() if connectors else {}
+        unfinished.pop_all()
+    if group is None:
+        return None
+    return _mesh(name, group, sockets, memory)
+
+
+def _wait_connected(
+    session: Session,
+    steps: Lockstep,
+    start: Callable[[], FullMeshConnector | None],
+    subject: str,
+    seconds: float,
+) -> None:
+    """Waits until all groups are connected.
+
+    The ranks report their progress round by round, so that none waits for one that has failed, and
+    all raise the same error. A lost worker ends a round at once.
+    """
+
+    def work() -> Report:
+        connector = start()
+        if connector is None:
+            return {"missing": 0, "some": [], "late": False}
+        connector.wait(next(seconds_of_rounds), session.check)
+        return connector.status(_NAMED)
+
+    def decide(reports: list[Report]) -> list[Report]:
+        complete = not any(report["missing"] for report in reports)
+        if not complete and any(report["late"] for report in reports):
+            raise _timeout_error(session.topology, reports, subject, seconds)
+        return [{"complete": complete}] * len(reports)
+
+    # A rank that has all of its connections does not wait; the others report ever less often.
+    first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
+    longest = min(_MAX_ROUND_SECONDS, seconds / 2)
+    seconds_of_rounds = (min(first * _ROUND_GROWTH**i, longest) for i in itertools.count())
+    while not steps.run("connections", work, decide)["complete"]:
+        pass
+
+
+def _timeout_error(
+    topology: Topology, reports: list[Report], subject: str, seconds: float
+) -> RendezvousError:
+    """Names some of the missing connections, preferably with the dialer's reason."""
+    reasons: dict[tuple[int, int], str] = {}
+    for by_dialer in (True, False):
+        for rank, report in enumerate(reports):
+            for start, end, reason in report["some"]:
+                if (start == rank) == by_dialer:
+                    reasons.setdefault((start, end), reason)
+    workers = topology.workers
+    missing = [
+        f"{workers[start]} cannot reach {workers[end]} ({reason})"
+        for (start, end), reason in sorted(reasons.items())
+    ]
+    # Each connection is missing at two ranks.
+    more = max(len(missing), sum(report["missing"] for report in reports) // 2) - _NAMED
+    others = f" and {more} more" if more > 0 else ""
+    return RendezvousError(
+        f"{subject} is incomplete after {seconds:g} s: {'; '.join(missing[:_NAMED])}{others}. "
+        f"Allow connections between the workers in all firewalls, to the ports of TF_CONFIG and, "
+        f"where those are taken, to other ports, or increase TFDIST_START_TIMEOUT."
+    )
+
+
+def _mesh(
+    name: str,
+    group: Subgroup,
+    sockets: dict[tuple[int, str], socket.socket],
+    memory: HostMemory,
+) -> Mesh:
+    def descriptors(kind: str) -> tuple[int, ...]:
+        by_rank = [sockets.get((rank, kind)) for rank in range(group.size)]
+        return tuple(-1 if sock is None else sock.fileno() for sock in by_rank)
+
+    segment = memory.descriptor
+    return Mesh(
+        name=name,
+        rank=group.rank,
+        size=group.size,
+        ranks=group.names,
+        hosts=group.hosts,
+        control=descriptors(CONTROL),
+        data=descriptors(DATA),
+        segment=-1 if segment is None else segment.fileno(),
+        segment_bytes=memory.size,
+        _sockets=tuple(sockets.values()),
+        _memory=segment,
+    )

@@ -1,0 +1,206 @@
+"""The groups into which a session splits, computed by every rank from the reports of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from tfdist._src.cluster.mesh.colocation import numbered
+from tfdist._src.cluster.mesh.runs import from_runs, to_runs
+from tfdist._src.cluster.net.listener import Ports
+from tfdist._src.cluster.session.lockstep import Report
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist.errors import ProgramMismatchError
+
+
+@dataclass(frozen=True)
+class Subgroup:
+    """A group of ranks, renumbered from 0.
+
+    Attributes:
+        identity: unique to the group.
+        members: session rank of each rank of the group.
+        rank: this process's rank in the group.
+        names: what messages call each rank.
+        addresses: each rank's entry in the cluster; empty for a single process.
+        ports: the ports at which each rank listens; None for those of its address.
+        hosts: host number of each rank; hosts are numbered in order of first appearance.
+    """
+
+    identity: str
+    members: tuple[int, ...]
+    rank: int
+    names: tuple[str, ...]
+    addresses: tuple[str, ...]
+    ports: tuple[Ports | None, ...]
+    hosts: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.members)
+
+    def colocated(self, rank: int) -> list[int]:
+        """All ranks on the same host as this one, including itself."""
+        return [other for other in range(self.size) if self.hosts[other] == self.hosts[rank]]
+
+    def without_memory(self, ranks: Sequence[int]) -> Subgroup:
+        """The group with these ranks sharing nothing, as if each were on a separate host."""
+        alone = frozenset(ranks)
+        keys = [("rank", r) if r in alone else ("host", h) for r, h in enumerate(self.hosts)]
+        return replace(self, hosts=numbered(keys))
+
+
+def check_members(members: Sequence[int], topology: Topology) -> None:
+    """Checks this rank's list of members.
+
+    Raises:
+        ValueError: the list is invalid for this rank.
+    """
+    known = range(topology.size)
+    if len(set(members)) != len(members) or any(member not in known for member in members):
+        raise ValueError(
+            f"members must be distinct ranks from 0 to {topology.size - 1}. "
+            f"Received: {list(members)}. List each rank of the group once."
+        )
+    if members and topology.rank not in members:
+        raise ValueError(
+            f"members must contain this process's rank {topology.rank}, or be empty. "
+            f"Received: {list(members)}. Pass each rank the members of its group."
+        )
+
+
+class SessionPlan:
+    """How a session splits into groups, as rank 0 finds it out from the reports of all ranks.
+
+    All of it takes time in proportion to the number of ranks, and what it tells each rank mostly
+    does not depend on that number.
+
+    Args:
+        topology: the session's ranks.
+        subject: what messages call the group.
+    """
+
+    def __init__(self, topology: Topology, subject: str) -> None:
+        self._topology = topology
+        self._subject = subject
+        self._group_of: list[int] = []  # for each rank a number; -1 for a rank in no group
+        self._members: list[list[int]] = []
+        self._hosts: list[tuple[int, ...]] = []
+
+    def split(self, reports: Sequence[Report]) -> list[Report]:
+        """Finds the groups.
+
+        Args:
+            reports: for each rank `"members"` (runs), `"identity"`, `"host"`, and `"ports"`, which
+                is None for the ports of its address.
+
+        Returns:
+            For each rank the description of its group, for `group_of`.
+
+        Raises:
+            ProgramMismatchError: two ranks of one group passed different members.
+        """
+        numbers: dict[str, int] = {}
+        self._group_of = [
+            numbers.setdefault(str(report["members"]), len(numbers)) if report["members"] else -1
+            for report in reports
+        ]
+        found: list[Report] = []
+        for number in numbers.values():
+            first = self._group_of.index(number)
+            members = from_runs(reports[first]["members"])
+            for member in members:
+                if self._group_of[member] != number:
+                    raise self._mismatch(first, member, reports)
+            hosts = numbered([reports[member]["host"] for member in members])
+            self._members.append(members)
+            self._hosts.append(hosts)
+            ports = {i: reports[m]["ports"] for i, m in enumerate(members) if reports[m]["ports"]}
+            found.append(
+                {
+                    "members": reports[first]["members"],
+                    "identity": reports[members[0]]["identity"],
+                    **_describe_hosts(hosts),
+                    "ports": ports,
+                }
+            )
+        sets = [frozenset(members) for members in self._members]
+        for rank, number in enumerate(self._group_of):
+            if number >= 0 and rank not in sets[number]:
+                raise self._mismatch(rank, self._members[number][0], reports)
+        return [found[number] if number >= 0 else {} for number in self._group_of]
+
+    def share(self, reports: Sequence[Report]) -> list[Report]:
+        """Tells each rank the memory of its host.
+
+        Args:
+            reports: for each rank `"name"` if it has created the memory of its host.
+
+        Returns:
+            For each rank `"name"`, if its host has memory, and `"without"`: the ranks of its group
+            on hosts without it, as runs.
+        """
+        told: list[Report] = [{} for _ in reports]
+        for members, hosts in zip(self._members, self._hosts, strict=True):
+            names: dict[int, str | None] = {}
+            for member, host in zip(members, hosts, strict=True):
+                names.setdefault(host, reports[member].get("name"))
+            without = to_runs([i for i, host in enumerate(hosts) if names[host] is None])
+            for member, host in zip(members, hosts, strict=True):
+                told[member] = {"name": names[host], "without": without}
+        return told
+
+    def _mismatch(self, one: int, other: int, reports: Sequence[Report]) -> ProgramMismatchError:
+        first, second = sorted((one, other))
+        given = [from_runs(reports[rank]["members"]) for rank in (first, second)]
+        return ProgramMismatchError(
+            f"{self._subject}: {_name(self._topology, first)} passed the members {given[0]}, but "
+            f"{_name(self._topology, second)} passed {given[1]}. Pass the same list on all members."
+        )
+
+
+def group_of(topology: Topology, told: Report) -> Subgroup | None:
+    """The group of this process.
+
+    Args:
+        topology: the session's ranks.
+        told: what `SessionPlan.split` says of it.
+
+    Returns:
+        The group; None if this process is in no group.
+    """
+    if not told:
+        return None
+    members = tuple(from_runs(told["members"]))
+    ports = told["ports"]
+    return Subgroup(
+        identity=told["identity"],
+        members=members,
+        rank=members.index(topology.rank),
+        names=tuple(_name(topology, member) for member in members),
+        addresses=tuple(topology.workers[member].address for member in members)
+        if topology.workers
+        else (),
+        ports=tuple(ports.get(str(rank)) for rank in range(len(members))),
+        hosts=_hosts_of(told),
+    )
+
+
+def _describe_hosts(hosts: Sequence[int]) -> Report:
+    """The host number of each rank; how many ranks each host has, if they are consecutive."""
+    if list(hosts) == sorted(hosts):
+        return {"ranks_per_host": to_runs([len(list(ranks)) for _, ranks in groupby(hosts)])}
+    return {"hosts": to_runs(hosts)}
+
+
+def _hosts_of(told: Report) -> tuple[int, ...]:
+    if "hosts" in told:
+        return tuple(from_runs(told["hosts"]))
+    sizes = enumerate(from_runs(told["ranks_per_host"]))
+    return tuple(host for host, size in sizes for _ in range(size))
+
+
+def _name(topology: Topology, rank: int) -> str:
+    return str(topology.workers[rank]) if topology.workers else "this process"

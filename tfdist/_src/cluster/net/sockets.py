@@ -1,0 +1,156 @@
+"""Opening, configuring and closing control connections."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from tfdist._src.cluster.net.dns import Endpoint
+
+CONNECT_SECONDS = 3.0
+"""How long it may take to connect to one endpoint."""
+
+_LINGER_SECONDS = 1.0
+_KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
+
+
+def tune(sock: socket.socket) -> None:
+    """Disables Nagle's algorithm, and keeps firewalls from forgetting an idle connection.
+
+    Lost peers are detected by the heartbeats of its users.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
+    """Connects to the first endpoint that answers.
+
+    Args:
+        endpoints: the endpoints to try, in order.
+        deadline: the `time.monotonic()` at which to give up.
+
+    Returns:
+        The connection, in blocking mode.
+
+    Raises:
+        OSError: no endpoint answered; the last one's error.
+    """
+    failure = OSError("no address")
+    for endpoint in endpoints:
+        try:
+            sock = begin_connect(endpoint)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT)
+            if not poll.poll(1000 * max(0.1, min(CONNECT_SECONDS, deadline - time.monotonic()))):
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
+            finish_connect(sock)
+            sock.setblocking(True)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:  # an interruption
+            sock.close()
+            raise
+    raise failure
+
+
+def begin_connect(endpoint: Endpoint) -> socket.socket:
+    """Begins to connect; once the socket can be written to, call `finish_connect`.
+
+    Returns:
+        A non-blocking socket.
+
+    Raises:
+        OSError: there is no way to the endpoint.
+    """
+    family, sockaddr = endpoint
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # The kernel may pick another worker's port as the source; it can then still bind to it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(sockaddr)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def finish_connect(sock: socket.socket) -> None:
+    """Checks and tunes a connection.
+
+    Raises:
+        OSError: the endpoint did not answer.
+    """
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
+    if sock.getsockname() == sock.getpeername():
+        # The kernel picked the dialed port as the source: a TCP self-connection.
+        raise ConnectionRefusedError("nothing listens there")
+    tune(sock)
+
+
+def why_unreachable(error: OSError) -> str:
+    """Why a worker cannot be reached, in terms of what to check.
+
+    Example:
+        >>> why_unreachable(ConnectionRefusedError(111, "Connection refused"))
+        'nothing listens there (Connection refused)'
+    """
+    reason = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return f"its name does not resolve ({reason})"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens there ({reason})"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"there is no route to it ({reason})"
+    if error.errno == errno.ETIMEDOUT:
+        return f"it does not respond: a firewall, or a host that is down ({reason})"
+    return reason
+
+
+def send_at_once(sock: socket.socket, data: bytes) -> bool:
+    """Sends a small frame without waiting.
+
+    Returns:
+        Whether all of it was sent; if not, the connection is unusable.
+    """
+    with contextlib.suppress(OSError):
+        return sock.send(data, socket.MSG_DONTWAIT) == len(data)
+    return False
+
+
+def end_gently(sock: socket.socket) -> None:
+    """Lets the peer read the last frame; closing with unread input would discard it."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not socket.socket.recv(sock, 4096):
+                return
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Whether the peer has closed the connection and nothing is left to read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

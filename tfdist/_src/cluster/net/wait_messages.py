@@ -1,0 +1,72 @@
+"""Reports what a worker is waiting for, soon at first and then less often."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from tfdist._src.cluster.spec.topology import Worker
+
+FIRST_SECONDS = 3.0
+EVERY_SECONDS = 10.0
+NAMED = 8
+"""Workers that a message names at most."""
+
+Announce = Callable[[str], object]
+
+
+def say(line: str) -> None:
+    """Writes a line to stderr in one call, so that the lines of several workers do not mix."""
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+
+
+def named(workers: Sequence[Worker], count: int | None = None) -> str:
+    """The workers' names; of many, only the first few.
+
+    Args:
+        workers: some or all of them.
+        count: how many there are; as many as are given by default.
+
+    Example:
+        >>> named([Worker("worker", 2, "h2:2222"), Worker("worker", 3, "h3:2222")])
+        'worker 2 (h2:2222), worker 3 (h3:2222)'
+    """
+    shown = [str(worker) for worker in workers[:NAMED]]
+    more = (len(workers) if count is None else count) - len(shown)
+    if not shown:
+        return f"{more} workers"
+    return f"{', '.join(shown)} and {more} more" if more > 0 else ", ".join(shown)
+
+
+class WaitMessages:
+    """Reports what a worker is waiting for, after 3 seconds and then every 10.
+
+    Args:
+        me: the waiting worker.
+        timeout: seconds that it will wait.
+        announce: called with each line.
+    """
+
+    def __init__(self, me: Worker, timeout: float, announce: Announce) -> None:
+        self._me = me
+        self._timeout = timeout
+        self._announce = announce
+        self._start = time.monotonic()
+        self._next = self._start + FIRST_SECONDS
+
+    def report(self, waiting: Callable[[], str]) -> None:
+        """Reports it if a report is due.
+
+        Args:
+            waiting: returns what the worker is waiting for; only called for a report.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + EVERY_SECONDS
+        seconds = f"[{now - self._start:.0f} s of {self._timeout:.0f} s]"
+        self._announce(f"tfdist: {self._me} waiting for {waiting()} {seconds}")

@@ -1,0 +1,246 @@
+"""Dials other ranks in the thread that calls it, retrying until they answer correctly."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tfdist._src.cluster.auth.handshake import dialer_error, dialing
+from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.net.descriptors import close_on_fork
+from tfdist._src.cluster.net.dns import Endpoint, is_numeric
+from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.net.listener import Ports, dial_endpoints
+from tfdist._src.cluster.net.sockets import CONNECT_SECONDS, begin_connect, finish_connect
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.cluster.rendezvous.handshakes import Handshakes, Pending
+from tfdist._src.cluster.spec.host_port import split
+
+_BACK_OFF = (0.05, 1.0)
+_MAX_AT_ONCE = 16
+_MAX_CONNECTING = 256
+_FAST_SECONDS = 0.25
+"""A connection that takes longer to open no longer counts among the `_MAX_AT_ONCE`."""
+_HANDSHAKE_SECONDS = 30.0
+"""How long a handshake may take; the peer may have hundreds of connections to accept."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A connection to open.
+
+    Attributes:
+        name: what messages call the peer.
+        address: the peer's entry in the cluster.
+        ports: the ports at which the peer listens; None for that of the address.
+        hello: the identity of this process.
+        screen: inspects the peer's identity, and raises WireError to reject it.
+        on_opened: called when the peer has accepted a connection, and has yet to identify itself.
+        on_connected: receives the connection, non-blocking.
+        on_failed: receives the error of a failed attempt; OSError and WireError are retried, any
+            other error is final.
+    """
+
+    name: str
+    address: str
+    ports: Ports | None
+    hello: Identity
+    screen: Callable[[Identity], None]
+    on_opened: Callable[[], None]
+    on_connected: Callable[[socket.socket], None]
+    on_failed: Callable[[Exception], None]
+
+
+_Name = tuple[str, str]
+_Answer = list[Endpoint] | Exception
+
+
+class _Attempt:
+    """An attempt to open a connection.
+
+    Args:
+        number: the target's number, a tie-breaker in the heap.
+        target: what to connect to.
+        pause: seconds until the next attempt, should this one fail.
+    """
+
+    def __init__(self, number: int, target: Target, pause: float = _BACK_OFF[0]) -> None:
+        self.number = number
+        self.target = target
+        self.pause = pause
+        self.endpoints: list[Endpoint] = []  # still to try
+        self.begun = 0.0  # when connecting to one of them began
+
+    def next(self) -> _Attempt:
+        """The attempt after this one."""
+        hello = replace(self.target.hello, attempt=self.target.hello.attempt + 1)
+        pause = min(2 * self.pause, _BACK_OFF[1])
+        return _Attempt(self.number, replace(self.target, hello=hello), pause)
+
+
+class Connector:
+    """Opens connections until it is closed.
+
+    Runs in the caller's thread; only host names are resolved in other threads.
+
+    Args:
+        selector: where the connections are registered, with a function to call as data.
+        secret: the job's secret.
+        tls: the TLS contexts; None for connections without TLS.
+        wake: called from another thread when `begin_due` has work.
+    """
+
+    def __init__(
+        self,
+        selector: selectors.BaseSelector,
+        secret: str,
+        tls: Tls | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._selector = selector
+        self._secret = secret
+        self._tls = tls
+        self._wake = wake
+        self._due: list[tuple[float, int, _Attempt]] = []
+        self._looked_up: dict[_Name, list[_Attempt]] = {}
+        self._resolved: queue.SimpleQueue[tuple[_Name, _Answer]] = queue.SimpleQueue()
+        self._connecting: dict[_Attempt, socket.socket] = {}
+        self._handshakes = Handshakes(selector)
+
+    def start(self, targets: Sequence[Target]) -> None:
+        """Lets `begin_due` open these connections, in any order."""
+        now = time.monotonic()
+        self._due = [(now, number, _Attempt(number, one)) for number, one in enumerate(targets)]
+
+    def begin_due(self) -> None:
+        """Begins the attempts that are due; call it before every wait."""
+        while not self._resolved.empty():
+            name, answer = self._resolved.get()
+            for attempt in self._looked_up.pop(name):
+                self._on_resolved(attempt, answer)
+        while self._due and self._due[0][0] <= time.monotonic() and self._has_room():
+            self._begin(heapq.heappop(self._due)[2])
+
+    def seconds_left(self, most: float) -> float:
+        """Seconds until an attempt is due, or `most`."""
+        if not self._due or not self._has_room():
+            return most
+        return min(most, max(0.0, self._due[0][0] - time.monotonic()))
+
+    def tick(self) -> None:
+        """Abandons the attempts that are too slow; call it regularly."""
+        now = time.monotonic()
+        for attempt in [one for one in self._connecting if now - one.begun >= CONNECT_SECONDS]:
+            self._close(attempt)
+            self._connect(attempt, TimeoutError(errno.ETIMEDOUT, "timed out"))
+        self._handshakes.tick()
+
+    def close(self) -> None:
+        """Stops all pending attempts."""
+        self._due.clear()
+        for attempt in list(self._connecting):
+            self._close(attempt)
+        self._handshakes.close()
+
+    def _has_room(self) -> bool:
+        """Whether another attempt may begin."""
+        if len(self._connecting) >= _MAX_CONNECTING:
+            return False
+        slow = time.monotonic() - _FAST_SECONDS
+        busy = len(self._looked_up) + len(self._handshakes.pending)
+        for attempt in reversed(self._connecting):  # the latest first
+            if busy >= _MAX_AT_ONCE or attempt.begun <= slow:
+                break
+            busy += 1
+        return busy < _MAX_AT_ONCE
+
+    def _begin(self, attempt: _Attempt) -> None:
+        name = (attempt.target.address, str(attempt.target.ports))
+        if is_numeric(split(attempt.target.address)[0]):
+            self._on_resolved(attempt, _look_up(attempt.target))
+        elif name in self._looked_up:
+            self._looked_up[name].append(attempt)
+        else:
+            self._looked_up[name] = [attempt]
+            resolve = partial(self._resolve, name, attempt.target)
+            threading.Thread(target=resolve, name="tfdist-resolve", daemon=True).start()
+
+    def _resolve(self, name: _Name, target: Target) -> None:
+        self._resolved.put((name, _look_up(target)))
+        self._wake()
+
+    def _on_resolved(self, attempt: _Attempt, answer: _Answer) -> None:
+        if isinstance(answer, Exception):
+            self._failed(attempt, answer)
+        else:
+            attempt.endpoints = list(answer)
+            self._connect(attempt, OSError("no address"))
+
+    def _connect(self, attempt: _Attempt, failure: OSError) -> None:
+        """Connects to the next endpoint; without one, the attempt has failed."""
+        while attempt.endpoints:
+            try:
+                sock = close_on_fork(begin_connect(attempt.endpoints.pop(0)))
+            except OSError as error:
+                failure = error
+                continue
+            attempt.begun = time.monotonic()
+            self._connecting[attempt] = sock
+            self._selector.register(sock, selectors.EVENT_WRITE, partial(self._opened, attempt))
+            return
+        self._failed(attempt, failure)
+
+    def _opened(self, attempt: _Attempt) -> None:
+        """Begins the handshake on a connection, or tries the next endpoint."""
+        sock = self._connecting.pop(attempt)
+        self._selector.unregister(sock)
+        target = attempt.target
+        try:
+            finish_connect(sock)
+            if self._tls:
+                sock = close_on_fork(self._tls.wrap(sock, dialed=True))
+        except OSError as error:
+            sock.close()
+            self._connect(attempt, error)
+            return
+
+        def done(_: Identity) -> None:
+            target.on_connected(sock)
+
+        def failed(error: Exception) -> None:
+            self._failed(attempt, dialer_error(error, target.hello, target.name))
+
+        steps = dialing(
+            target.hello, self._secret, self._tls is not None, target.name, target.screen
+        )
+        target.on_opened()
+        deadline = time.monotonic() + _HANDSHAKE_SECONDS
+        self._handshakes.begin(Pending(sock, target.address, steps, deadline, done, failed))
+
+    def _failed(self, attempt: _Attempt, error: Exception) -> None:
+        attempt.target.on_failed(error)
+        if isinstance(error, (OSError, WireError)):
+            due = time.monotonic() + attempt.pause
+            heapq.heappush(self._due, (due, attempt.number, attempt.next()))
+
+    def _close(self, attempt: _Attempt) -> None:
+        sock = self._connecting.pop(attempt)
+        with contextlib.suppress(KeyError):  # it could not be registered
+            self._selector.unregister(sock)
+        sock.close()
+
+
+def _look_up(target: Target) -> _Answer:
+    try:
+        return dial_endpoints(target.address, target.ports)
+    except Exception as error:
+        return error

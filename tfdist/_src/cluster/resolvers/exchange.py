@@ -1,0 +1,163 @@
+"""The workers of an engine that does not tell their addresses learn them, at rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+
+from tfdist._src.cluster.net.bind_address import bind, check_own
+from tfdist._src.cluster.net.dns import check_resolvable, resolve
+from tfdist._src.cluster.net.local_addresses import local_addresses
+from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.rendezvous.meet import meet
+from tfdist._src.cluster.resolvers import munge
+from tfdist._src.cluster.resolvers.found import AddressExchange, Found
+from tfdist._src.cluster.resolvers.late_names import await_names
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.cluster.spec.host_port import split
+from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist._src.options import Options
+from tfdist.errors import ClusterError, RendezvousError
+
+_LOOPBACK = "127.0.0.1"
+_SECRET_BYTES = 32
+_reserved: list[socket.socket] = []
+"""Keep the ports of this process from being given to others."""
+
+
+def complete(found: Found, options: Options, announce: Announce = say) -> tuple[Topology, Options]:
+    """Completes what a resolver has found; called by all workers.
+
+    The workers meet at rank 0, and each tells the address at which it will listen. Without a secret
+    in the settings, rank 0 makes one, if the engine can pass it on to processes of the job alone.
+
+    Args:
+        found: the job; with all addresses known, nothing is exchanged.
+        options: as for `meet`.
+        announce: as for `meet`.
+
+    Returns:
+        The workers with their addresses, and the settings with the job's secret.
+
+    Raises:
+        ClusterError, TlsError, RendezvousError: see `meet`.
+    """
+    how, topology = found.exchange, found.topology
+    if how is None:
+        if found.late_names:
+            await_names(topology, options, announce)
+        return topology, options
+    meeting, options = _learn_meeting(how, topology, options)
+    workers = (_at(topology.chief, meeting), *topology.workers[1:])
+    topology = dataclasses.replace(topology, workers=workers)
+    if topology.rank == 0 and how.share is None:
+        _check_meeting(topology.chief)
+    seals = how.seals and not (options.secret or options.tls)
+    # Sealed, the secret may be read by whoever is there: it is of no use to other users.
+    open_options = dataclasses.replace(options, security="none") if seals else options
+    session = meet(topology, open_options, announce=announce)
+    try:
+        mine = meeting if session.rank == 0 else _address(meeting, how)
+        answers = map(json.loads, session.exchange("addresses", json.dumps([mine, seals]).encode()))
+        addresses, sealing = zip(*answers, strict=True)
+        if all(sealing):
+            options = dataclasses.replace(options, secret=_sealed_secret(session))
+    finally:
+        session.close()
+    workers = tuple(map(_at, topology.workers, addresses))
+    return dataclasses.replace(topology, workers=workers), options
+
+
+def _at(worker: Worker, address: str) -> Worker:
+    return dataclasses.replace(worker, address=address)
+
+
+def _sealed_secret(session: Session) -> str:
+    """A secret that rank 0 makes, sealed on its way for processes of this user."""
+    secret = secrets.token_hex(_SECRET_BYTES) if session.rank == 0 else ""
+    sealed = munge.seal(secret) if secret else ""
+    first, *_ = session.exchange("secret", sealed.encode())
+    return secret or munge.unseal(first.decode())
+
+
+def _learn_meeting(
+    how: AddressExchange, topology: Topology, options: Options
+) -> tuple[str, Options]:
+    """Where rank 0 listens; with the secret that it passes on by the engine."""
+    if how.share is None:
+        return how.meeting, options
+    text = ""
+    if topology.rank == 0:
+        host = _LOOPBACK if how.one_host else _reachable_address()
+        secret = options.secret or secrets.token_hex(_SECRET_BYTES)
+        text = json.dumps([_reserve(host), secret], separators=(",", ":"))
+    meeting, secret = json.loads(_shared(how.share, text, options.start_timeout))
+    return meeting, dataclasses.replace(options, secret=options.secret or secret)
+
+
+def _shared(share: Callable[[str], str], text: str, seconds: float) -> str:
+    """What rank 0 shares by the engine, which knows no deadline."""
+    answers: list[str | Exception] = []
+
+    def run() -> None:
+        try:
+            answers.append(share(text))
+        except Exception as error:
+            answers.append(error)
+
+    thread = threading.Thread(target=run, name="tfdist-share", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise RendezvousError(
+            f"not all workers have told their launcher within {seconds:g} s that they are there. "
+            "See the other workers' output, or increase TFDIST_START_TIMEOUT."
+        )
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
+
+
+def _check_meeting(chief: Worker) -> None:
+    try:
+        check_own(chief.address, name=str(chief))
+    except ClusterError as error:
+        raise ClusterError(
+            f"{error} MASTER_ADDR and MASTER_PORT, the same for all workers, say where rank 0 "
+            "listens."
+        ) from None
+
+
+def _address(meeting: str, how: AddressExchange) -> str:
+    """Where this worker will listen: at the address from which it reaches rank 0."""
+    (family, sockaddr), *_ = resolve(meeting)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(sockaddr)
+        host = probe.getsockname()[0]
+    # Other hosts know this one by the name of rank 0, which is here, too.
+    return _reserve(split(meeting)[0] if host == sockaddr[0] and not how.one_host else host)
+
+
+def _reserve(host: str) -> str:
+    """An address with a free port, which is kept from now on."""
+    name = f"[{host}]" if ":" in host else host
+    any_port = f"{name}:1"
+    bound = bind(any_port, check_resolvable(any_port), 0)
+    _reserved.extend(bound[:1])
+    for other in bound[1:]:
+        other.close()
+    return f"{name}:{bound[0].getsockname()[1]}"
+
+
+def _reachable_address() -> str:
+    """An address of this host that others are most likely to reach: its default route's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.1", 9))  # nothing is sent
+            return str(probe.getsockname()[0])
+        except OSError:
+            return next(iter(local_addresses()), _LOOPBACK)

@@ -1,0 +1,99 @@
+"""What a resolver has found: the job's workers, and how they learn their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist.errors import ClusterError
+
+
+@dataclass(frozen=True)
+class AddressExchange:
+    """How the workers of an engine that does not tell their addresses learn them.
+
+    Attributes:
+        meeting: where rank 0 listens for the others, `"host:port"`; "" if it chooses an address.
+        share: passes a text of rank 0 on to all workers through the engine; called by all of them.
+        seals: whether the engine has a service (MUNGE) by which its users recognize each other.
+        one_host: whether all workers run on this host.
+    """
+
+    meeting: str = ""
+    share: Callable[[str], str] | None = None
+    seals: bool = False
+    one_host: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """A process's job, as its environment describes it.
+
+    Attributes:
+        engine: what has started the job, such as `"Slurm"`; "" if nothing has been found.
+        topology: the workers; with an `exchange`, their addresses are yet unknown.
+        exchange: how the workers learn them; None if they are known.
+        late_names: whether the workers' names may not resolve before they run.
+    """
+
+    engine: str = ""
+    topology: Topology = field(default_factory=Topology)
+    exchange: AddressExchange | None = None
+    late_names: bool = False
+
+
+def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Found:
+    """The workers of an engine that tells each its rank, and how many there are.
+
+    Args:
+        engine: its name.
+        rank: of this process.
+        size: how many workers there are; one needs nobody.
+        exchange: how they learn their addresses.
+    """
+    if size == 1:
+        return Found(engine)
+    first = Worker("worker", 0, exchange.meeting)
+    workers = (first, *(Worker("worker", number, "") for number in range(1, size)))
+    return Found(engine, Topology(workers, rank, "worker", rank), exchange)
+
+
+def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
+    """This process's rank and the number of processes, from two variables.
+
+    Raises:
+        ClusterError: one is missing or no number, or they contradict each other.
+
+    Example:
+        >>> rank_and_size({"RANK": "1", "WORLD_SIZE": "2"}, "RANK", "WORLD_SIZE")
+        (1, 2)
+    """
+    mine, all_of_them = number(environ, rank), number(environ, size)
+    if mine >= all_of_them:
+        raise ClusterError(
+            f"{rank} and {size} contradict each other: a rank is below the number of processes. "
+            f"Received: {rank}={mine}, {size}={all_of_them}. Unset both if they are left over from "
+            f"another program, or correct them."
+        )
+    return mine, all_of_them
+
+
+def number(environ: Mapping[str, str], name: str) -> int:
+    """A variable that is a number.
+
+    Raises:
+        ClusterError: it is missing, or no number.
+    """
+    text = environ.get(name)
+    if text is None:
+        raise ClusterError(
+            f"{name} is not set, while other variables of its engine are. Start the processes with "
+            f"the engine's own launcher, or set TF_CONFIG."
+        )
+    if not (text.isascii() and text.isdecimal()):
+        raise ClusterError(
+            f"{name} must be an integer >= 0. Received: {text!r}. Start the processes with the "
+            f"engine's own launcher, or set TF_CONFIG."
+        )
+    return int(text)

@@ -1,0 +1,54 @@
+"""Kubernetes: the pods of an Indexed Job or a JobSet with a headless service.
+
+`tfdist manifest` writes such a job. Pods are named after their job and their index, and the service
+gives each name an address. An Indexed Job alone says nothing of working together, so the number of
+workers is set in the environment, too.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+
+from tfdist._src.cluster.resolvers.found import Found, number, rank_and_size
+from tfdist._src.cluster.spec import cluster_spec
+from tfdist.errors import ClusterError
+
+_RANK, _SIZE, _SERVICE = "JOB_COMPLETION_INDEX", "TFDIST_WORKERS", "TFDIST_SERVICE"
+_ELASTIC = "TFDIST_ELASTIC"
+_PORT = 2222
+_AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
+
+
+def resolve(environ: Mapping[str, str]) -> Found | None:
+    """The job that this pod belongs to; None if it is none of several workers.
+
+    Raises:
+        ClusterError: the variables contradict each other, or the pod's name.
+    """
+    if _RANK not in environ or _SIZE not in environ:
+        return None
+    if environ.get(_ELASTIC, "0") not in ("", "0"):
+        # The job has been given more pods since; this one joins those that it was begun with.
+        rank, size = number(environ, _RANK), number(environ, _SIZE)
+        size = max(size, rank + 1)
+    else:
+        rank, size = rank_and_size(environ, _RANK, _SIZE)
+    if size == 1:
+        return Found("Kubernetes")
+    name = environ.get("HOSTNAME") or socket.gethostname()
+    job, _, last = name.partition(".")[0].rpartition("-")
+    service = environ.get(_SERVICE, "")
+    if not job or last != str(rank):
+        raise ClusterError(
+            f"The pod's host name does not end with its index. Received: {name!r}, {_RANK}={rank}. "
+            "Use a job with completionMode: Indexed, and leave the pod's hostname alone."
+        )
+    if not service:
+        raise ClusterError(
+            f"{_SERVICE} is not set; the pods need it to find one another. Set it to the headless "
+            "service that selects them, and use the same name as the pods' `subdomain`; `tfdist "
+            "manifest` writes both."
+        )
+    addresses = [f"{job}-{index}.{service}:{_PORT}" for index in range(size)]
+    return Found("Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT))

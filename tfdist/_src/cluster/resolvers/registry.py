@@ -1,0 +1,56 @@
+"""The resolvers in the order in which they are asked: what was started last comes first."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+
+from tfdist._src.cluster.resolvers import kubernetes, mpich, open_mpi, sagemaker, slurm, torchrun
+from tfdist._src.cluster.resolvers.found import Found
+from tfdist._src.cluster.spec.tf_config import from_environment
+
+Resolver = Callable[[Mapping[str, str]], Found | None]
+
+_IN_A_POD = "KUBERNETES_SERVICE_HOST"
+
+
+def _tf_config(environ: Mapping[str, str]) -> Found | None:
+    return Found("TF_CONFIG", from_environment(environ)) if environ.get("TF_CONFIG") else None
+
+
+# Name -> resolver; the first that finds something counts. `tfdist run` and Kubeflow's TFJob set
+# TF_CONFIG. mpirun may run inside a job of Slurm, and anything in a pod.
+RESOLVERS: dict[str, Resolver] = {
+    "TF_CONFIG": _tf_config,
+    "Open MPI": open_mpi.resolve,
+    "MPICH": mpich.resolve,
+    "Slurm": slurm.resolve,
+    "torchrun": torchrun.resolve,
+    "Kubernetes": kubernetes.resolve,
+    "SageMaker": sagemaker.resolve,
+}
+
+
+def find(environ: Mapping[str, str] | None = None) -> Found:
+    """This process's job, by whatever has started it.
+
+    Args:
+        environ: variables to read; this process's environment by default.
+
+    Returns:
+        What the first resolver has found; a single process if none has found anything.
+
+    Raises:
+        ClusterError: the variables of an engine are invalid, or contradict one another.
+
+    Example:
+        >>> find({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}).topology.size
+        2
+    """
+    variables = os.environ if environ is None else environ
+    for resolve in RESOLVERS.values():
+        found = resolve(variables)
+        if found is not None:
+            return dataclasses.replace(found, late_names=_IN_A_POD in variables)
+    return Found()

@@ -1,0 +1,33 @@
+"""RANK, WORLD_SIZE and MASTER_ADDR: torchrun, Kubeflow's PyTorchJob, and whoever sets the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tfdist._src.cluster.resolvers.found import AddressExchange, Found, numbered, rank_and_size
+from tfdist._src.cluster.resolvers.master import master
+from tfdist.errors import ClusterError
+
+
+def resolve(environ: Mapping[str, str]) -> Found | None:
+    """The job of this process; None without these variables.
+
+    Raises:
+        ClusterError: only some of them are set, or they contradict each other.
+    """
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    rank, size = rank_and_size(environ, "RANK", "WORLD_SIZE")
+    if size == 1:
+        return Found("torchrun")
+    meeting = master(environ)
+    if not meeting:
+        raise ClusterError(
+            f"RANK={rank} and WORLD_SIZE={size} are set, but not MASTER_ADDR, which tells where "
+            "rank 0 is. Set it and MASTER_PORT; or unset RANK and WORLD_SIZE to train alone."
+        )
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        host, _, port = meeting.rpartition(":")  # at which torchrun itself listens
+        meeting = f"{host}:{int(port) + 1}"
+    local = environ.get("LOCAL_WORLD_SIZE") == str(size)
+    return numbered("torchrun", rank, size, AddressExchange(meeting, one_host=local))

@@ -1,0 +1,170 @@
+"""The side of a session on all ranks but 0: a single connection, to rank 0."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from socket import socket
+
+from tfdist._src.cluster.net.framing import Header, encode
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.session.connections import Connections
+from tfdist._src.cluster.session.coordinator import left_message, loss_message
+from tfdist._src.cluster.session.error_codec import decode_error
+from tfdist._src.cluster.session.pending_exchanges import Decision
+from tfdist._src.cluster.session.reports import OwnReport
+from tfdist._src.cluster.session.results import decode_result
+from tfdist._src.cluster.session.shared_state import SessionState
+from tfdist._src.cluster.spec.topology import Worker
+from tfdist.errors import PeerLostError
+
+_MARGIN = 1.5
+
+
+def is_overdue(waited: float, quiet: float, stall_warning: float) -> bool:
+    """Whether rank 0 should have warned of a stalled exchange: it may be stopped.
+
+    It warns after a while, and again when the wait has doubled.
+
+    Args:
+        waited: for how long this rank has been in the exchange.
+        quiet: of that, since a warning came.
+        stall_warning: seconds until the first warning.
+    """
+    return quiet >= _MARGIN * max(stall_warning, waited - quiet)
+
+
+class Agent:
+    """A rank's connection to rank 0.
+
+    Args:
+        workers: the group in rank order.
+        sock: the connection.
+        state: this process's state, which the agent updates.
+        report: this process's report, which rank 0 may ask for.
+        heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
+        stall_warning: seconds after which rank 0 reports whom an exchange is waiting for.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        sock: socket,
+        state: SessionState,
+        report: OwnReport,
+        heartbeat_timeout: float,
+        stall_warning: float,
+    ) -> None:
+        self._workers = workers
+        self._chief = workers[0]
+        self._state = state
+        self._report = report
+        self._stall_warning = stall_warning
+        self._told_ns = 0  # when rank 0 last told of a stall, or this rank itself
+        self._connections = Connections({0: sock}, self, heartbeat_timeout)
+        self._connections.start()
+
+    def join(
+        self,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None,
+    ) -> None:
+        """Joins an exchange, in which rank 0 decides if `decide` is given."""
+        header = {
+            "kind": "join",
+            "sequence": sequence,
+            "tag": tag,
+            "timeout": timeout,
+            "variable": variable,
+        }
+        self._connections.send(0, encode(header, payload))
+
+    def notify(self, key: str, text: str) -> None:
+        """Raises an error: only rank 0 posts notices."""
+        raise ValueError(
+            f"notify() is for rank 0; the other ranks call wait_notified(). Received: {key!r} on "
+            f"another rank. Call it only if session.rank == 0."
+        )
+
+    def stalled(self, text: str) -> None:
+        """Tells all others, by way of rank 0, what this rank has waited in for long."""
+        self._connections.send(0, encode({"kind": "stalled", "text": text}))
+
+    def report_order(self, function: str, payload: bytes) -> None:
+        """Reports the order in which this rank passes values to collectives to rank 0."""
+        self._connections.send(0, encode({"kind": "order", "function": function}, payload))
+
+    def lose(self, message: str) -> None:
+        """Ends the session here because a worker is lost."""
+        self._state.lose(message)
+
+    def close(self, failure: str | None, linger: float) -> None:
+        """Says goodbye and closes the connection."""
+        self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
+
+    def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
+        kind = header["kind"]
+        if kind == "result":
+            self._state.deliver(
+                header["sequence"], decode_result(header, payload, len(self._workers))
+            )
+        elif kind == "reply":
+            self._state.deliver(header["sequence"], [payload])
+        elif kind == "notice":
+            self._state.notice(header["key"], header["text"])
+        elif kind == "ask":
+            answer = {"kind": "report", "number": header["number"]}
+            self._connections.send(0, encode(answer, self._report.encoded()))
+        elif kind == "stalled":
+            self._told_ns = time.monotonic_ns()
+            self._state.stall(str(header["text"]))
+        elif kind == "failed":
+            self._state.fail(decode_error(header))
+        elif kind == "lost":
+            lost, silent = header.get("rank"), header.get("silent") is True
+            rank_lost = lost if type(lost) is int else None
+            self._state.lose(str(decode_error(header)), rank_lost, silent=silent)
+        elif kind == "left":
+            self._state.leave(left_message(header["rank"], self._workers[header["rank"]]))
+        elif kind == "bye":
+            self._connections.drop(0)
+            if header["failure"] is not None:
+                self._state.lose(loss_message(0, self._chief, f"failed: {header['failure']}"), 0)
+                return
+            self._state.chief_has_left = True
+            self._state.leave(left_message(0, self._chief))
+            self._state.fail(
+                PeerLostError(
+                    f"rank 0, {self._chief}, has left the job, and the workers cannot communicate "
+                    f"without it. Run the same number of steps on all workers."
+                )
+            )
+        else:
+            raise ValueError(kind)
+
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
+        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0, silent=silent)
+
+    def on_tick(self, now: float) -> None:
+        """Warns of a stalled exchange itself where rank 0, which tracks them, should have."""
+        awaited = self._state.awaited
+        if awaited is None:
+            return
+        now_ns = time.monotonic_ns()
+        told_ns = max(awaited.since_ns, self._told_ns)
+        quiet, waited = 1e-9 * (now_ns - told_ns), 1e-9 * (now_ns - awaited.since_ns)
+        if not is_overdue(waited, quiet, self._stall_warning):
+            return
+        self._told_ns = now_ns
+        silence = self._connections.silence(0) or 0.0
+        line = (
+            f"{awaited.what} has waited {waited:.0f} s on this worker, and rank 0, "
+            f"{self._chief}, has not said for whom for {quiet:.0f} s; it was last heard of "
+            f"{silence:.0f} s ago"
+        )
+        say(f"tfdist: {line}")
+        self._state.stall(line)

@@ -1,0 +1,274 @@
+"""The control connections of a process, all served and monitored by one thread."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Protocol
+
+from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireError, encode
+
+_BEAT = encode({"kind": "beat"})
+_BEAT_SECONDS = 15.0
+_POLL_SECONDS = 0.5
+_CHUNK = 256 * 1024
+
+
+class Handler(Protocol):
+    """Receives the events of the connections, in the thread of `Connections`."""
+
+    def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
+        """A frame arrived. KeyError, TypeError and ValueError mean that it was malformed."""
+
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
+        """A connection broke; called once, and never after `drop` or `close`."""
+
+    def on_tick(self, now: float) -> None:
+        """Called about twice a second with `time.monotonic()`."""
+
+
+class _Connection:
+    """One connection and its outgoing data."""
+
+    def __init__(self, sock: socket.socket, now: float) -> None:
+        self.sock = sock
+        self.decoder = Decoder(FRAME_LIMIT)
+        self.lock = threading.Lock()  # guards `out` and the socket
+        self.out: deque[memoryview] = deque()  # frames are shared with other connections
+        self.last_heard = now
+        self.last_sent = now
+        self.dropped = False
+        self.shut = False
+
+    def send(self, data: bytes) -> None:
+        """Sends as much as possible without blocking, and buffers the rest."""
+        with self.lock:
+            if self.shut:
+                return
+            if data:
+                self.out.append(memoryview(data))
+            try:
+                while self.out:
+                    part = self.out[0][:_CHUNK]
+                    rest = self.out[0][self.sock.send(part) :]
+                    self.last_sent = time.monotonic()
+                    if rest:
+                        self.out[0] = rest
+                    else:
+                        self.out.popleft()
+            except BlockingIOError:
+                pass
+            except OSError:  # the next read reports the reason
+                self.out.clear()
+
+
+class Connections:
+    """The connections to other ranks.
+
+    Args:
+        sockets: a connected socket for each rank.
+        handler: receives the events.
+        heartbeat_timeout: seconds without a heartbeat after which a connection is considered
+            broken.
+    """
+
+    def __init__(
+        self, sockets: Mapping[int, socket.socket], handler: Handler, heartbeat_timeout: float
+    ) -> None:
+        now = time.monotonic()
+        self._by_rank = {rank: _Connection(sock, now) for rank, sock in sockets.items()}
+        self._handler = handler
+        self._timeout = heartbeat_timeout
+        self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
+        self._unsent: set[int] = set()  # ranks whose connections wait to be written to
+        self._leaving = False
+        self._close_by: float | None = None
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for sock in (self._wake_receiver, self._wake_sender, *sockets.values()):
+            sock.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="tfdist-connections", daemon=True)
+        _alive.add(self)
+
+    def start(self) -> None:
+        """Starts the thread; separate from the constructor, so that the handler can be set up."""
+        if self._by_rank:
+            self._thread.start()
+        else:
+            self.close_descriptors()
+
+    def send(self, rank: int, frame: bytes) -> None:
+        """Sends a frame to a rank, from any thread and without blocking."""
+        if connection := self._by_rank.get(rank):
+            connection.send(frame)
+            if connection.out:
+                self._unsent.add(rank)
+                self._wake()
+
+    def broadcast(self, frame: bytes) -> None:
+        """Sends a frame to every rank that is still connected."""
+        for rank in list(self._by_rank):
+            self.send(rank, frame)
+
+    def silence(self, rank: int) -> float | None:
+        """Seconds since a rank was last heard of; None if it is not connected."""
+        connection = self._by_rank.get(rank)
+        return None if connection is None else max(0.0, time.monotonic() - connection.last_heard)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are connected."""
+        return list(self._by_rank)
+
+    def drop(self, rank: int) -> None:
+        """Closes a connection without calling `on_end`; only from within the handler."""
+        self._by_rank[rank].dropped = True
+
+    def close(self, last_frame: bytes, linger: float) -> None:
+        """Sends buffered data and a last frame, closes all connections and stops the thread.
+
+        Args:
+            last_frame: sent to all ranks. A peer closes its connection once it has read this frame,
+                so `on_end` is no longer called.
+            linger: seconds that this may take.
+        """
+        self._leaving = True
+        self.broadcast(last_frame)
+        self._close_by = time.monotonic() + linger
+        self._wake()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(linger + 1.0)
+
+    def close_descriptors(self) -> None:
+        """Closes the descriptors and nothing else, which is what a forked child needs.
+
+        A child's copies would keep the connections open after its parent has died.
+        """
+        sockets = (connection.sock for connection in self._by_rank.values())
+        for sock in (self._wake_receiver, self._wake_sender, *sockets):
+            sock.close()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_sender.send(b"!")
+        except OSError:  # a wake-up is already pending, or the thread has ended
+            pass
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            for rank, connection in self._by_rank.items():
+                selector.register(connection.sock, selectors.EVENT_READ, rank)
+            last = next_watch = time.monotonic()
+            poll_seconds = min(_POLL_SECONDS, self._interval)
+            # Nothing here walks through all connections whenever one of them has something to read.
+            while self._by_rank and not self._closed():
+                while self._unsent:
+                    if unsent := self._by_rank.get(rank := self._unsent.pop()):
+                        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+                        selector.modify(unsent.sock, both, rank)
+                events = selector.select(poll_seconds)
+                now = time.monotonic()
+                self._handle(selector, events, now)
+                # After this process was suspended, the silence of the others means nothing.
+                if now - last > self._timeout / 2:
+                    for connection in self._by_rank.values():
+                        connection.last_heard = now
+                last = now
+                if now >= next_watch and not self._leaving:
+                    next_watch = now + poll_seconds
+                    self._watch(selector, now)
+            for rank in list(self._by_rank):
+                self._end(selector, rank)
+        self._wake_receiver.close()
+        self._wake_sender.close()
+
+    def _closed(self) -> bool:
+        """Whether closing has finished; shuts down each stream once its data is sent."""
+        if self._close_by is None:
+            return False
+        for connection in self._by_rank.values():
+            with connection.lock:
+                if not connection.out and not connection.shut:
+                    connection.shut = True
+                    try:
+                        connection.sock.shutdown(socket.SHUT_WR)
+                    except OSError:  # the peer was faster
+                        pass
+        return time.monotonic() >= self._close_by
+
+    def _handle(
+        self,
+        selector: selectors.BaseSelector,
+        events: list[tuple[selectors.SelectorKey, int]],
+        now: float,
+    ) -> None:
+        for key, event in events:
+            rank: int | None = key.data
+            if rank is None:
+                self._wake_receiver.recv(4096)
+                continue
+            connection = self._by_rank[rank]
+            if event & selectors.EVENT_WRITE:
+                connection.send(b"")
+                if not connection.out:
+                    selector.modify(connection.sock, selectors.EVENT_READ, rank)
+            if event & selectors.EVENT_READ:
+                connection.last_heard = now
+                reason = self._read(rank, connection)
+                if reason or connection.dropped:
+                    self._end(selector, rank)
+                if reason and not connection.dropped and not self._leaving:
+                    self._handler.on_end(rank, reason, silent=False)
+
+    def _read(self, rank: int, connection: _Connection) -> str | None:
+        """Reads the available data; returns why the connection is unusable, if it is."""
+        try:
+            with connection.lock:
+                data = connection.sock.recv(_CHUNK)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            return f"connection broken ({error.strerror or error})"
+        if not data:
+            return "connection closed"
+        try:
+            for header, payload in connection.decoder.feed(data):
+                if not self._leaving and not connection.dropped and header["kind"] != "beat":
+                    self._handler.on_frame(rank, header, payload)
+        except (WireError, LookupError, ArithmeticError, TypeError, ValueError) as error:
+            return f"it sent a malformed frame ({error!r})"
+        return None
+
+    def _watch(self, selector: selectors.BaseSelector, now: float) -> None:
+        for rank, connection in list(self._by_rank.items()):
+            if now - connection.last_heard > self._timeout:
+                reason = f"no sign of life for {self._timeout:g} s"
+                self._handler.on_end(rank, reason, silent=True)
+                self._end(selector, rank)
+            elif now - connection.last_sent >= self._interval:  # anything sent is a sign of life
+                self.send(rank, _BEAT)
+        self._handler.on_tick(now)
+
+    def _end(self, selector: selectors.BaseSelector, rank: int) -> None:
+        connection = self._by_rank[rank]
+        selector.unregister(connection.sock)
+        # A copy, because other threads may be iterating over it.
+        self._by_rank = {other: kept for other, kept in self._by_rank.items() if other != rank}
+        connection.sock.close()
+
+
+_alive: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for connections in list(_alive):
+        connections.close_descriptors()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,279 @@
+"""Rank 0's side of a session: completes exchanges, posts notices, reports lost workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from socket import socket
+
+from tfdist._src.cluster.net.framing import Header, encode
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.session.connections import Connections
+from tfdist._src.cluster.session.crossed_waits import CrossedWait
+from tfdist._src.cluster.session.error_codec import encode_error
+from tfdist._src.cluster.session.pending_exchanges import Decision, PendingExchanges
+from tfdist._src.cluster.session.reports import Gathering, OwnReport, Presence
+from tfdist._src.cluster.session.results import encode_result
+from tfdist._src.cluster.session.shared_state import SessionState
+from tfdist._src.cluster.session.traced_orders import TracedOrders
+from tfdist._src.cluster.spec.topology import Worker
+from tfdist.errors import PeerLostError, ProgramMismatchError, TfdistError
+
+# Of many ranks that wait for one, one is enough.
+_BETWEEN_STALLS = 1.0
+_MOST_QUESTIONS = 4
+
+
+def loss_message(rank: int, worker: Worker, what: str) -> str:
+    """The message that a worker is lost, and why."""
+    return f"rank {rank}, {worker} {what}; see its log"
+
+
+def left_message(rank: int, worker: Worker) -> str:
+    """The message that a worker has left normally."""
+    return f"rank {rank}, {worker}, has left the job; run the same number of steps on all workers"
+
+
+class Coordinator:
+    """Rank 0's connections to all other ranks.
+
+    Args:
+        workers: the group in rank order.
+        sockets: the connection to each other rank; none for a single process.
+        state: this process's state, which the coordinator updates.
+        report: what this process says of itself.
+        heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost.
+        stall_warning: seconds after which a line reports whom an exchange is waiting for.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        sockets: Mapping[int, socket],
+        state: SessionState,
+        report: OwnReport,
+        heartbeat_timeout: float,
+        stall_warning: float,
+    ) -> None:
+        self._workers = workers
+        self._state = state
+        self._report = report
+        self._exchanges = PendingExchanges(workers)
+        self._orders = TracedOrders(workers)
+        self._stall_warning = stall_warning
+        self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
+        self._failed = False
+        self._lost = False
+        self._told_of_stall = -_BETWEEN_STALLS
+        self._gone: dict[int, str] = {}
+        self._gatherings: dict[int, Gathering] = {}
+        self._asked = 0
+        self._next_question = 0.0
+        self._question: Gathering | None = None
+        self._crossed: set[CrossedWait] = set()
+        self._connections = Connections(sockets, self, heartbeat_timeout)
+        self._connections.start()
+
+    def join(
+        self,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None,
+    ) -> None:
+        """Joins an exchange as rank 0, with the decision on the payloads if there is one."""
+        self._join(0, sequence, tag, payload, timeout, variable, decide)
+
+    def notify(self, key: str, text: str) -> None:
+        """Posts a notice to all others."""
+        self._connections.broadcast(encode({"kind": "notice", "key": key, "text": text}))
+        self._state.notice(key, text)
+
+    def stalled(self, text: str, rank: int = 0) -> None:
+        """Tells all others what a rank has waited in for long.
+
+        Args:
+            text: what, and for whom.
+            rank: the rank that waits.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told_of_stall < _BETWEEN_STALLS:
+                return
+            self._told_of_stall = now
+        frame = encode({"kind": "stalled", "text": text})
+        for other in self._connections.ranks:
+            if other != rank:
+                self._connections.send(other, frame)
+        if rank:
+            self._state.stall(text)
+
+    def report_order(self, function: str, payload: bytes, rank: int = 0) -> None:
+        """Compares the order in which a rank passes values to collectives with the others'."""
+        with self._lock:
+            if error := self._orders.add(rank, function, payload):
+                self._mismatch(error)
+
+    def gather(self, on_complete: Callable[[], object]) -> Gathering:
+        """Asks all others for their reports; only the answers to the last few questions count.
+
+        Args:
+            on_complete: called, in the thread of the connections, when all have answered.
+        """
+        with self._lock:
+            self._asked += 1
+            gathering = Gathering(self._asked, self._connections.ranks, on_complete)
+            self._gatherings[self._asked] = gathering
+            self._gatherings.pop(self._asked - _MOST_QUESTIONS, None)
+        self._connections.broadcast(encode({"kind": "ask", "number": gathering.number}))
+        return gathering
+
+    def presence(self, rank: int) -> Presence:
+        """What is known of another rank by its connection."""
+        gone = self._gone.get(rank, "")
+        return Presence(None if gone else self._connections.silence(rank), gone)
+
+    def close(self, failure: str | None, linger: float) -> None:
+        """Says goodbye and closes the connections."""
+        self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
+
+    def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
+        if header["kind"] == "join":
+            sequence, tag, timeout = header["sequence"], header["tag"], header["timeout"]
+            variable = str(header["variable"])
+            self._join(rank, int(sequence), str(tag), payload, float(timeout), variable)
+        elif header["kind"] == "report":
+            if gathering := self._gatherings.get(header["number"]):
+                gathering.add(rank, payload)
+        elif header["kind"] == "stalled":
+            self.stalled(str(header["text"]), rank)
+        elif header["kind"] == "order":
+            self.report_order(str(header["function"]), payload, rank)
+        elif header["kind"] == "bye":
+            self._connections.drop(rank)
+            if header["failure"] is not None:
+                self._end(rank, f"failed: {header['failure']}")
+                return
+            self._note_gone(rank, "has left the job")
+            with self._lock:
+                self._exchanges.leave(rank)
+                self.on_tick(time.monotonic())
+            self._connections.broadcast(encode({"kind": "left", "rank": rank}))
+            self._state.leave(left_message(rank, self._workers[rank]))
+        else:
+            raise ValueError(header["kind"])
+
+    def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
+        self._end(rank, f"is lost: {reason}", silent=silent)
+
+    def on_tick(self, now: float) -> None:
+        with self._lock:
+            if error := self._exchanges.stuck(now):
+                self._fail(error)
+            if not self._failed:
+                for line in self._exchanges.slow(now, self._stall_warning):
+                    say(f"tfdist: {line}")
+                    self._connections.broadcast(encode({"kind": "stalled", "text": line}))
+                    self._state.stall(line)
+                self._check_crossed_waits(now)
+
+    def _check_crossed_waits(self, now: float) -> None:
+        """Fails if an exchange waits for a rank that waits for one which is in the exchange.
+
+        Asks the ranks twice, so that it does not fail because of what is about to go on.
+        """
+        if self._question is not None and self._question.is_complete:
+            reports = {0: self._report.encoded(), **self._question.reports}
+            found = self._exchanges.crossed_waits(reports)
+            again, self._crossed, self._question = found & self._crossed, found, None
+            for one in sorted(again, key=lambda one: one.in_operation)[:1]:
+                self._mismatch(one.message)
+        elif self._exchanges.waited(now) < self._stall_warning:
+            self._crossed = set()
+        elif now >= self._next_question:
+            self._next_question = now + self._stall_warning / 2
+            self._question = self.gather(lambda: None)
+
+    def _join(
+        self,
+        rank: int,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None = None,
+    ) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if self._failed:  # that rank is being told
+                return
+            try:
+                complete = self._exchanges.join(
+                    rank,
+                    sequence,
+                    tag,
+                    payload,
+                    deadline=now + timeout,
+                    timeout=timeout,
+                    variable=variable,
+                    decide=decide,
+                )
+            except TfdistError as error:
+                self._fail(error)
+                return
+            if complete is None:
+                self.on_tick(now)
+            elif complete.decide is None:
+                payloads = complete.in_rank_order()
+                self._connections.broadcast(encode_result(sequence, payloads))
+                self._state.deliver(sequence, payloads)
+            else:
+                replies = complete.decide(complete.in_rank_order())
+                header = {"kind": "reply", "sequence": sequence}
+                # Often the same for all.
+                frames = {reply: encode(header, reply) for reply in set(replies)}
+                for other in range(1, len(replies)):
+                    self._connections.send(other, frames[replies[other]])
+                self._state.deliver(sequence, [replies[0]])
+
+    def _end(self, rank: int, what: str, *, silent: bool = False) -> None:
+        self._note_gone(rank, what)
+        self.lose(loss_message(rank, self._workers[rank], what), rank, silent=silent)
+
+    def _note_gone(self, rank: int, what: str) -> None:
+        self._gone[rank] = what
+        for gathering in list(self._gatherings.values()):
+            gathering.give_up(rank)
+
+    def _fail(self, error: TfdistError) -> None:
+        """Fails the session on all ranks; only the first error counts."""
+        with self._lock:
+            if not self._failed:
+                self._failed = True
+                self._connections.broadcast(encode(encode_error("failed", error)))
+                self._state.fail(error)
+
+    def _mismatch(self, message: str) -> None:
+        """Fails the session, and the collectives, as the ranks run different programs."""
+        self._fail(ProgramMismatchError(message))
+        self.lose(message)
+
+    def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
+        """Tells all ranks that a worker is lost; only the first loss counts.
+
+        Args:
+            message: the line about it.
+            rank: which one, if that is known.
+            silent: whether it has been silent for too long.
+        """
+        with self._lock:
+            if self._lost:
+                return
+            self._failed = self._lost = True
+            header = {**encode_error("lost", PeerLostError(message)), "rank": rank}
+            self._connections.broadcast(encode({**header, "silent": silent}))
+        self._state.lose(message, rank, silent=silent)

@@ -1,0 +1,326 @@
+"""The running group: exchanges small byte strings and detects lost workers."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from socket import socket
+
+from tfdist._src.cluster.session import exit_reason
+from tfdist._src.cluster.session.agent import Agent
+from tfdist._src.cluster.session.coordinator import Coordinator
+from tfdist._src.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
+from tfdist._src.cluster.session.own_address import OwnAddress
+from tfdist._src.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
+from tfdist._src.cluster.session.reports import Gathering, OwnReport, Presence
+from tfdist._src.cluster.session.shared_state import Notice, SessionState
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.options import Options
+from tfdist.errors import PeerLostError, RendezvousError
+
+MAX_BYTES = 64 * 1024 * 1024
+_GRACE_SECONDS = 5.0
+_LINGER_SECONDS = 1.0
+
+
+class Session:
+    """This process's connections to its group; created by `meet`.
+
+    A background thread monitors them: if a worker dies, or is silent for
+    `options.heartbeat_timeout`, the session fails on every rank with the same message. A process
+    that exits says goodbye automatically, and reports the uncaught exception that terminated it,
+    if any. A forked child must not use the session.
+
+    Args:
+        topology: the group and this process's rank.
+        sockets: on rank 0 a connection to each other rank, on the others one to rank 0, and none
+            for a single process.
+        options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
+
+    Attributes:
+        report: what this rank says of itself when rank 0 asks.
+        address: who listens at this rank's address.
+
+    Example:
+        >>> session = Session(Topology(), {}, Options())
+        >>> session.exchange("greeting", b"hello")
+        [b'hello']
+        >>> session.close()
+    """
+
+    def __init__(self, topology: Topology, sockets: Mapping[int, socket], options: Options) -> None:
+        self.topology = topology
+        self._options = options
+        self._state = SessionState()
+        self.report = OwnReport()
+        self.address = OwnAddress()
+        self._exchange_lock = threading.Lock()  # one exchange at a time
+        self._closing = threading.Lock()
+        self._pid = os.getpid()
+        limits = options.heartbeat_timeout, options.stall_warning
+        self._role: Coordinator | Agent
+        if topology.rank == 0:
+            self._role = Coordinator(topology.workers, sockets, self._state, self.report, *limits)
+        else:
+            self._role = Agent(topology.workers, sockets[0], self._state, self.report, *limits)
+        if sockets:
+            exit_reason.watch()
+            atexit.register(self._at_exit)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self.topology.rank
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the group."""
+        return self.topology.size
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks that are known to be lost."""
+        return sorted(self._state.lost_ranks)
+
+    @property
+    def silent_ranks(self) -> list[int]:
+        """Those of the lost ranks that have been silent for `options.heartbeat_timeout`."""
+        return sorted(self._state.silent_ranks)
+
+    @property
+    def chief_has_left(self) -> bool:
+        """Whether rank 0 has left normally, after which it posts no notice."""
+        return self._state.chief_has_left
+
+    @property
+    def awaited(self) -> list[Awaited]:
+        """What threads of this process wait for: an exchange, a notice, or both."""
+        return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
+
+    def record_exchanges(self, recorder: ExchangeRecorder) -> None:
+        """Has a recorder told of the exchanges from now on, in place of an earlier one."""
+        self._state.recorder = recorder
+
+    def stalled(self, text: str) -> None:
+        """Tells the recorders of all other ranks what this rank has waited in for long."""
+        self._role.stalled(f"{self.topology.me}: {text}")
+
+    def check(self) -> None:
+        """Raises the error that ended the session, if any.
+
+        Raises:
+            TfdistError: a worker is lost, or the session has failed or has been closed.
+        """
+        self._state.check()
+
+    @property
+    def failure(self) -> str | None:
+        """The message of the error that ended the session, if any."""
+        return self._state.failure
+
+    def exchange(
+        self,
+        tag: str,
+        payload: bytes,
+        timeout: float | None = None,
+        *,
+        variable: str = COLLECTIVE_TIMEOUT,
+    ) -> list[bytes]:
+        """Gathers a small byte string from every rank on every rank.
+
+        All ranks must call this in the same order with the same tags.
+
+        Args:
+            tag: what the exchange is for; must match on all ranks.
+            payload: this rank's bytes; at most 64 MiB in total over all ranks.
+            timeout: seconds to wait for the others; `options.collective_timeout` by default.
+            variable: the environment variable that sets the timeout, for error messages.
+
+        Returns:
+            The payloads in rank order.
+
+        Raises:
+            ProgramMismatchError: another rank passed a different tag.
+            PeerLostError: a worker is lost, or has left.
+            RendezvousError: a worker did not join in time. After this, as after any other error,
+                the session is unusable on all ranks.
+            ValueError: the payload is too large.
+
+        Example:
+            >>> session.exchange("batch size", b"32")  # doctest: +SKIP
+            [b'32', b'32']
+        """
+        return self._run(tag, payload, timeout, variable, None)
+
+    def coordinate(
+        self,
+        tag: str,
+        payload: bytes,
+        decide: Decision,
+        timeout: float | None = None,
+        *,
+        variable: str = COLLECTIVE_TIMEOUT,
+    ) -> bytes:
+        """Has rank 0 decide something on the payloads of all ranks, with a reply for each.
+
+        Like `exchange`, but what is sent to a rank does not depend on the number of ranks.
+
+        Args:
+            tag: see `exchange`.
+            payload: see `exchange`.
+            decide: returns the replies in rank order; only rank 0 calls it, in any of its threads.
+                It must not raise or block.
+            timeout: see `exchange`.
+            variable: see `exchange`.
+
+        Returns:
+            The reply to this rank.
+
+        Raises:
+            TfdistError, ValueError: see `exchange`.
+
+        Example:
+            >>> session.coordinate("rows", b"32", lambda p: [b"%d" % sum(map(int, p))] * len(p))
+            ... # doctest: +SKIP
+            b'64'
+        """
+        return self._run(tag, payload, timeout, variable, decide)[0]
+
+    def _run(
+        self,
+        tag: str,
+        payload: bytes,
+        timeout: float | None,
+        variable: str,
+        decide: Decision | None,
+    ) -> list[bytes]:
+        if len(payload) * self.size > MAX_BYTES:
+            raise ValueError(
+                f"An exchange is for small payloads of at most {MAX_BYTES // self.size} bytes on "
+                f"each of {self.size} workers. Received: {len(payload)} bytes. Send less."
+            )
+        seconds = self._options.collective_timeout if timeout is None else timeout
+        with self._exchange_lock:
+            self._state.check()
+            try:
+                sequence = self._state.expect(tag)
+                self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
+            except BaseException as error:
+                # The others may count an exchange that this rank does not, or the reverse.
+                self.close(f"exchange {tag!r} was interrupted by {error!r}")
+                raise
+            # A fallback: rank 0 tracks the deadline and names the missing workers.
+            timeout_error = RendezvousError(
+                f"exchange {tag!r} timed out after {seconds:g} s, and {self._chief()} did not "
+                f"report why. Check what it is doing."
+            )
+            deadline = time.monotonic() + seconds + _GRACE_SECONDS
+            return self._state.result(sequence, deadline, timeout_error)
+
+    def notify(self, key: str, text: str = "") -> None:
+        """Posts a notice to every rank, without blocking; rank 0 only.
+
+        Args:
+            key: the topic of the notice.
+            text: its content.
+
+        Raises:
+            ValueError: this is not rank 0.
+        """
+        self._role.notify(key, text)
+
+    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[Notice]:
+        """Waits until rank 0 has posted `count` notices with this key in total.
+
+        Args:
+            key: the topic of the notices.
+            count: the number of notices since the session started.
+            timeout: seconds to wait; `options.collective_timeout` by default.
+
+        Returns:
+            All notices with this key, in order.
+
+        Raises:
+            PeerLostError: a worker is lost, or rank 0 has left (see `chief_has_left`).
+            RendezvousError: rank 0 did not post in time.
+        """
+        seconds = self._options.collective_timeout if timeout is None else timeout
+        timeout_error = RendezvousError(
+            f"timed out after {seconds:g} s waiting for notice {count} of {key!r} from "
+            f"{self._chief()}. Check what it is doing; if it is only slow, increase "
+            f"TFDIST_COLLECTIVE_TIMEOUT."
+        )
+        warning = (
+            f"rank {self.rank} is waiting for {self._chief()} to post {key!r}; it fails "
+            f"after {seconds:g} s"
+        )
+        now = time.monotonic()
+        warn = (now + self._options.stall_warning, warning)
+        return self._state.notices(key, count, now + seconds, timeout_error, warn, self.stalled)
+
+    def report_order(self, function: str, payload: bytes) -> None:
+        """Reports the order in which this rank passes values to collectives; does not block.
+
+        Rank 0 compares it with the others' order. If they differ, the session fails on all ranks.
+
+        Args:
+            function: a name for users, the same on all ranks.
+            payload: as returned by `traced_orders.encode`.
+        """
+        self._role.report_order(function, payload)
+
+    def gather(self, on_complete: Callable[[], object]) -> Gathering:
+        """Asks all other ranks for their reports, without blocking; rank 0 only."""
+        assert isinstance(self._role, Coordinator)
+        return self._role.gather(on_complete)
+
+    def presence(self, rank: int) -> Presence:
+        """What is known of another rank by its connection; rank 0 only."""
+        assert isinstance(self._role, Coordinator)
+        return self._role.presence(rank)
+
+    def on_peer_lost(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback for the loss of a worker.
+
+        Args:
+            callback: called once, with a line that names the rank, worker, address and cause. It
+                runs in the thread that monitors the connections, or immediately in the calling
+                thread if a worker is already lost.
+        """
+        self._state.on_lost(callback)
+
+    def on_peer_left(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback for workers that leave normally.
+
+        Args:
+            callback: called for each such worker, with a line that names it, in the thread that
+                monitors the connections; immediately for workers that have already left.
+        """
+        self._state.on_left(callback)
+
+    def fail(self, message: str) -> None:
+        """Ends the session, as if a worker were lost, with this message; on rank 0, for all."""
+        self._role.lose(message)
+
+    def close(self, failure: str | None = None) -> None:
+        """Says goodbye and closes the connections, within a second; further calls have no effect.
+
+        Args:
+            failure: why this worker failed, which fails all others; None if it leaves normally.
+        """
+        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+            return
+        atexit.unregister(self._at_exit)
+        self.address.evict()
+        self._role.close(failure, _LINGER_SECONDS)
+        why = f": {failure}" if failure else ""
+        self._state.fail(PeerLostError(f"This worker has closed its session{why}."))
+
+    def _chief(self) -> str:
+        return f"rank 0, {self.topology.chief}" if self.topology.workers else "this process"
+
+    def _at_exit(self) -> None:
+        self.close(exit_reason.failure())

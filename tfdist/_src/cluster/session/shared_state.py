@@ -1,0 +1,231 @@
+"""The state of a session in one process: results, notices, and the error that ended it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
+from tfdist.errors import PeerLostError, TfdistError
+
+_POLL_SECONDS = 0.5
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What rank 0 has posted.
+
+    Attributes:
+        text: its content.
+        received_ns: the `time.time_ns()` at which it came.
+    """
+
+    text: str
+    received_ns: int
+
+
+class SessionState:
+    """Shared by the thread that reads the connections and the threads that wait.
+
+    Attributes:
+        awaited: the exchange that a thread of this process is in, if any.
+        awaited_notice: the notice that one waits for, if any.
+        recorder: who keeps a record of them, if anyone does.
+        lost_ranks: the ranks that are known to be lost.
+        silent_ranks: those of them that have been silent for too long.
+        chief_has_left: whether rank 0 has left normally, which ends the session.
+    """
+
+    def __init__(self) -> None:
+        self.awaited: Awaited | None = None
+        self.awaited_notice: Awaited | None = None
+        self.recorder: ExchangeRecorder | None = None
+        self.lost_ranks: set[int] = set()
+        self.silent_ranks: set[int] = set()
+        self.chief_has_left = False
+        self._changed = threading.Condition()
+        self._exchanges = 0
+        self._results: dict[int, list[bytes]] = {}
+        self._notices: defaultdict[str, list[Notice]] = defaultdict(list)
+        self._error: TfdistError | None = None
+        self._lost: str | None = None
+        self._callbacks: list[Callable[[str], object]] = []
+        self._left: list[str] = []
+        self._left_callbacks: list[Callable[[str], object]] = []
+
+    def check(self) -> None:
+        """Raises the error that ended the session, if any."""
+        with self._changed:
+            self._check()
+
+    @property
+    def failure(self) -> str | None:
+        """The message of the error that ended the session, if any."""
+        with self._changed:
+            return None if self._error is None else str(self._error)
+
+    def expect(self, tag: str) -> int:
+        """Begins an exchange, of whose results only that is kept; returns its number."""
+        with self._changed:
+            self._exchanges += 1
+            self.awaited = exchange = Awaited(self._exchanges, tag, time.monotonic_ns())
+            self._results.clear()
+        if self.recorder is not None:
+            self.recorder.on_exchange_begin(exchange)
+        return exchange.sequence
+
+    def deliver(self, sequence: int, payloads: list[bytes]) -> None:
+        """Stores the result of an exchange."""
+        with self._changed:
+            if self.awaited and sequence == self.awaited.sequence:
+                self._results[sequence] = payloads
+                self._changed.notify_all()
+
+    def notice(self, key: str, text: str) -> None:
+        """Stores a notice."""
+        with self._changed:
+            self._notices[key].append(Notice(text, time.time_ns()))
+            self._changed.notify_all()
+
+    def stall(self, message: str) -> None:
+        """Tells the recorder that something has waited for long, here or on another rank."""
+        if self.recorder is not None:
+            self.recorder.on_stall(message)
+
+    def fail(self, error: TfdistError) -> None:
+        """Ends the session with an error; only the first one counts."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
+        """Ends the session because a worker is lost, and calls the callbacks once."""
+        if rank is not None:
+            self.lost_ranks.add(rank)
+            self.silent_ranks |= {rank} if silent else set()
+        self.fail(PeerLostError(message))
+        with self._changed:
+            if self._lost is not None:
+                return
+            self._lost = message
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback, message)
+
+    def on_lost(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback; called immediately if a worker is already lost."""
+        with self._changed:
+            if self._lost is None:
+                self._callbacks.append(callback)
+                return
+        _call(callback, self._lost)
+
+    def leave(self, message: str) -> None:
+        """Reports to the callbacks that a worker has left normally."""
+        with self._changed:
+            self._left.append(message)
+            callbacks = list(self._left_callbacks)
+        for callback in callbacks:
+            _call(callback, message)
+
+    def on_left(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback; called immediately for each worker that has already left."""
+        with self._changed:
+            self._left_callbacks.append(callback)
+            left = list(self._left)
+        for message in left:
+            _call(callback, message)
+
+    def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
+        """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
+        failed = True
+        try:
+            got = self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
+            failed = False
+            return got
+        finally:
+            exchange, self.awaited = self.awaited, None
+            if self.recorder is not None and exchange is not None:
+                self.recorder.on_exchange_end(exchange, failed)
+
+    def notices(
+        self,
+        key: str,
+        count: int,
+        deadline: float,
+        timeout_error: TfdistError,
+        warning: tuple[float, str],
+        tell: Callable[[str], object],
+    ) -> list[Notice]:
+        """Waits for the `count`-th notice with this key; raises `timeout_error` at the deadline.
+
+        Args:
+            key: the topic of the notices.
+            count: the number of notices to wait for.
+            deadline: the `time.monotonic()` at which to give up.
+            timeout_error: the error to raise then.
+            warning: the `time.monotonic()` at which to print a line while waiting, and that line.
+            tell: tells the other ranks of the line; it must not block.
+        """
+
+        def enough() -> list[Notice] | None:
+            notices = self._notices[key]
+            return list(notices) if len(notices) >= count else None
+
+        def warn(line: str) -> None:
+            say(f"tfdist: {line}")
+            self.stall(line)
+            tell(line)
+
+        notice = Awaited(count, key, time.monotonic_ns(), is_notice=True)
+        failed, self.awaited_notice = True, notice
+        if self.recorder is not None:
+            self.recorder.on_exchange_begin(notice)
+        try:
+            notices = self._wait(enough, deadline, timeout_error, (*warning, warn))
+            failed = False
+            return notices
+        finally:
+            self.awaited_notice = None
+            if self.recorder is not None:
+                self.recorder.on_exchange_end(notice, failed)
+
+    def _wait(
+        self,
+        get: Callable[[], _T | None],
+        deadline: float,
+        timeout_error: TfdistError,
+        warning: tuple[float, str, Callable[[str], object]] | None = None,
+    ) -> _T:
+        with self._changed:
+            while (value := get()) is None:
+                self._check()
+                now = time.monotonic()
+                left = deadline - now
+                if left <= 0:
+                    raise timeout_error
+                if warning is not None and now >= warning[0]:
+                    _, line, warn = warning
+                    warning = None
+                    warn(line)
+                # Poll: the main thread must still handle signals that another thread received.
+                self._changed.wait(min(left, _POLL_SECONDS))
+            return value
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+
+
+def _call(callback: Callable[[str], object], message: str) -> None:
+    try:
+        callback(message)
+    except Exception:  # the thread that reads the connections must survive
+        traceback.print_exc()

@@ -1,0 +1,165 @@
+"""Turns a cluster's jobs and this process's task into a Topology, whatever their source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist._src.cluster.spec.host_port import shown, split
+from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist.errors import ClusterError
+
+_JOBS = ("chief", "worker", "evaluator")
+_NO_SERVERS = "this strategy has no parameter servers ('ps'): every worker holds the model"
+
+
+@dataclass(frozen=True)
+class Source:
+    """What error messages call the parts of a cluster description.
+
+    Attributes:
+        cluster: name of the jobs, for example `TF_CONFIG["cluster"]`.
+        task_type: name of this process's job.
+        task_index: name of its index.
+    """
+
+    cluster: str
+    task_type: str
+    task_index: str
+
+
+def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Source) -> Topology:
+    """Validates a cluster description and puts the workers in rank order.
+
+    Args:
+        jobs: maps each job to its addresses, a list or a dict of index to address.
+        task_type: this process's job.
+        index: its index in that job, an integer or its digits.
+        at: what error messages call the three.
+
+    Returns:
+        The workers in rank order, the chief first; without workers for an evaluator.
+
+    Raises:
+        ClusterError: the description is invalid; the message says where and how to fix it.
+
+    Example:
+        >>> at = Source("cluster", "type", "index")
+        >>> topology({"worker": ["a:1", "b:1"]}, "worker", 1, at).rank
+        1
+    """
+    if task_type == "ps":
+        raise ClusterError(
+            f"{at.task_type}: {_NO_SERVERS}. Received: 'ps'. Do not start this process, and "
+            f'remove "ps" from {at.cluster}; or use tf.distribute.ParameterServerStrategy.'
+        )
+    if task_type not in _JOBS:
+        raise ClusterError(
+            f"{at.task_type} must be one of {_listed()}. Received: {shown(task_type)}. "
+            f"Set it to this process's job in {at.cluster}."
+        )
+    addresses = _addresses(jobs, at)
+    job = str(task_type)
+    position = _index(index, job, addresses, at)
+    if job == "evaluator":
+        return Topology(task_type=job, task_index=position)
+    workers = tuple(
+        Worker(name, number, address)
+        for name in ("chief", "worker")
+        for number, address in enumerate(addresses.get(name, ()))
+    )
+    rank = position + (len(addresses.get("chief", ())) if job == "worker" else 0)
+    return Topology(workers, rank, job, position)
+
+
+def _listed() -> str:
+    return ", ".join(f'"{job}"' for job in _JOBS)
+
+
+def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
+    """The validated addresses of each job, in order."""
+    addresses: dict[str, list[str]] = {}
+    places: dict[tuple[str, int], str] = {}
+    for job, entries in jobs.items():
+        if job == "ps":
+            raise ClusterError(
+                f'{at.cluster}["ps"]: {_NO_SERVERS}. Received: {shown(entries)}. '
+                f'Remove "ps" from the cluster of all workers.'
+            )
+        if job not in _JOBS:
+            raise ClusterError(
+                f"{at.cluster} has an unknown job; known jobs are {_listed()}. "
+                f"Received: {shown(job)}. Rename or remove it."
+            )
+        where = f'{at.cluster}["{job}"]'
+        addresses[job] = _entries(entries, where)
+        for number, address in enumerate(addresses[job]):
+            host, port = split(address, f"{where}[{number}]")
+            place = places.setdefault((host.lower(), port), f'"{job}"[{number}]')
+            if place != f'"{job}"[{number}]':
+                raise ClusterError(
+                    f'{at.cluster} gives {place} and "{job}"[{number}] the same address. '
+                    f"Received: {shown(address)}. Give each process its own address."
+                )
+    if len(addresses.get("chief", ())) > 1:
+        raise ClusterError(
+            f'{at.cluster}["chief"] must name one process. Received: {shown(addresses["chief"])}. '
+            f'Move all but the first to "worker".'
+        )
+    return addresses
+
+
+def _entries(entries: object, where: str) -> list[str]:
+    """A job's addresses in index order, from a list or from a dict of index to address."""
+    if isinstance(entries, Mapping):
+        numbered = {_number(key): address for key, address in entries.items()}
+        if len(numbered) != len(entries) or set(numbered) != set(range(len(entries))):
+            raise ClusterError(
+                f"{where} must number its processes 0, 1, 2, … without gaps. "
+                f"Received: {shown(list(entries))}. Renumber them, or use a list."
+            )
+        entries = [numbered[number] for number in range(len(numbered))]
+    if not isinstance(entries, (list, tuple)):
+        raise ClusterError(
+            f'{where} must be a list of "host:port". Received: {shown(entries)}. '
+            f"Put the addresses of this job in a list."
+        )
+    if not entries:
+        raise ClusterError(
+            f"{where} is empty. Received: {shown(entries)}. "
+            f"List the processes of this job, or remove the job."
+        )
+    return list(entries)
+
+
+def _index(index: object, job: str, addresses: Mapping[str, list[str]], at: Source) -> int:
+    number = _number(index)
+    if number is None:
+        raise ClusterError(
+            f"{at.task_index} must be an integer >= 0. Received: {shown(index)}. "
+            f"Set it to this process's position in {at.cluster}[{job!r}]."
+        )
+    if job == "evaluator" and job not in addresses:
+        return number
+    if job not in addresses:
+        raise ClusterError(
+            f"{at.task_type} names a job that {at.cluster} does not have. Received: {job!r}. "
+            f"Set it to one of {sorted(addresses)}, or add the job to the cluster."
+        )
+    count = len(addresses[job])
+    if number >= count:
+        raise ClusterError(
+            f"{at.task_index} must be below {count}, the number of processes in "
+            f"{at.cluster}[{job!r}]. Received: {number}. Correct it, or add this process."
+        )
+    return number
+
+
+def _number(value: object) -> int | None:
+    """The value as an index, if it is an integer >= 0 or its digits."""
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    return None

@@ -1,0 +1,104 @@
+"""Reads the cluster from TF_CONFIG, TensorFlow's JSON description of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from tfdist._src.cluster.spec import cluster_spec
+from tfdist._src.cluster.spec.host_port import shown
+from tfdist._src.cluster.spec.topology import Topology
+from tfdist.errors import ClusterError
+
+_AT = cluster_spec.Source(
+    'TF_CONFIG["cluster"]', 'TF_CONFIG["task"]["type"]', 'TF_CONFIG["task"]["index"]'
+)
+_FORM = (
+    '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
+)
+
+
+def from_environment(environ: Mapping[str, str] | None = None) -> Topology:
+    """Reads the cluster from the environment variable TF_CONFIG.
+
+    Args:
+        environ: variables to read; this process's environment by default.
+
+    Returns:
+        The topology; that of a single process if TF_CONFIG is not set.
+
+    Raises:
+        ClusterError: TF_CONFIG is invalid; see `from_tf_config`.
+
+    Example:
+        >>> from_environment({}).size
+        1
+    """
+    return from_tf_config((os.environ if environ is None else environ).get("TF_CONFIG"))
+
+
+def from_tf_config(text: str | None) -> Topology:
+    """Reads the cluster from the text of TF_CONFIG.
+
+    The chief is rank 0 and the workers follow in order; without a chief, worker 0 is rank 0. An
+    evaluator is not part of the group. Keys other than `cluster` and `task` are ignored.
+
+    Args:
+        text: the JSON text; None, empty text, `{}` or an empty cluster mean a single process.
+
+    Returns:
+        The topology.
+
+    Raises:
+        ClusterError: the text is invalid; the message says what, where, and how to fix it.
+
+    Example:
+        >>> from_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, '
+        ...                '"task": {"type": "worker", "index": 1}}').rank
+        1
+    """
+    if text is None or not text.strip():
+        return Topology()
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise ClusterError(
+            f"TF_CONFIG is not JSON ({error}). Received: {shown(text)}. Write it like {_FORM}."
+        ) from None
+    if not isinstance(config, dict):
+        raise ClusterError(
+            f"TF_CONFIG must be a JSON object. Received: {shown(text)}. Write it like {_FORM}."
+        )
+    if not config:
+        return Topology()
+    if "sparseCluster" in config:
+        raise ClusterError(
+            'TF_CONFIG has a "sparseCluster", in which each worker knows only itself, but all of '
+            f"them train together. Received: {shown(config['sparseCluster'])}. Remove "
+            '"enableDynamicWorker" from the TFJob.'
+        )
+    cluster = _part(config, "cluster", "TF_CONFIG")
+    if not cluster:
+        return Topology()
+    task = _part(config, "task", "TF_CONFIG")
+    for key in ("type", "index"):
+        if key not in task:
+            raise ClusterError(
+                f'TF_CONFIG["task"] lacks "{key}". Received: {shown(task)}. Write it like {_FORM}.'
+            )
+    return cluster_spec.topology(cluster, task["type"], task["index"], _AT)
+
+
+def _part(config: dict[str, object], key: str, where: str) -> dict[str, object]:
+    if key not in config:
+        raise ClusterError(
+            f'{where} lacks "{key}". Received: {shown(config)}. Write it like {_FORM}.'
+        )
+    part = config[key]
+    if not isinstance(part, dict):
+        raise ClusterError(
+            f'{where}["{key}"] must be a JSON object. Received: {shown(part)}. '
+            f"Write it like {_FORM}."
+        )
+    return part

@@ -1,0 +1,76 @@
+"""This process's place in its job, for scripts: `tfdist.rank()`, `size()` and `is_chief()`."""
+
+from __future__ import annotations
+
+from tfdist._src.cluster.resolvers.registry import find
+from tfdist._src.cluster.spec.topology import Topology
+
+_joined: Topology | None = None
+_is_admitted = True
+
+
+def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
+    """Records the job that this process has joined, or by which it has yet to be admitted."""
+    global _joined, _is_admitted
+    _joined, _is_admitted = topology, is_admitted
+
+
+def rank() -> int:
+    """The rank of this worker, starting at 0; the chief is rank 0.
+
+    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
+    and others set. Ranks number workers, not devices: a worker with four GPUs has one rank.
+
+    Raises:
+        ClusterError: the environment's description of the job is invalid.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.rank()  # without a cluster
+        0
+    """
+    return topology().rank
+
+
+def size() -> int:
+    """The number of workers in the job; 1 without a cluster.
+
+    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
+    and others set. The number of replicas on all devices of all workers is
+    `strategy.num_replicas_in_sync`.
+
+    Raises:
+        ClusterError: the environment's description of the job is invalid.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.size()  # without a cluster
+        1
+    """
+    return topology().size
+
+
+def is_chief() -> bool:
+    """Whether this is rank 0, the worker that writes files and prints on behalf of the job.
+
+    A process that waits to be admitted to a running job is not.
+
+    Raises:
+        ClusterError: the environment's description of the job is invalid.
+
+    Example:
+        >>> import tfdist
+        >>> if tfdist.is_chief():
+        ...     print("one line for the whole job")
+        one line for the whole job
+    """
+    return _is_admitted and topology().is_chief
+
+
+def topology() -> Topology:
+    """The job that this process has joined; until then, the one that its environment describes.
+
+    Raises:
+        ClusterError: the environment's description of the job is invalid.
+    """
+    return find().topology if _joined is None else _joined

@@ -1,0 +1,1 @@
+"""Communicators, the collectives as TensorFlow operations, and records of what they do."""

@@ -1,0 +1,184 @@
+"""The flight log of this process, which the core writes: where, about whom, and Python's stacks."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfdist._src import native
+from tfdist._src.cluster import Session, Topology
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm.exchange_log import ExchangeLog
+from tfdist._src.options import Options
+
+_lock = threading.Lock()
+_started = False
+_session: Session | None = None  # whose exchanges the log shows
+_exchanges: ExchangeLog | None = None  # tells the core of the session's exchanges
+_folder = Path()
+# The values that training steps communicate, by the names of their models, the newest last.
+_steps: dict[str, dict[str, Any]] = {}
+_MOST_MODELS = 4
+# Why there is no log; "" where there is one.
+_none_because = (
+    "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
+    "doctor` tells whether it can)"
+)
+
+
+def survive_signal() -> None:
+    """Has SIGUSR1 not end this process where no flight log is written, but tell why in a line.
+
+    Does nothing where the program has a handler of its own, or outside of the main thread, where
+    Python takes none. `start` keeps the handler, which is silent then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, _on_signal)
+        # Other libraries' calls are not all prepared to be interrupted.
+        signal.siginterrupt(signal.SIGUSR1, False)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _none_because:
+        line = f"tfdist: SIGUSR1 has no flight log written: {_none_because}.\n"
+        # Not by `sys.stderr`, which this thread may be in the middle of.
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
+
+
+def start(session: Session, options: Options) -> None:
+    """Has the core write a flight log on errors, on stalls and on SIGUSR1; the first call counts.
+
+    Without `options.flight_dir` none is written. A directory that cannot be written is reported in
+    one line, and training goes on.
+
+    Args:
+        session: the job's control connections, whose exchanges the log shows.
+        options: the settings.
+    """
+    global _started, _session, _exchanges, _folder, _none_because
+    topology = session.topology
+    if topology.size == 1:
+        return  # A worker that has not joined the others yet must not write over the log of one.
+    with _lock:
+        if _started:
+            return
+        if not options.flight_dir:
+            _none_because = "TFDIST_FLIGHT_DIR is not set. Start the job with it, or by tfdist run"
+            return
+        _started = True
+    folder = Path(options.flight_dir).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not writable")
+    except OSError as error:
+        _none_because = f"{error}. Set TFDIST_FLIGHT_DIR to another directory"
+        say(f"tfdist: there will be no flight log: {_none_because}.")
+        return
+    core = native.load().library
+    path, header = _place(folder, topology)
+    if core.tfd_flight_start(path, header, signal.SIGUSR1):
+        _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
+        say(f"tfdist: there will be no flight log: {_none_because}.")
+        return
+    _exchanges = ExchangeLog(core, topology)
+    _none_because, _folder, _session = "", folder, session
+    session.record_exchanges(_exchanges)
+    serve = threading.Thread(target=_serve, args=(core,), name="tfdist-stacks", daemon=True)
+    serve.start()
+
+
+def move(session: Session, options: Options) -> None:
+    """Goes on with another session, in the file of this process's rank there.
+
+    What was written so far stays as it is, until another process takes the rank over. Does nothing
+    where there is no log.
+    """
+    global _session, _exchanges, _folder
+    if _session is None:
+        return
+    with _lock:
+        _session, _folder = session, Path(options.flight_dir).absolute()
+        core = native.load().library
+        core.tfd_flight_move(*_place(_folder, session.topology))
+        _exchanges = ExchangeLog(core, session.topology)
+    session.record_exchanges(_exchanges)
+
+
+def note_step(model: str, step: dict[str, Any]) -> None:
+    """Adds the values that a training step communicates to the log, also if it starts later.
+
+    Replaces an earlier step of a model of the same name. The log forgets why it was written so
+    far, unless nothing has changed.
+
+    Args:
+        model: the model's name.
+        step: the members of a JSON object.
+    """
+    step = json.loads(json.dumps(step))  # What cannot be written must not be kept.
+    with _lock:
+        if _steps.get(model) == step:
+            return
+        _steps.pop(model, None)
+        _steps[model] = step
+        if len(_steps) > _MOST_MODELS:
+            del _steps[next(iter(_steps))]
+        if _session is not None and _exchanges is not None:
+            native.load().library.tfd_flight_move(*_place(_folder, _session.topology))
+            _exchanges.show()
+
+
+def _place(folder: Path, topology: Topology) -> tuple[bytes, bytes]:
+    """The path of the log, and the members of its JSON object that tell of this process."""
+    header = json.dumps(_header(topology))[1:-1]
+    return os.fsencode(folder / f"flight-rank{topology.rank}.json"), header.encode()
+
+
+def _header(topology: Topology) -> dict[str, Any]:
+    return {
+        "rank": topology.rank,
+        "size": topology.size,
+        "generation": topology.generation,
+        "worker": str(topology.me),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "program": sys.argv[0] if sys.argv else "",
+        "step_communication": [{"model": name, **step} for name, step in _steps.items()],
+    }
+
+
+def _serve(core: Any) -> None:
+    """Waits, without Python's lock, until the core asks for the stacks of all threads.
+
+    Where it does because of a stall, all workers are told: the core tells only those that it waits
+    for, and others, as in a pipeline, may be the reason why these are late.
+    """
+    wanted = core.tfd_flight_stacks_wanted()
+    while True:
+        os.read(wanted, 8)
+        core.tfd_flight_give_stacks(_stacks())
+        message = core.tfd_flight_stalled().decode(errors="replace")
+        if message and _session is not None:
+            _session.stalled(message)
+
+
+def _stacks() -> bytes:
+    # In memory, since the disk may be full.
+    file = os.memfd_create("tfdist-stacks")
+    try:
+        faulthandler.dump_traceback(file, all_threads=True)
+        return os.pread(file, os.fstat(file).st_size, 0)
+    finally:
+        os.close(file)

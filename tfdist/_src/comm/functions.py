@@ -1,0 +1,336 @@
+"""Collectives for user code: on tensors and nests of tensors, eagerly and in `tf.function`.
+
+All ranks of a communicator call the same functions in the same order. A strategy with the native
+collectives creates the communicator `"workers"`, which has one rank per worker;
+`NativeCommunicator.split` creates others.
+
+The default name of a collective among all ranks is its call site, file and line: ranks that call
+it at different lines must pass the same `name`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfdist._src.comm import call_site, native_ops, registry
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_ops import REDUCTIONS
+from tfdist._src.comm.one_rank import OneRank, invalid
+from tfdist._src.comm.traffic import Traffic
+
+_WORKERS = "workers"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_written(function: _Function) -> _Function:
+    """Keeps autograph from converting a function, which would hide its call site."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
+
+
+def communicator(name: str = _WORKERS) -> NativeCommunicator:
+    """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `abort`.
+
+    Raises:
+        ValueError: no communicator has this name.
+    """
+    return registry.get(name)  # type: ignore[no-any-return]
+
+
+@_as_written
+def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Reduces over the ranks; the result is bitwise identical on all of them.
+
+    Args:
+        value: a tensor, or a nest of tensors, of bool, (u)int8, int32, int64, float16, bfloat16,
+            float32 or float64; the same shapes and types on all ranks. Half types are summed in
+            float32.
+        op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools count as 0
+            and 1: a sum is true if any is.
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks; by default the call site.
+
+    Returns:
+        The reduced value, of the same structure. `"sum"` and `"mean"` are differentiable.
+
+    Raises:
+        ValueError: `op` is unknown, or no communicator has this name.
+        tf.errors.FailedPreconditionError: the ranks called different collectives.
+        tf.errors.UnavailableError: a rank is lost.
+
+    Example:
+        >>> tfdist.collective.all_reduce({"loss": loss, "rows": rows})  # doctest: +SKIP
+    """
+    _check_op(op)
+    group = registry.get(communicator)
+    tensors = [_summable(v, "all_reduce", op) for v in tf.nest.flatten(value)]
+    if isinstance(group, OneRank) or not tensors:
+        _check(group)
+        return tf.nest.pack_sequence_as(value, tensors)
+    results: list[Any] = [None] * len(tensors)
+    key = name or call_site.of_call()
+    with tf.device(group.device):
+        for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
+            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            reduced = native_ops.all_reduce(
+                group.token, [tensors[i] for i in indices], op, communicator, key
+            )
+            for i, result in zip(indices, reduced, strict=True):
+                results[i] = result
+    return tf.nest.pack_sequence_as(value, results)
+
+
+@_as_written
+def reduce_scatter(
+    value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
+) -> Any:
+    """Reduces over the ranks and returns this rank's shard along the first axis.
+
+    Args:
+        value: a tensor or a nest of them, as for `all_reduce`; the first dimension is a multiple
+            of the number of ranks.
+        op: as for `all_reduce`.
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks; by default the call site.
+
+    Returns:
+        Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` are
+        differentiable.
+
+    Raises:
+        As `all_reduce`; tf.errors.InvalidArgumentError if the first dimension is not divisible.
+    """
+    _check_op(op)
+    return _map(
+        tf.nest.map_structure(lambda v: _summable(v, "reduce_scatter", op, rows=True), value),
+        communicator,
+        name,
+        lambda group, t, key: native_ops.reduce_scatter(group.token, t, op, communicator, key),
+    )
+
+
+@_as_written
+def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Concatenates along the first axis, in rank order.
+
+    Args:
+        value: a tensor or a nest of them, of a type that `all_reduce` takes; the first dimension
+            may differ between ranks.
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks; by default the call site.
+
+    Returns:
+        The rows of all ranks; differentiable.
+    """
+    return _map(
+        tf.nest.map_structure(lambda v: _sendable(v, "all_gather", rows=True), value),
+        communicator,
+        name,
+        lambda group, t, key: native_ops.all_gather(group.token, t, communicator, key),
+    )
+
+
+@_as_written
+def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Broadcasts the root's value to all ranks.
+
+    Args:
+        value: a tensor or a nest of them, of the same shapes and types on all ranks.
+        root: the root's rank.
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks; by default the call site.
+
+    Returns:
+        The root's value; differentiable.
+    """
+    root = operator.index(root)
+    if isinstance(registry.get(communicator), OneRank) and root != 0:
+        raise invalid(f"The root of a broadcast must be a rank from 0 to 0. Received: {root}.")
+    return _map(
+        tf.nest.map_structure(lambda v: _sendable(v, "broadcast"), value),
+        communicator,
+        name,
+        lambda group, t, key: native_ops.broadcast(group.token, t, root, communicator, key),
+    )
+
+
+@_as_written
+def all_to_all(
+    tensor: Any, rows: Any = None, *, communicator: str = _WORKERS, name: str = ""
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends some rows to each rank.
+
+    Args:
+        tensor: the rows for rank 0, then those for rank 1, and so on.
+        rows: the number of rows for each rank, int64; equal numbers by default.
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks; by default the call site.
+
+    Returns:
+        The received rows, in rank order, and the number of rows from each rank. Differentiable.
+    """
+    group = registry.get(communicator)
+    tensor = _sendable(tensor, "all_to_all", rows=True)
+    if rows is None:
+        _, size = group.place()
+        rows = tf.fill([size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64))
+    rows = tf.cast(rows, tf.int64)
+    if isinstance(group, OneRank):
+        group.check()
+        return group.all_to_all(tensor, rows)
+    with tf.device(group.device):
+        key = name or call_site.of_call()
+        return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
+
+
+@_as_written
+def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "") -> None:
+    """Sends a tensor to one rank, which calls `receive`.
+
+    Args:
+        value: the tensor.
+        rank: the receiver's rank.
+        communicator: the group's name.
+        name: the name of this message, compared with the receiver's.
+    """
+    tensor = _sendable(value, "send")
+    group = _with_peer(communicator, rank)
+    with tf.device(group.device):
+        native_ops.send(group.token, tensor, rank, communicator, name)
+
+
+@_as_written
+def receive(
+    shape: Sequence[int] | tf.Tensor,
+    dtype: Any,
+    rank: int,
+    *,
+    communicator: str = _WORKERS,
+    name: str = "",
+) -> tf.Tensor:
+    """Receives a tensor from one rank, which calls `send`.
+
+    Args:
+        shape: the tensor's shape, compared with the sender's.
+        dtype: the tensor's type.
+        rank: the sender's rank.
+        communicator: the group's name.
+        name: the name of this message, compared with the sender's.
+
+    Returns:
+        The tensor.
+    """
+    dtype = _known_type(tf.as_dtype(dtype), "receive")
+    group = _with_peer(communicator, rank)
+    with tf.device(group.device):
+        return native_ops.receive(group.token, shape, dtype, rank, communicator, name)
+
+
+@_as_written
+def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
+    """Waits until all ranks have called it.
+
+    Args:
+        communicator: the group's name.
+        name: the name of this call, compared among the ranks.
+    """
+    group = registry.get(communicator)
+    if isinstance(group, OneRank):
+        group.check()
+    else:
+        with tf.device(group.device):
+            native_ops.barrier(group.token, communicator, name)
+
+
+def statistics(communicator: str | None = None) -> Traffic:
+    """This process's traffic so far.
+
+    Args:
+        communicator: a group's name, to count only its traffic; by default all groups, those that
+            are closed included.
+
+    Example:
+        >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
+        33554432
+    """
+    if communicator is None:
+        return registry.traffic()
+    traffic: Traffic = registry.get(communicator).traffic()
+    return traffic
+
+
+def _map(tensors: Any, communicator: str, name: str, collective: Any) -> Any:
+    group = registry.get(communicator)
+    if isinstance(group, OneRank):
+        group.check()
+        return tensors
+    key = name or call_site.of_call()
+    with tf.device(group.device):
+        return tf.nest.map_structure(lambda tensor: collective(group, tensor, key), tensors)
+
+
+def _check(group: Any) -> None:
+    if isinstance(group, OneRank):
+        group.check()
+
+
+def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
+    """A value as a tensor that the native collectives take.
+
+    Args:
+        value: anything that TensorFlow can convert.
+        function: which takes it.
+        rows: whether it needs a first axis.
+
+    Raises:
+        tf.errors.InvalidArgumentError: its type or shape is not supported.
+    """
+    tensor = tf.convert_to_tensor(value)
+    _known_type(tensor.dtype, function)
+    if rows and tensor.shape.rank == 0:
+        raise invalid(
+            f"{function} needs a tensor with a first axis. Received: a scalar. Reshape it to [1]."
+        )
+    return tensor
+
+
+def _summable(value: Any, function: str, op: str, *, rows: bool = False) -> tf.Tensor:
+    """The same of a value that is reduced by an operation."""
+    tensor = _sendable(value, function, rows=rows)
+    if op == "mean" and not tensor.dtype.is_floating:
+        raise invalid(
+            f"A mean is defined for floating types. Received: {tensor.dtype.name}. Cast the "
+            "tensor, or take the sum."
+        )
+    return tensor
+
+
+def _known_type(dtype: tf.DType, function: str) -> tf.DType:
+    if dtype not in native_ops.TYPES:
+        known = ", ".join(sorted(one.name for one in native_ops.TYPES))
+        raise invalid(
+            f"{function} takes tensors of {known}. Received: {dtype.name}. Cast or encode it."
+        )
+    return dtype
+
+
+def _with_peer(communicator: str, rank: int) -> Any:
+    """The communicator for a message, which has other ranks."""
+    group = registry.get(communicator)
+    if isinstance(group, OneRank):
+        group.check()
+        raise invalid(
+            "Rank 0 of 1 can exchange messages with other ranks of its group only. Received: rank "
+            f"{rank}."
+        )
+    return group
+
+
+def _check_op(op: str) -> None:
+    if op not in REDUCTIONS:
+        raise ValueError(
+            f"`op` must be one of {', '.join(map(repr, REDUCTIONS))}. Received: {op!r}."
+        )

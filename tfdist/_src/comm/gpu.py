@@ -1,0 +1,84 @@
+"""The GPUs of a process: their numbers, the kernels compiled for them, and NCCL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfdist._src import native
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.native import gpu_kernels, nvidia
+from tfdist._src.options import NativeOptions, Options
+from tfdist.errors import NativeUnavailableError
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a communicator needs to work in a GPU's memory.
+
+    Attributes:
+        device: TensorFlow's name of it.
+        number: of the GPU, among those that `CUDA_VISIBLE_DEVICES` lets this process see.
+        kernels: the file with the kernels compiled for it; "" for none.
+        nccl: NCCL's library, a path or a name; "" for none.
+    """
+
+    device: str
+    number: int
+    kernels: str
+    nccl: str
+
+
+def obstacle(devices: Sequence[str], options: Options) -> str:
+    """Why these GPUs of this process cannot be used; "" if they can."""
+    core = native.load().library
+    for number in _numbers(devices):
+        if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
+            return str(core.tfd_error().decode(errors="replace"))
+    return ""
+
+
+def find(devices: Sequence[str], options: Options) -> list[Gpu]:
+    """What a communicator needs of these GPUs of this process; compiles kernels if necessary.
+
+    Without NVRTC, or a folder for what it makes, there are no kernels, which is announced.
+
+    Args:
+        devices: TensorFlow's names of them.
+        options: the settings.
+    """
+    numbers = _numbers(devices)
+    kernels = {number: _kernels(number, options) for number in set(numbers)}
+    # NCCL sends in the clear.
+    nccl = "" if options.tls else options.nccl_library or nvidia.nccl()
+    return [
+        Gpu(device, number, kernels[number], nccl)
+        for device, number in zip(devices, numbers, strict=True)
+    ]
+
+
+def _numbers(devices: Sequence[str]) -> list[int]:
+    """The driver's numbers of logical devices, of which several may be parts of one GPU."""
+    numbers = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or [None]
+        numbers += [int(gpu.name.rsplit(":", 1)[-1])] * len(parts)
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    unknown = [device for device in devices if device not in names]
+    if unknown:
+        raise ValueError(f"There are the GPUs {', '.join(names)}. Received: {unknown[0]}.")
+    return [numbers[names.index(device)] for device in devices]
+
+
+def _kernels(number: int, options: Options) -> str:
+    try:
+        architecture = nvidia.Driver(options.cuda_library).devices()[number].architecture
+        native_options = NativeOptions.from_environment()
+        found = gpu_kernels.find(architecture, native_options)
+        return str(found or gpu_kernels.ensure([architecture], native_options)[0].path)
+    except (NativeUnavailableError, OSError) as error:
+        say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
+        return ""

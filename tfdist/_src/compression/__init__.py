@@ -1,0 +1,1 @@
+"""Gradient codecs, and the compressor that applies them."""

@@ -1,0 +1,115 @@
+"""The base class of all codecs."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from tfdist._src.compression.gradient import Gradient, Shape
+from tfdist._src.compression.host_leaders import HostLeaders
+from tfdist._src.compression.settings import check_types
+from tfdist._src.compression.transport import Exchange
+
+
+@dataclasses.dataclass(frozen=True)
+class Codec(abc.ABC):
+    """An encoding of gradients sent between hosts.
+
+    Codecs are settings: frozen, and compared by value. State that is kept from step to step is in
+    separate variables.
+
+    Args:
+        warmup_steps: the number of initial steps of the optimizer that are exact.
+
+    Attributes:
+        payload: how encoded values are summed. `"sharded"`: each host decodes and sums a shard of
+            the gradients in float32, encodes the sum and sends it to all hosts. `"summed"`: the
+            encoded values themselves are summed, exactly. `"gathered"`: every host receives the
+            encoded values of all hosts.
+        on_host: whether it runs on the CPU rather than on the gradients' device.
+        kept_by_all: whether every worker keeps state for each gradient, rather than only the host
+            leader that exchanges it.
+        has_fixed_size: whether `bits_per_value` is exact, rather than an upper bound.
+    """
+
+    payload: ClassVar[str]
+    on_host: ClassVar[bool] = True
+    kept_by_all: ClassVar[bool] = False
+    has_fixed_size: ClassVar[bool] = True
+
+    warmup_steps: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        self._check("`warmup_steps` must be >= 0.", self.warmup_steps, holds=self.warmup_steps >= 0)
+
+    @property
+    def follows_hosts(self) -> bool:
+        """Whether its operations depend on how the workers are divided among hosts."""
+        return True
+
+    @abc.abstractmethod
+    def bits_per_value(self, shape: Shape) -> float:
+        """The bits sent per value of a gradient of this shape before it is summed.
+
+        Uncompressed float32 values have 32.
+        """
+
+    def objection(self, optimizer: Any) -> str:
+        """Why this codec is incompatible with a Keras optimizer; "" if it is compatible."""
+        return ""
+
+    def compresses(self, shape: Shape) -> bool:
+        """Whether a gradient of this shape becomes smaller."""
+        return True
+
+    def runs_on(self, exchange: Exchange, device: str) -> str:
+        """The device that it runs on and keeps its state on.
+
+        Args:
+            exchange: the route to the other workers.
+            device: the gradients' device.
+        """
+        return exchange.workers.device if self.on_host else device
+
+    def kept(self, shape: Shape) -> Mapping[str, Shape]:
+        """The shapes, by name, of the float32 state kept for a gradient from step to step."""
+        return {}
+
+    def first(self, name: str, shape: Shape) -> tf.Tensor:
+        """The initial value of the state of a name, the same on all workers."""
+        return tf.zeros(shape, tf.float32)
+
+    def devices(self, exchange: Exchange) -> HostLeaders:
+        """How a worker's devices sum and divide gradients before `sum` is given them.
+
+        Args:
+            exchange: the route to the other workers.
+
+        Returns:
+            The exchange's, or one without neighbors if `sum` is given those of each device.
+        """
+        return exchange.devices
+
+    @abc.abstractmethod
+    def sum(
+        self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Sums gradients over all workers.
+
+        Args:
+            exchange: the route to the other workers.
+            gradients: in the order of the forward pass; their state is updated.
+            step: the number of compressed steps so far, an int64 scalar, the same on all workers.
+
+        Returns:
+            The sums, bitwise identical on all workers.
+        """
+
+    def _check(self, rule: str, value: Any, *, holds: bool) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}: {rule} Received: {value!r}.")

@@ -1,0 +1,120 @@
+"""PowerSGD: a gradient as the product of two thin matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.spans import GraphSpan
+from tfdist._src.compression.codecs.hierarchical import HierarchicalCodec
+from tfdist._src.compression.gradient import Gradient, Shape, count
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerSGD(HierarchicalCodec):
+    """A low-rank approximation of a gradient, by one step of subspace iteration.
+
+    A gradient is treated as an `m * n` matrix `M`, with its last axis as columns:
+    `P = orthogonal(sum of M Q)`, `Q = sum of M^T P`, and `P Q^T` is the sum. The next step starts
+    with this `Q`, and the approximation error of each host's `M` is added to its next gradient.
+    `32 * rank * (1 / m + 1 / n)` bits per value. Gradients that would not shrink stay exact.
+
+    Workers need the same kind of processor, on which the products' last bits depend.
+
+    Args:
+        rank: the rank of the approximation, >= 1.
+
+    Source: Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed
+    optimization", 2019.
+    """
+
+    payload = "summed"
+    on_host = False
+
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("`rank` must be >= 1.", self.rank, holds=self.rank >= 1)
+
+    def bits_per_value(self, shape: Shape) -> float:
+        rows, columns = matrix(shape)
+        return 32 * self.rank * (rows + columns) / max(1, rows * columns)
+
+    def compresses(self, shape: Shape) -> bool:
+        rows, columns = matrix(shape)
+        return self.rank * (rows + columns) < rows * columns
+
+    def kept(self, shape: Shape) -> Mapping[str, Shape]:
+        return {"error": (count(shape),), "query": (matrix(shape)[1], self.rank)}
+
+    def first(self, name: str, shape: Shape) -> tf.Tensor:
+        if name == "query":
+            return tf.random.stateless_normal(shape, [0, 0], alg="philox")
+        return super().first(name, shape)
+
+    def sum_of_hosts(
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        span = GraphSpan([g.value for g in gradients])
+        matrices = [_with_error(g) for g in gradients]
+        queries = [g.kept["query"].read_value() for g in gradients]
+        lefts = list(map(tf.matmul, matrices, queries))
+        span.end("compression", "encode by powersgd, left", lefts)
+        lefts = leaders.all_reduce(lefts)
+        span = GraphSpan(lefts)
+        lefts = [tf.linalg.qr(_scaled(left))[0] for left in lefts]
+        rights = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, lefts, strict=True)]
+        span.end("compression", "encode by powersgd, right", rights)
+        rights = leaders.all_reduce(rights)
+        span = GraphSpan(rights)
+        _, hosts = leaders.place()
+        totals = [
+            _approximate(g, left, right, hosts)
+            for g, left, right in zip(gradients, lefts, rights, strict=True)
+        ]
+        span.end("compression", "decode by powersgd", totals)
+        return totals
+
+
+def matrix(shape: Shape) -> tuple[int, int]:
+    """The rows and columns of a gradient as a matrix."""
+    return math.prod(shape[:-1]), math.prod(shape[-1:])
+
+
+def _with_error(gradient: Gradient) -> tf.Tensor:
+    error = gradient.kept["error"]
+    error.assign_add(tf.reshape(gradient.value, [-1]))
+    return tf.reshape(error.read_value(), matrix(gradient.shape))
+
+
+def _scaled(factor: tf.Tensor) -> tf.Tensor:
+    # Only its directions matter; its squares must stay in the range of float32.
+    return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
+
+
+def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: Any) -> tf.Tensor:
+    error, query = gradient.kept["error"], gradient.kept["query"]
+    total = tf.matmul(left, right, transpose_b=True)
+
+    def keep() -> None:
+        # In place: error -= total / hosts.
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=error.handle,
+            alpha=tf.cast(1 / tf.cast(hosts, tf.float64), tf.float32),
+            delta=tf.reshape(total, [-1]),
+        )
+        query.assign(tf.where(tf.reduce_any(right != 0), _scaled(right), query))
+
+    def forget() -> None:
+        without = error.read_value() - tf.reshape(gradient.value, [-1])
+        error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
+
+    # The same on all hosts, since these are sums.
+    tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
+    return tf.reshape(total, gradient.shape)

@@ -1,0 +1,293 @@
+"""Sums gradients over all workers, compressed according to a policy."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm import traces
+from tfdist._src.compression.auto import Auto, Choice
+from tfdist._src.compression.codecs.codec import Codec
+from tfdist._src.compression.gradient import Gradient
+from tfdist._src.compression.policy import Policy, may_be_compressed
+from tfdist._src.compression.registry import name_of
+from tfdist._src.compression.state import State
+from tfdist._src.compression.transport import Exchange
+from tfdist._src.internals.extended import await_other_replicas
+from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
+from tfdist._src.xla import left_to_tensorflow
+
+Route = tuple[object, ...]
+EXACT: Route = ("exact",)
+COMPRESSED: Route = ("compressed",)
+"""Compressed by the core, which looks for itself how the workers are divided among hosts."""
+
+Sum = Callable[[list[Any]], list[Any]]
+# Creates each replica's route to the other workers, for a policy's `within_hosts`; collective.
+MakeExchanges = Callable[[bool], list[Exchange]]
+
+
+class Compressor:
+    """Sums an optimizer's gradients over all workers.
+
+    Args:
+        policy: what to compress; None for nothing.
+        make_exchanges: creates the routes to the other workers.
+        devices: the devices of this worker's replicas.
+        agree: checks that all workers have the same policy; called by all of them together.
+
+    Attributes:
+        given: the initial policy.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | None,
+        make_exchanges: MakeExchanges,
+        devices: Sequence[str],
+        agree: Callable[[Policy | None], None],
+    ) -> None:
+        self._make_exchanges = make_exchanges
+        self._agree = agree
+        self._devices = list(devices)
+        self._exchanges: dict[bool, list[Exchange]] = {}
+        self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+        self._policy: Policy | None = None
+        self._choice: Choice | None = None
+        self._traced: set[Route] = set()
+        self.given = policy
+        self.change(policy)
+
+    def change(self, policy: Policy | None) -> None:
+        """Switches to another policy; called by all workers together.
+
+        Already traced functions do not change.
+
+        Raises:
+            ProgramMismatchError: the workers have different policies.
+        """
+        self._agree(policy)
+        if policy is not None and policy.within_hosts not in self._exchanges:
+            self._exchanges[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
+        self._policy = policy
+        self._traced.clear()
+        self._choose()
+
+    def confirm(self) -> None:
+        """Checks that others who change have this policy then; called by all workers together.
+
+        Raises:
+            ProgramMismatchError: the workers have different policies.
+        """
+        self._agree(self._policy)
+
+    def _choose(self) -> None:
+        self._choice = None
+        if self._policy is None or not isinstance(self._policy.codec, Auto):
+            return
+        exchange = self._exchanges[self._policy.within_hosts][0]
+        if exchange.compresses:
+            self._choice = Choice(self._policy.codec, exchange.alone(), self._devices[0])
+        elif exchange.workers.context.rank == 0:
+            say("tfdist: compression: chose none, since all workers are on one host.")
+
+    def _owner(self) -> str:
+        assert self._policy is not None
+        here = self._exchanges[self._policy.within_hosts][0].workers.context
+        return f"{here.rank} of {here.size}"
+
+    def _routes(self) -> Iterator[Route]:
+        """What a graph that is traced now knows of each replica's route."""
+        codec = self.codec
+        if self._policy is None or codec is None:
+            yield EXACT
+            return
+        for exchange in self._exchanges[self._policy.within_hosts]:
+            yield (type(codec).__name__, *exchange.shape) if codec.follows_hosts else COMPRESSED
+
+    @property
+    def routes(self) -> list[bool]:
+        """For which values of `within_hosts` there are routes to the other workers."""
+        return sorted(self._exchanges)
+
+    def renew(self) -> None:
+        """Makes the routes anew when the workers have changed; called by all of them together.
+
+        What the codecs keep of this worker's gradients stays. If graphs cannot use the new routes,
+        `traces.know_group` becomes true.
+        """
+        self._exchanges = {within: self._make_exchanges(within) for within in self.routes}
+        if self._policy is not None:
+            for optimizer in self._numbers:
+                if state := getattr(optimizer, "compression_state", None):
+                    state.move(self._owner())
+        if self.is_automatic:
+            # All measure the new links, those without a choice so far as well.
+            self._choose()
+            traces.note_stale()
+        routes = set(self._routes())
+        if not all({route} == routes for route in self._traced):
+            traces.note_stale()
+            self._traced.clear()
+
+    @property
+    def policy(self) -> Policy | None:
+        """The current policy."""
+        return self._policy
+
+    def note_traced(self) -> None:
+        """Records, while a graph is traced, by which routes it sums gradients."""
+        if self._policy is not None and not tf.executing_eagerly():
+            self._traced.update(self._routes())
+
+    @property
+    def active(self) -> bool:
+        """Whether a policy is set and has anything to compress."""
+        return self._policy is not None and self._exchanges[self._policy.within_hosts][0].compresses
+
+    @property
+    def codec(self) -> Codec | None:
+        """The codec in use; None if nothing is compressed, or no choice has been made yet."""
+        if self._policy is None or not self.active:
+            return None
+        if isinstance(self._policy.codec, Auto):
+            return self._choice.codec if self._choice is not None else None
+        return self._policy.codec
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the codec is chosen by measurement; the same on all workers."""
+        return self._policy is not None and isinstance(self._policy.codec, Auto)
+
+    @property
+    def choice(self) -> Choice | None:
+        """The choice by measurement, if any."""
+        return self._choice
+
+    @property
+    def chosen(self) -> str:
+        """The name of the codec in use, or `"none"`."""
+        return name_of(self.codec)
+
+    @property
+    def variables(self) -> list[Any]:
+        """What the codecs keep for all optimizers."""
+        states = [getattr(optimizer, "compression_state", None) for optimizer in self._numbers]
+        return [variable for state in states if state is not None for variable in state.variables]
+
+    def new_state(self) -> State:
+        """An empty codec state of this worker."""
+        return State(self._owner())
+
+    def keeps(self) -> bool:
+        """Whether the codec in use has state."""
+        return self.codec is not None and bool(self.codec.kept((64, 64)))
+
+    def prepare(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        sparse: Sequence[Any],
+        elsewhere: Sequence[Any] = (),
+    ) -> None:
+        """Creates the codec state for an optimizer, before any conditional is traced.
+
+        Args:
+            optimizer: a Keras optimizer; its attribute `compression_state` will hold the state.
+            variables: all Keras variables that it trains.
+            sparse: those whose gradients are sparse.
+            elsewhere: those whose gradients are summed by other workers.
+
+        Raises:
+            ValueError: the codec is incompatible with the optimizer.
+        """
+        if self._policy is None or not self.active:
+            return
+        left_out = {id(v) for v in [*([] if self._policy.sparse else sparse), *elsewhere]}
+        # A variable's number does not depend on the policy and the gradients.
+        known = enumerate(v for v in variables if may_be_compressed(v))
+        chosen = {n: v for n, v in known if id(v) not in left_out and self._policy.compresses(v)}
+        self._numbers[optimizer] = {id(v): number for number, v in chosen.items()}
+        if self._choice is not None:
+            self._choice.make(optimizer, [tuple(v.shape) for v in chosen.values()])
+        codec = self.codec
+        if codec is None:
+            return
+        objection = codec.objection(optimizer)
+        if objection:
+            raise ValueError(objection)
+        if not hasattr(optimizer, "compression_state"):
+            optimizer.compression_state = self.new_state()
+        exchange, device = self._this_replica()
+        for number, variable in chosen.items():
+            shape = tuple(variable.shape)
+            keeper = exchange.devices if codec.kept_by_all else exchange
+            if codec.compresses(shape) and keeper.leads(number):
+                for name, kept in codec.kept(shape).items():
+                    on = codec.runs_on(exchange, device)
+                    optimizer.compression_state.make(name, number, kept, codec.first, on)
+
+    def sum(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], exact: Sum
+    ) -> list[Any]:
+        """Sums gradients.
+
+        Args:
+            optimizer: the optimizer that will apply them.
+            gradients: tensors and `tf.IndexedSlices`.
+            variables: the Keras variable of each gradient.
+            exact: sums gradients without compression.
+
+        Returns:
+            The sums, in the same order, bitwise identical on all workers.
+        """
+        codec, numbers = self.codec, self._numbers.get(optimizer, {})
+        mine: dict[int, Gradient] = {}
+        rest: list[int] = []
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            number = numbers.get(id(variable))
+            if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
+                rest.append(i)
+            else:
+                # A gradient's static shape may be unknown, as for a dense layer on sequences.
+                dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
+                mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
+        sums: dict[int, Any] = {}
+        if mine and codec is not None:
+            with left_to_tensorflow():  # Hosts and their workers may have different parts in it.
+                totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
+            sums.update(zip(mine, totals, strict=True))
+        # These are complete only after the backward pass, so they would delay the others.
+        if rest:
+            sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
+        return [sums[i] for i in range(len(gradients))]
+
+    def _sum(
+        self, codec: Codec, iterations: Any, gradients: list[Gradient], exact: Sum
+    ) -> list[tf.Tensor]:
+        assert self._policy is not None
+        if len(self._devices) > 1:
+            await_other_replicas()
+        step = tf.cast(iterations, tf.int64)
+        exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
+        exchange, _ = self._this_replica()
+
+        def compressed() -> list[tf.Tensor]:
+            begun = step - exact_steps
+            devices = codec.devices(exchange)
+            return devices.sum(gradients, lambda mine: codec.sum(exchange, mine, begun))
+
+        if not exact_steps:
+            return compressed()
+        values = [g.value for g in gradients]
+        return list(tf.cond(step < exact_steps, lambda: list(exact(values)), compressed))
+
+    def _this_replica(self) -> tuple[Exchange, str]:
+        """This replica's route to the other workers, and its device."""
+        assert self._policy is not None
+        replica = get_current_replica_id_as_int() if len(self._devices) > 1 else 0
+        return self._exchanges[self._policy.within_hosts][replica], self._devices[replica]

@@ -1,0 +1,87 @@
+"""Which gradients are compressed, how, and from which step."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+from tfdist._src.compression.auto import Auto
+from tfdist._src.compression.codecs.codec import Codec
+from tfdist._src.compression.settings import check_types
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What to compress with which codec; all other gradients are summed exactly.
+
+    Gradients of vectors and scalars (biases, normalization), of few values and of types other than
+    float32 stay exact, as do sparse ones (`tf.IndexedSlices`) unless `sparse` is set.
+
+    Args:
+        codec: the codec for all compressed gradients, or `Auto()`, which chooses one.
+        exclude: regular expressions; a variable stays exact if one of them matches anywhere in its
+            path, such as `"embedding"` or `"^dense_1/kernel$"`.
+        smallest: gradients with fewer values stay exact.
+        warmup_steps: the number of initial steps of the optimizer that are exact; the codec's, if
+            larger.
+        within_hosts: whether to compress between workers of the same host as well, to try out a
+            codec.
+        sparse: whether to compress sparse gradients too, as dense ones; the optimizer then receives
+            dense gradients.
+
+    Raises:
+        ValueError: an expression or a number is not valid.
+
+    Example:
+        ```python
+        tfdist.compression.Policy(tfdist.compression.OneBit(), exclude=("embedding",))
+        ```
+    """
+
+    codec: Codec | Auto
+    exclude: tuple[str, ...] = ()
+    smallest: int = 4096
+    warmup_steps: int = 0
+    within_hosts: bool = False
+    sparse: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec, (Codec, Auto)):
+            raise ValueError(
+                "`codec` must be a codec such as tfdist.compression.Int8(), or "
+                f"tfdist.compression.Auto(). Received: {self.codec!r}."
+            )
+        check_types(self)
+        if not isinstance(self.exclude, tuple) or not all(isinstance(e, str) for e in self.exclude):
+            raise ValueError(
+                "`exclude` must be a tuple of regular expressions. "
+                f'Received: {self.exclude!r}. Pass, for example, ("embedding",).'
+            )
+        for expression in self.exclude:
+            try:
+                re.compile(expression)
+            except re.error as error:
+                raise ValueError(
+                    "`exclude` must contain valid regular expressions. "
+                    f"Received: {expression!r}: {error}."
+                ) from None
+        for name in ("smallest", "warmup_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must be >= 0. Received: {getattr(self, name)}.")
+
+    def compresses(self, variable: Any) -> bool:
+        """Whether a variable's gradient is compressed if it is dense.
+
+        Args:
+            variable: a Keras variable, with a path such as `"layer/kernel"`.
+        """
+        if not may_be_compressed(variable) or math.prod(variable.shape) < self.smallest:
+            return False
+        return not any(re.search(expression, variable.path) for expression in self.exclude)
+
+
+def may_be_compressed(variable: Any) -> bool:
+    """Whether the gradient of a Keras variable can be compressed under any policy."""
+    return variable.dtype == "float32" and len(variable.shape) >= 2

@@ -1,0 +1,132 @@
+"""The route of gradients to the other workers, and which part of it is compressed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tfdist._src.comm.communicator_interface import Communicator
+from tfdist._src.comm.gpu_communicator import GpuCommunicator
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.compression.host_leaders import HostLeaders
+
+Split = Callable[[str, list[int]], NativeCommunicator | None]
+
+
+def is_shared_out(hosts: Sequence[int]) -> bool:
+    """Whether workers on these hosts divide gradients: several hosts, some with several workers.
+
+    Args:
+        hosts: the host number of each worker.
+    """
+    return 1 < len(set(hosts)) < len(hosts)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnGpus:
+    """What a route has on GPUs, for what the core encodes.
+
+    Attributes:
+        workers: the communicator of this replica's GPU with its counterparts on the other workers.
+        split: as for `Exchange`, of these GPUs.
+        devices: how the GPUs of this worker divide gradients.
+        all: this GPU's handle on the communicator of all GPUs, if workers have several.
+    """
+
+    workers: NativeCommunicator
+    split: Split
+    devices: HostLeaders = HostLeaders()  # noqa: RUF009 (it is frozen)
+    all: NativeCommunicator | None = None
+
+
+class Exchange:
+    """One replica's route: exact within a worker and a host, compressed between hosts.
+
+    Args:
+        workers: the communicator of this replica with its counterparts on the other workers.
+        within_hosts: whether to compress between workers of the same host as well.
+        devices: how the devices of this worker divide gradients.
+        split: creates a communicator with some of the workers under a name; called by all workers
+            together, with no members for a worker in none. Required, and called for "host" and
+            "carriers", unless `within_hosts` is set or `is_shared_out` is false.
+        exact: what sums without compression, if that is not `workers`.
+        on_gpus: the communicators of this route's GPUs, if replicas train on some.
+
+    Attributes:
+        workers: as given.
+        exact: as given, or `workers`.
+        within_hosts: as given.
+        devices: as given.
+        host: how the workers of this host divide gradients, if the core does not.
+        leaders: the communicator of the workers, one per host, that lead the same gradients as this
+            one; None if it leads none.
+        encoded: as `workers`, for what the core encodes.
+        encoded_devices: as `devices`, for what the core encodes.
+        encoded_host: as `host`, for what the core encodes.
+        encoded_leaders: as `leaders`, for what the core encodes.
+        of_all_gpus: where the core also sums what the GPUs of a worker bring; None for nowhere.
+        compresses: whether there is anything to compress: several hosts, or several workers and
+            `within_hosts`.
+    """
+
+    def __init__(
+        self,
+        workers: NativeCommunicator,
+        *,
+        within_hosts: bool,
+        devices: HostLeaders = HostLeaders(),  # noqa: B008 (it is frozen)
+        split: Split | None = None,
+        exact: Communicator | None = None,
+        on_gpus: OnGpus | None = None,
+    ) -> None:
+        self.workers = workers
+        self.exact: Communicator = workers if exact is None else exact
+        self.encoded = workers if on_gpus is None else on_gpus.workers
+        self.of_all_gpus = None if on_gpus is None else on_gpus.all
+        self.encoded_devices = devices if on_gpus is None else on_gpus.devices
+        self.within_hosts = within_hosts
+        self.devices = devices
+        self.host = HostLeaders()
+        self.leaders: NativeCommunicator | None = workers
+        self.encoded_host = self.host
+        self.encoded_leaders: NativeCommunicator | None = self.encoded
+        hosts: dict[int, list[int]] = {}
+        here = workers.context
+        for rank, host in enumerate(here.hosts):
+            hosts.setdefault(host, []).append(rank)
+        self.compresses = len(hosts) > 1 or (within_hosts and len(here.hosts) > 1)
+        if within_hosts or not is_shared_out(here.hosts):
+            return
+        assert split is not None
+        colocated = hosts[here.hosts[here.rank]]
+        num_leaders, index = min(map(len, hosts.values())), colocated.index(here.rank)
+        neighbors = colocated if len(colocated) > 1 else []
+        leaders = [ranks[index] for ranks in hosts.values()] if index < num_leaders else []
+        group = split("host", neighbors)
+        self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
+        self.leaders = split("carriers", leaders)
+        self.encoded_host, self.encoded_leaders = self.host, self.leaders
+        if on_gpus is not None:
+            gpus = on_gpus.split("host", neighbors)
+            if gpus is not None and group is not None:
+                of_host = GpuCommunicator(gpus, group)
+                self.encoded_host = dataclasses.replace(self.host, group=of_host)
+            self.encoded_leaders = on_gpus.split("carriers", leaders)
+
+    def alone(self) -> Exchange:
+        """The same without what all devices of a worker have to come to together."""
+        other = copy.copy(self)
+        other.of_all_gpus = None
+        return other
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What graphs know of the route, if they depend on how workers are divided among hosts."""
+        host = self.host
+        leads = "all" if self.leaders is self.workers else self.leaders is not None
+        return host.group is not None, host.num_leaders, host.index, host.stride, leads
+
+    def leads(self, number: int) -> bool:
+        """Whether this replica exchanges a gradient with other hosts."""
+        return self.devices.leads(number) and self.host.leads(number)

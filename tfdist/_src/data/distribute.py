@@ -1,0 +1,294 @@
+"""Distributes datasets among workers.
+
+If every worker can read the whole dataset, its global batches are kept: each replica takes its
+rows of each batch, and the first replicas take one row more if the rows do not divide evenly. All
+workers then see the same batches as a single process, in the same order. With a dataset of files,
+an auto-shard policy of OFF or a dataset function, each worker reads separate batches, and the
+workers agree before each step on whether any of them has rows left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.data.first_batch import current_watcher
+from tfdist._src.data.number_of_batches import agree_on_end
+from tfdist._src.data.replay import current_replay
+from tfdist._src.data.same_files import describe_files
+from tfdist._src.data.shares import BatchForm, as_element, components_apart, split_batches
+from tfdist._src.internals.datasets import dataset_operations, is_for_none
+from tfdist._src.internals.extended import set_batches
+from tfdist._src.internals.plain_input import plain_input
+from tfdist._src.internals.tensorflow import (
+    DatasetOfBatches,
+    distribute_lib,
+    get_distributed_dataset,
+    get_distributed_datasets_from_function,
+)
+
+_FILE_READERS = (
+    "TFRecordDataset",
+    "TextLineDataset",
+    "FixedLengthRecordDataset",
+    "CSVDataset",
+    "SqlDataset",
+)
+
+
+def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
+    """Distributes a dataset of global batches.
+
+    Raises:
+        ValueError: the elements are not batches.
+    """
+    options = options or _default_options(extended)
+    if not extended.communicates:
+        return get_distributed_dataset(
+            dataset,
+            extended.input_workers(options),
+            extended.strategy,
+            options=options,
+        )
+    _require_batches(dataset)
+    if extended.spans_workers and not splits_batches(dataset):
+        distributed = get_distributed_dataset(
+            _with_absent(dataset),
+            extended.input_workers(options),
+            extended.strategy,
+            num_replicas_in_sync=extended.replica_count,
+            input_context=_input_context(extended),
+            options=options,
+        )
+        shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
+        if _policy(dataset) == tf.data.experimental.AutoShardPolicy.AUTO:
+            _say_that_files_are_shared_out(extended.group.topology.is_chief)
+        files = describe_files(dataset) if shares else ""
+        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
+        return distributed
+    watcher = current_watcher()
+    per_worker_hint = not _in_order()
+    replicas = None if extended.group.elastic else extended.replica_count
+    watched = dataset
+    if watcher is not None:
+        watched = watcher.watch(dataset, replicas, per_worker_hint=per_worker_hint)
+    shares = split_batches(
+        _with_absent(watched), extended.workers, len(extended.worker_devices), replicas
+    )
+    rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
+    distributed = DatasetOfBatches(
+        shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
+    )
+    agree_on_end(
+        extended,
+        distributed,
+        int(dataset.cardinality()),
+        same_data=True,
+        per_worker_hint=per_worker_hint,
+    )
+    return distributed
+
+
+@functools.cache
+def _say_that_files_are_shared_out(is_chief: bool) -> None:
+    """Says once that AUTO gives other batches than one process has, as nobody has chosen that."""
+    if is_chief:
+        say(
+            "tfdist: The dataset reads files, of which each worker reads its share "
+            "(auto_shard_policy AUTO). So its batches are not those of one process. The policy "
+            "DATA keeps them: each worker then reads all files, and takes its rows of each batch."
+        )
+
+
+def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:
+    """Distributes no batch of a dataset, on a worker that others share it out without."""
+    options = _default_options(extended)
+    distributed = get_distributed_dataset(
+        dataset.take(0), extended.input_workers(options), extended.strategy, options=options
+    )
+    # Others have batches, so the workers agree on the end, as `distribute_dataset` has them do.
+    set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=False)
+    return distributed
+
+
+class Absent(NamedTuple):
+    """Stands for None in distributed batches, where TensorFlow takes no None."""
+
+
+def without_absent(batch: Any) -> Any:
+    """A batch, or its spec, with None for what a dataset has for it: `Absent` or an optional."""
+    stand_ins = (Absent, tf.experimental.Optional, tf.OptionalSpec)
+
+    def restored(part: Any) -> Any:
+        return keras.tree.MAP_TO_NONE if isinstance(part, stand_ins) else None
+
+    return keras.tree.traverse(restored, batch)
+
+
+def _with_absent(dataset: Any) -> Any:
+    """The dataset with `Absent` for None and Keras's empty optionals, if Keras's loops read it."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    if current_watcher() is None or not any(map(is_for_none, specs)):
+        return dataset
+
+    def replace(*batch: Any) -> Any:
+        element = as_element(dataset.element_spec, batch)
+        return tf.nest.map_structure(
+            lambda spec, part: Absent() if is_for_none(spec) else part,
+            dataset.element_spec,
+            element,
+        )
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(replace))
+
+
+def distribute_datasets_from_function(
+    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
+) -> Any:
+    """Distributes the per-worker datasets that the user's function returns."""
+    options = options or _default_options(extended)
+    distributed = get_distributed_datasets_from_function(
+        dataset_fn,
+        extended.input_workers(options),
+        [_input_context(extended)],
+        extended.strategy,
+        options,
+    )
+    if extended.spans_workers:
+        agree_on_end(extended, distributed, int(distributed.cardinality))
+    return distributed
+
+
+def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
+    # The default iterator, made to feed several devices, reads ahead, which would be lost with the
+    # group, and makes the process return memory to the kernel after every step.
+    devices = extended.worker_devices
+    plain = current_replay() is not None or (len(devices) == 1 and "CPU" in devices[0])
+    return plain_input() if plain else None
+
+
+def as_tensors(batch: Any) -> Any:
+    """A batch of tensors, ragged or sparse ones, and None."""
+    kept = (tf.RaggedTensor, tf.SparseTensor)
+    return tf.nest.map_structure(
+        lambda v: v if v is None or isinstance(v, kept) else tf.convert_to_tensor(v), batch
+    )
+
+
+def form_of(batch: Any) -> BatchForm:
+    """What is known of a global batch, a nest of arrays and tensors."""
+    sizes = {}
+    for i, leaf in enumerate(tf.nest.flatten(batch)):
+        shape = tf.TensorShape(getattr(leaf, "shape", ()))
+        ours = not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+        if ours and shape.rank and shape.is_fully_defined():
+            sizes[i] = shape[0], shape.num_elements() * tf.as_dtype(leaf.dtype).size
+    return BatchForm(batch_rows(batch), components_apart(sizes), shared=True)
+
+
+def batch_rows(batch: Any) -> int | None:
+    """The number of rows of a batch, if each dense component of it has the same, known one.
+
+    Args:
+        batch: a nest of tensors, or of their specs.
+    """
+    shapes = [tf.TensorShape(getattr(part, "shape", ())) for part in tf.nest.flatten(batch)]
+    sizes = {shape[0] for shape in shapes if shape.rank}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _replay_draws_anew() -> bool:
+    """Whether batches have other numbers of rows than the dataset's."""
+    replay = current_replay()
+    return replay is not None and replay.keeps_rows
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    """Makes distributed datasets split their batches, whatever their auto-shard policy.
+
+    The concatenated rows of all workers are then in the dataset's order.
+    """
+    _local.in_order = True
+    try:
+        yield
+    finally:
+        _local.in_order = False
+
+
+def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
+    """What is known of the batches of a distributed iterator.
+
+    Args:
+        iterator: made by `distribute_dataset` and the like.
+        rows: the number of rows of the next global batches; None if it is unknown.
+    """
+    return BatchForm(rows, getattr(iterator, "whole", ()), hasattr(iterator, "batch_rows"))
+
+
+def note_next(form: BatchForm) -> None:
+    """Notes what is known of the next batches of this thread."""
+    _local.next = form
+
+
+def form_of_next() -> BatchForm:
+    """What has been noted last."""
+    return getattr(_local, "next", BatchForm())
+
+
+_local = threading.local()
+
+
+def _in_order() -> bool:
+    return getattr(_local, "in_order", False)
+
+
+def splits_batches(dataset: Any) -> bool:
+    """Whether workers split each batch, rather than shard the files or nothing.
+
+    As in TensorFlow, the policy AUTO shards files if the dataset reads any.
+    """
+    if _in_order():
+        return True
+    policy = _policy(dataset)
+    shard = tf.data.experimental.AutoShardPolicy
+    if policy in (shard.DATA, shard.HINT):
+        return True
+    if policy in (shard.OFF, shard.FILE):
+        return False
+    return not _reads_files(dataset)
+
+
+def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
+    return distribute_lib.InputContext(
+        num_input_pipelines=extended.worker_count,
+        input_pipeline_id=extended.worker_rank,
+        num_replicas_in_sync=extended.replica_count,
+    )
+
+
+def _require_batches(dataset: Any) -> None:
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        if shape is not None and shape.rank == 0:
+            raise ValueError(
+                "A dataset must yield batches to be split among replicas: the first axis of every "
+                f"component is the rows. Received: an element with a scalar, {spec}. "
+                "Call `.batch(global_batch_size)` on the dataset."
+            )
+
+
+def _policy(dataset: Any) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy
+
+
+def _reads_files(dataset: Any) -> bool:
+    operations = dataset_operations(dataset)
+    return any(reader in name for name in operations for reader in _FILE_READERS)

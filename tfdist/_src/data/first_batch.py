@@ -1,0 +1,264 @@
+"""Checks that all workers read the same global batches, by comparing the first of each epoch.
+
+Where workers come in the middle of an epoch, the next batch is compared, too.
+
+Each worker takes its rows of every batch, so data sharded by hand would silently lose rows. The
+check does not run the input pipeline a second time: the first element is duplicated, and the
+worker takes one copy before the epoch begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.data.batch_contents import Leaf, difference, leaves_of, values_of
+from tfdist._src.data.replay import Replay
+from tfdist._src.data.shares import components_apart, with_rows
+from tfdist._src.group.group import Group
+from tfdist._src.internals.tensorflow import discard_next, take_next
+from tfdist.errors import ProgramMismatchError, UnsupportedError
+
+
+class FirstBatch:
+    """Compares the first batch of each pass through a dataset among the workers.
+
+    Args:
+        group: the workers.
+        tells_rows: whether batches are to tell their numbers of rows; see `WithRows`.
+
+    Attributes:
+        whole: the components that have other rows than the last batch; see `BatchForm`.
+    """
+
+    def __init__(self, group: Group, *, tells_rows: bool = False) -> None:
+        self._group, self._tells_rows = group, tells_rows
+        self._watches = False
+        self._per_worker_hint = True
+        # A weak reference, since the iterator's dataset refers to this object.
+        self._begun: Callable[[], Any] = lambda: None
+        self._leaves: list[Leaf] = []
+        self._seen: list[Any] = []
+        self._rows: dict[int, tuple[str, int, int]] = {}
+        self.whole: tuple[int, ...] = ()
+
+    @property
+    def watches(self) -> bool:
+        """Whether there is a dataset of which all workers read the same batches."""
+        return self._watches
+
+    def watch(self, dataset: Any, replicas: int | None, *, per_worker_hint: bool) -> Any:
+        """Returns the dataset with its first element duplicated, as `compare` expects.
+
+        Args:
+            dataset: yields global batches.
+            replicas: the number of replicas, if it does not change.
+            per_worker_hint: whether an error suggests how to read separate data on each worker.
+        """
+        self._watches, self._per_worker_hint = True, per_worker_hint
+        self._leaves = leaves_of(dataset)
+
+        def note(*values: np.ndarray) -> np.int64:
+            self._see(values)
+            return np.int64(2)
+
+        def copies(number: tf.Tensor, element: Any) -> tf.data.Dataset:
+            values = values_of(element)
+            count = tf.cond(
+                tf.equal(number, 0),
+                lambda: tf.ensure_shape(tf.numpy_function(note, values, tf.int64), []),
+                lambda: tf.constant(1, tf.int64),
+            )
+            if replicas is not None and self._tells_rows:
+                element = with_rows(element, replicas)
+            return tf.data.Dataset.from_tensors(element).repeat(count)
+
+        return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
+
+    def compare(self, iterator: Any, *, is_new: bool = False) -> None:
+        """Compares the first batch of a new iterator; called by all workers.
+
+        Args:
+            iterator: over the distributed form of a dataset from `watch`; one that was already
+                compared is left unchanged.
+            is_new: whether this worker came later, and is to fail alone if it differs.
+
+        Raises:
+            ProgramMismatchError: the workers read different data.
+        """
+        if not self._watches or iterator is self._begun():
+            return
+        self._begun, self._seen, self._rows = weakref.ref(iterator), [], {}
+        discard_next(iterator)
+        self._compare("first", is_new=is_new)
+
+    def compare_next(self, iterator: Any, replay: Replay, *, is_new: bool) -> None:
+        """Compares the next batch, where new workers have joined; called by all workers.
+
+        Args:
+            iterator: as for `compare`, at any place; None if this worker reads no more of it.
+            replay: what the dataset passes through.
+            is_new: whether this worker is one of those.
+
+        Raises:
+            ProgramMismatchError: as for `compare`.
+        """
+        self._seen, self._rows = [], {}
+        if self._watches and iterator is not None and replay.has_whole:
+            parts = [values_of(part) for part in replay.show_next(lambda: take_next(iterator))]
+            if parts:
+                self._see([_joined(values) for values in zip(*parts, strict=True)])
+        self._compare("next", is_new=is_new)
+
+    def _see(self, values: Sequence[np.ndarray]) -> None:
+        pairs = list(zip(self._leaves, values, strict=True))
+        self._seen = [leaf.seen(v) for leaf, v in pairs]
+        self._rows = {
+            leaf.component: (leaf.name, len(v), v.nbytes)
+            for leaf, v in pairs
+            if leaf.is_dense and np.ndim(v)
+        }
+
+    def _compare(self, which: str, *, is_new: bool) -> None:
+        """Compares what the workers see; each that is new, and all others, with the first other."""
+        texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new]))
+        batches, new = zip(*map(json.loads, texts), strict=True)
+        there = [rank for rank, came in enumerate(new) if not came] or list(range(len(new)))
+        for rank in [*there, self._group.topology.rank]:
+            found = difference(batches[there[0]], batches[rank], which)
+            if found:
+                raise different_data(
+                    self._group,
+                    rank,
+                    *found,
+                    reference=there[0],
+                    per_worker_hint=self._per_worker_hint and not is_new,
+                    is_new=is_new,
+                )
+        if self._rows:
+            sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
+            self.whole = components_apart(sizes)
+
+    def refuse_unlike_rows(self) -> None:
+        """Refuses batches such as graphs of nodes and edges, where they cannot be divided.
+
+        Raises:
+            UnsupportedError: the components of the last batch have different numbers of rows.
+        """
+        if self.whole:
+            found = ", ".join(f"{name} of {rows} rows" for name, rows, _ in self._rows.values())
+            raise UnsupportedError(
+                'All components of a batch for Elastic(batch="per_worker") must have the same '
+                f"number of rows. Received: a batch of {found}. Pad them, or use "
+                'Elastic(batch="global").'
+            )
+
+    def skip(self, iterator: Any) -> None:
+        """Leaves out the comparison of a new iterator, which the other workers have begun before.
+
+        Args:
+            iterator: as for `compare`.
+        """
+        if self._watches and iterator is not self._begun():
+            self._begun = weakref.ref(iterator)
+            discard_next(iterator)
+
+
+def different_data(
+    group: Group,
+    rank: int,
+    chiefs: str,
+    others: str,
+    *,
+    reference: int = 0,
+    per_worker_hint: bool,
+    is_new: bool = False,
+) -> ProgramMismatchError:
+    """The error for a worker that reads different data than the chief.
+
+    Args:
+        group: the workers.
+        rank: the worker's rank.
+        chiefs: what the chief reads.
+        others: what the worker reads.
+        reference: the rank of the worker that counts as the chief here.
+        per_worker_hint: whether to suggest how to read separate data on each worker.
+        is_new: whether the worker has joined others that were training already.
+    """
+    chief, other = (group.topology.workers[one] for one in (reference, rank))
+    return ProgramMismatchError(
+        f"The workers read different data: {chief} has {chiefs} where {other} has "
+        f"{others}. Every worker must read the same global batches, from which tfdist selects its "
+        "rows: don't shard the data by hand, use the same batch size on all workers, and shuffle "
+        "with a seed, or create the data after the strategy."
+        + (_PER_WORKER_HINT if per_worker_hint else "")
+        + (_NEW_HINT if is_new else "")
+    )
+
+
+def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
+    """The error for a step of which the workers have shares of unlike batches; called by all.
+
+    Args:
+        group: the workers.
+        own: the number of rows that this worker has of the step's batches.
+        whole: the number of rows of the whole batch; 0 if it is unknown.
+    """
+    texts = group.exchange("rows of a step", json.dumps([own, whole]))
+    shares, batches = zip(*map(json.loads, texts), strict=True)
+    known = len(set(batches)) > 1
+    rows = batches if known else shares
+    rank = max(range(1, len(rows)), key=lambda one: abs(rows[one] - rows[0]))
+    chiefs, others = f"{rows[0]} rows of the last batch", f"{rows[rank]}"
+    if known:
+        chiefs, others = (
+            f"a batch of {count} rows" if count else "no batch" for count in (rows[0], rows[rank])
+        )
+    return different_data(group, rank, chiefs, others, per_worker_hint=not known)
+
+
+_PER_WORKER_HINT = (
+    " To read separate batches on each worker, pass a tf.data.Dataset whose options set the "
+    "auto_shard_policy to OFF, or use strategy.distribute_datasets_from_function."
+)
+
+_NEW_HINT = (
+    " This worker joined while the others were training. If the program itself draws random "
+    "numbers for the data, as in the `on_epoch_end` of a PyDataset, it needs a seeded generator of "
+    "its own for them."
+)
+
+
+@contextlib.contextmanager
+def first_batch_watched(group: Group, *, tells_rows: bool) -> Iterator[FirstBatch]:
+    """Watches the datasets that are distributed in this thread.
+
+    Args:
+        group: as for `FirstBatch`.
+        tells_rows: as for `FirstBatch`.
+    """
+    _local.watcher = FirstBatch(group, tells_rows=tells_rows)
+    try:
+        yield _local.watcher
+    finally:
+        _local.watcher = None
+
+
+def current_watcher() -> FirstBatch | None:
+    """The watcher of datasets distributed in this thread, if any."""
+    return getattr(_local, "watcher", None)
+
+
+_local = threading.local()
+
+
+def _joined(parts: Sequence[tf.Tensor]) -> np.ndarray:
+    """The rows of all devices."""
+    return np.concatenate([part.numpy() for part in parts])

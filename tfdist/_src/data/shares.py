@@ -1,0 +1,300 @@
+"""Each replica's share of a batch's rows; the first replicas take one row more if need be."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._src import native
+from tfdist._src.comm.communicator_interface import Communicator
+from tfdist._src.data.replay import Replay, current_replay
+from tfdist._src.internals.datasets import derived_dataset
+from tfdist.errors import UnsupportedError
+
+# Autograph takes longer to convert such functions than TensorFlow to trace them.
+_as_written = tf.autograph.experimental.do_not_convert
+
+
+def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
+    """Splits every batch for this worker's replicas.
+
+    Batches are prefetched before they are split, so that an iterator follows a change of the group:
+    a share of rows is usually a reference to a part of the batch.
+
+    Args:
+        dataset: yields global batches; the first axis of every component is the rows.
+        workers: the communicator with one participant per worker.
+        count: the number of this worker's replicas.
+        fixed: the number of all replicas if it does not change.
+
+    Returns:
+        A dataset with `count` elements per batch: the rows of each replica, in order.
+
+    Raises:
+        UnsupportedError: batches are to be drawn anew, and have sparse or ragged tensors.
+    """
+    batches, replay = dataset.prefetch(1), current_replay()
+    specs = tf.nest.flatten(dataset.element_spec)
+    tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
+    if replay is not None and replay.keeps_rows and not tensors:
+        raise UnsupportedError(
+            'Elastic(batch="per_worker") needs batches of dense tensors, whose rows it can put '
+            f"together anew. Received: {dataset.element_spec}. Pass dense tensors, or "
+            'Elastic(batch="global").'
+        )
+    if not native.has_ops():
+        return _not_ahead(_in_functions(_for_each_replica(batches, count), workers, count, fixed))
+    split = functools.partial(_natively, batches, workers, count, replay)
+    if tensors:
+        spec = tf.nest.map_structure(lambda one: _of_share(one, fixed), dataset.element_spec)
+        return _not_ahead(split(spec, splits=True))
+    whole = split((dataset.element_spec, tf.TensorSpec([], tf.int64)), splits=False)
+    return _not_ahead(_in_functions(whole, workers, count, fixed))
+
+
+def _of_share(spec: Any, fixed: int | None) -> Any:
+    """The spec of a share of a component."""
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([_static_rows(spec, fixed), *spec.shape[1:]], spec.dtype)
+
+
+def _natively(
+    batches: Any,
+    workers: Communicator,
+    count: int,
+    replay: Replay | None,
+    spec: Any,
+    *,
+    splits: bool,
+) -> Any:
+    """Has our operation give each replica's rows, or the whole batch and the replica's number."""
+    name = workers.lasting_name
+    if replay is not None:
+        replay.is_used, replay.has_whole = True, splits
+    return derived_dataset(
+        batches,
+        native.load_ops().tfdist_shares_dataset,
+        spec,
+        communicator=name,
+        worker=0 if name else workers.rank,
+        workers=1 if name else workers.size,
+        replicas=count,
+        splits=splits,
+        replay=0 if replay is None else replay.number,
+    )
+
+
+def _for_each_replica(batches: Any, count: int) -> Any:
+    """Each batch once for each of this worker's replicas, with the replica's number."""
+
+    def repeat(*batch: Any) -> Any:
+        element = as_element(batches.element_spec, batch)
+        return tf.data.Dataset.range(count).map(_as_written(lambda own: (element, own)))
+
+    return batches.flat_map(_as_written(repeat))
+
+
+def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
+    """Splits components of every type, of batches with the number of a replica.
+
+    TensorFlow runs the functions ahead of time, unless they read a place that may change.
+    """
+
+    def cut(batch: Any, own: tf.Tensor) -> Any:
+        worker, size = workers.place()
+        replica = tf.cast(worker, own.dtype) * count + own
+        return take_share(batch, replica, size * count, fixed, own_memory=True)
+
+    return batches.map(_as_written(cut))
+
+
+def _not_ahead(dataset: Any) -> Any:
+    """The dataset without the prefetch that TensorFlow would put at its end."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
+
+
+def take_share(
+    batch: Any, replica: Any, replicas: Any, fixed: int | None, *, own_memory: bool = False
+) -> Any:
+    """One replica's rows of every component of a batch.
+
+    Args:
+        batch: the batch.
+        replica: the replica's number.
+        replicas: the number of replicas.
+        fixed: the same, if it does not change.
+        own_memory: whether to copy the rows. A dataset's batch may be the memory of an array that a
+            Python generator has yielded. TensorFlow knows that of the batch, but not of a slice of
+            it, which the next operation would overwrite with its result.
+    """
+
+    def take(component: Any) -> Any:
+        if component is None or isinstance(component, tf.experimental.Optional):
+            return component
+        if isinstance(component, tf.SparseTensor):
+            return _take_sparse(component, replica, replicas)
+        rows = component.nrows() if isinstance(component, tf.RaggedTensor) else _rows(component)
+        start, stop = share_of_rows(rows, replica, replicas)
+        if own_memory:
+            share = tf.gather(component, tf.range(start, stop))
+        else:
+            share = component[start:stop]
+        if isinstance(component, tf.RaggedTensor):
+            return share
+        known = _static_rows(component, fixed)
+        if known is None:
+            return with_any_rows(share)
+        share.set_shape([known, *component.shape[1:]])
+        return share
+
+    return tf.nest.map_structure(take, batch)
+
+
+class WithRows(NamedTuple):
+    """A batch with its number of rows, which each replica keeps with its share.
+
+    Attributes:
+        batch: the batch, or a replica's share of it.
+        told: a vector of `told_rows` for each replica that has a share.
+    """
+
+    batch: Any
+    told: Any
+
+
+def with_rows(batch: Any, replicas: int) -> WithRows:
+    """Returns a batch with its number of rows, for the shares of so many replicas."""
+    return WithRows(batch, tf.tile(told_rows(_rows_of(batch)), [replicas]))
+
+
+def without_rows(batch: Any) -> tuple[Any, Any]:
+    """Returns a batch, or its spec, and what it tells of its rows; None if that is nothing."""
+    return batch if isinstance(batch, WithRows) else (batch, None)
+
+
+def told_rows(rows: Any) -> tf.Tensor:
+    """A number of less than 2**30 as two halves, each followed by its square; int32.
+
+    If the numbers of n workers are equal, n times the sum of the squares is the square of the sum.
+    """
+    halves = tf.stack([rows % 2**15, rows // 2**15])
+    return tf.reshape(tf.stack([halves, halves * halves], axis=1), [-1])
+
+
+def _rows_of(batch: Any) -> Any:
+    """The number of rows of the first component that has any; 0 if none has."""
+    for component in tf.nest.flatten(batch):
+        if isinstance(component, tf.RaggedTensor):
+            return tf.cast(component.nrows(), tf.int32)
+        if isinstance(component, tf.SparseTensor):
+            return tf.cast(component.dense_shape[0], tf.int32)
+        if isinstance(component, tf.Tensor) and component.dtype != tf.variant:
+            return _rows(component)
+    return tf.constant(0)
+
+
+def as_element(spec: Any, parts: tuple[Any, ...]) -> Any:
+    """An element of a dataset from the arguments with which a dataset calls a function.
+
+    Args:
+        spec: the spec of an element. A dataset passes the parts of a tuple, not of a named one.
+        parts: the arguments.
+    """
+    return parts if type(spec) is tuple else parts[0]
+
+
+class BatchForm(NamedTuple):
+    """What is known of a global batch while its step is traced.
+
+    Attributes:
+        rows: its number of rows; None if that is unknown.
+        whole: the numbers of the components, flat, that have other rows than the batch, such as
+            the edges of a graph besides its nodes. Each replica computes with all of them.
+        shared: whether all workers have read the batch, and each replica takes its share of it.
+        given: whether the batch was passed to a call such as `train_on_batch`, so that its step is
+            the first to compare it.
+    """
+
+    rows: int | None = None
+    whole: tuple[int, ...] = ()
+    shared: bool = False
+    given: bool = False
+
+
+def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
+    """The components that have another number of rows than those which hold the most bytes.
+
+    Args:
+        sizes: the rows and the bytes of dense components, by their number.
+
+    Example:
+        >>> components_apart({0: (10, 160), 1: (26, 208), 2: (10, 40)})
+        (0, 2)
+    """
+    totals: dict[int, int] = {}
+    for rows, size in sizes.values():
+        totals[rows] = totals.get(rows, 0) + size
+    main = max(totals, key=lambda rows: totals[rows], default=0)
+    return tuple(number for number, (rows, _) in sizes.items() if rows != main)
+
+
+def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
+    """The half-open range of rows of a replica; the first replicas take the excess.
+
+    Example:
+        >>> [share_of_rows(5, r, 3) for r in range(3)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    if isinstance(rows, int) and isinstance(replica, int):
+        least, excess = rows // replicas, rows % replicas
+        start = replica * least + min(replica, excess)
+        return start, start + least + (replica < excess)
+    replica, replicas = tf.cast(replica, rows.dtype), tf.cast(replicas, rows.dtype)
+    least, excess = rows // replicas, rows % replicas
+    start = replica * least + tf.minimum(replica, excess)
+    return start, start + least + tf.cast(replica < excess, rows.dtype)
+
+
+def fixed_rows(rows: int | None, replicas: int) -> int | None:
+    """The static number of rows per replica; None if the model must not see it.
+
+    A model sees only sizes that could also occur in one process, the same in all replicas. Much
+    code treats None and one row as special cases.
+    """
+    if rows is None or rows % replicas or rows < 2 * replicas:
+        return None
+    return rows // replicas
+
+
+def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor with an unknown number of rows while a function is traced."""
+    if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
+        return tensor
+    shape = [None, *tensor.shape[1:]]
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+
+
+def _static_rows(component: Any, fixed: int | None) -> int | None:
+    """What the model may know of the number of rows of a share."""
+    return None if fixed is None else fixed_rows(component.shape[0], fixed)
+
+
+def _rows(component: Any) -> Any:
+    return tf.shape(component)[0]
+
+
+def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: Any) -> tf.SparseTensor:
+    shape = component.dense_shape
+    start, stop = share_of_rows(shape[0], replica, replicas)
+    zeros = tf.zeros_like(shape[1:])
+    return tf.sparse.slice(
+        component,
+        start=tf.concat([[start], zeros], axis=0),
+        size=tf.concat([[stop - start], shape[1:]], axis=0),
+    )

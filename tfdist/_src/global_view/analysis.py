@@ -1,0 +1,225 @@
+"""Decides for each operation of a graph which layouts its operands and results have."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.global_view.contents import contents_of
+from tfdist._src.global_view.decision import Call, Decision, Value, dims_of, merged
+from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, SHARED, WHOLE, Dim, Layout, Symbol
+from tfdist._src.global_view.rules import OF_OWN_VALUES, RULES
+from tfdist._src.internals.graphs import called_graph, is_call
+
+
+class Analysis:
+    """The layouts of a graph.
+
+    Args:
+        graph: a `FuncGraph`.
+        inputs: what is known of its inputs, in their order.
+        batch: the number of rows of the batch.
+
+    Attributes:
+        operations: what has to run of the graph, in an order in which it can.
+        decisions: for each of these, how it is partitioned.
+        values: what is known of each tensor, by its id.
+        results: the tensors that are computed: the graph's outputs.
+        outputs: what is known of the results.
+    """
+
+    def __init__(self, graph: Any, inputs: Sequence[Value], batch: Symbol) -> None:
+        self.graph, self.batch = graph, batch
+        self.inputs = list(inputs)
+        self.values: dict[int, Value] = {}
+        self.decisions: dict[Any, Decision] = {}
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            self.values[id(tensor)] = value
+        self.operations = needed_operations(graph)
+        for op in self.operations:
+            self._decide(op)
+        self.results = list(graph.outputs)
+        self.outputs = [self.values[id(t)] for t in self.results]
+
+    def up_to(self, tensors: Sequence[Any]) -> Analysis:
+        """The analysis of the part of the graph that computes some tensors, without its effects."""
+        part = copy.copy(self)
+        needed = ancestors(tensors)
+        part.operations = [op for op in self.operations if op in needed]
+        part.results = list(tensors)
+        part.outputs = [self.values[id(t)] for t in tensors]
+        return part
+
+    def communicated(self, layouts: Sequence[Layout]) -> list[tuple[Any, Any]]:
+        """The values that workers have to communicate.
+
+        Args:
+            layouts: the layouts in which the results are needed.
+
+        Returns:
+            Pairs of a tensor, of this graph or of a function that it calls, and the operation that
+            needs it.
+        """
+        found: dict[int, tuple[Any, Any]] = {}
+        for op in self.operations:
+            decision = self.decisions[op]
+            for tensor, layout in zip(op.inputs, decision.inputs, strict=True):
+                if layout is not None and needs_others(self.values[id(tensor)].layout, layout):
+                    found.setdefault(id(tensor), (tensor, op))
+            for part in decision.parts:
+                inside = part.communicated([v.layout for v in part.outputs])
+                found.update((id(tensor), (tensor, by)) for tensor, by in inside)
+        for tensor, value, layout in zip(self.results, self.outputs, layouts, strict=True):
+            if needs_others(value.layout, layout):
+                found.setdefault(id(tensor), (tensor, tensor.op))
+        return list(found.values())
+
+    def _decide(self, op: Any) -> None:
+        values = [self.values[id(t)] for t in op.inputs]
+        decision = decide(Call(op, values, self))
+        self.decisions[op] = decision
+        if decision.values is not None:
+            for tensor, value in zip(op.outputs, decision.values, strict=True):
+                self.values[id(tensor)] = value
+            return
+        contents = contents_of(op, values)
+        for i, tensor in enumerate(op.outputs):
+            known = None if decision.dims is None else decision.dims[i]
+            layout = decision.outputs[i]
+            dims = dims_of(tensor, known) if known is None else merged(tensor, known)
+            if layout.kind == "rows" and dims is not None:
+                dims = self._with_rows(dims, layout)
+            content = None if contents is None else contents[i]
+            self.values[id(tensor)] = Value(layout, dims, content)
+
+    def _with_rows(self, dims: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
+        """Dimensions in which that of the rows is known by the layout."""
+        size = layout.outer * Dim(1, (self.batch,)) * layout.inner
+        return (*dims[: layout.axis], size, *dims[layout.axis + 1 :])
+
+    def value_of(self, tensor: Any) -> Value:
+        """What is known of a tensor of the graph."""
+        return self.values[id(tensor)]
+
+    def part(self, op: Any, function: str, inputs: Sequence[Value]) -> Analysis:
+        """The analysis of a function that an operation calls."""
+        return Analysis(_called(op, function), inputs, self.batch)
+
+
+_CALLED = "_tfdist_called"
+
+
+def _called(op: Any, function: str) -> Any:
+    """The graph of a function that an operation calls; always the same one."""
+    known = getattr(op.graph, _CALLED, None)
+    if known is None:
+        known = {}
+        setattr(op.graph, _CALLED, known)
+    if (op.name, function) not in known:
+        known[op.name, function] = called_graph(op, function)
+    return known[op.name, function]
+
+
+def needs_others(own: Layout, wanted: Layout) -> bool:
+    """Whether a value of one layout is communicated for another."""
+    if own == wanted or own.kind not in ("rows", "partial"):
+        return False
+    return not (own.is_sum and wanted.is_sum)
+
+
+def ancestors(tensors: Sequence[Any]) -> set[Any]:
+    """The operations from which tensors are computed, their own included."""
+    found: set[Any] = set()
+    wanted = [t.op for t in tensors]
+    while wanted:
+        op = wanted.pop()
+        if op not in found:
+            found.add(op)
+            wanted += [t.op for t in op.inputs]
+    return found
+
+
+def needed_operations(graph: Any) -> list[Any]:
+    """The operations of a graph that its outputs and side effects need, in order."""
+    given = {t.op for t in graph.inputs}
+    wanted = [t.op for t in graph.outputs] + list(graph.control_outputs)
+    found: set[Any] = set()
+    while wanted:
+        op = wanted.pop()
+        if op in found:
+            continue
+        found.add(op)
+        if op not in given:
+            wanted += [t.op for t in op.inputs]
+            wanted += op.control_inputs
+    return _sorted([op for op in graph.get_operations() if op in found and op not in given])
+
+
+def _sorted(operations: list[Any]) -> list[Any]:
+    """Sorts operations so that each follows those that it uses, in their order otherwise.
+
+    The lists that the gradient of a loop adds to the loop are younger than the loop itself.
+    """
+    numbers = {op: i for i, op in enumerate(operations)}
+    missing: list[int] = []
+    users: list[list[int]] = [[] for _ in operations]
+    for i, op in enumerate(operations):
+        before = {t.op for t in op.inputs} | set(op.control_inputs)
+        sources = [numbers[o] for o in before if o in numbers]
+        missing.append(len(sources))
+        for source in sources:
+            users[source].append(i)
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    result = []
+    while ready:
+        i = heapq.heappop(ready)
+        result.append(operations[i])
+        for user in users[i]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                heapq.heappush(ready, user)
+    return result
+
+
+def decide(call: Call) -> Decision:
+    """Applies the rule of an operation, or gathers what its operands are parts of."""
+    rule = RULES.get(call.type)
+    if rule is None and is_call(call.op):
+        rule = RULES["PartitionedCall"]
+    elif call.has("shared") and not _is_inlined(call):
+        return _once(call)
+    elif call.has("local") and call.type not in OF_OWN_VALUES:
+        rule = None
+    if rule is not None:
+        decision = rule(call)
+        if decision is not None:
+            return decision
+    if call.has("local"):
+        inputs = [SETTLED_SUM if v.is_sum and not v.settled else None for v in call.layouts]
+        return Decision(inputs, [LOCAL] * len(call.op.outputs))
+    if all(layout.kind in ("whole", "unset") for layout in call.layouts):
+        return call.all(WHOLE)
+    return call.whole("no rule" if rule is None else "rows are coupled")
+
+
+def _is_inlined(call: Call) -> bool:
+    """Whether the operations of a function are added in the place of its call, one by one."""
+    calls = call.type in ("PartitionedCall", "StatefulPartitionedCall")
+    return calls and not call.op.node_def.attr["_XlaMustCompile"].b
+
+
+def _once(call: Call) -> Decision:
+    """The decision that one worker of a process uses a state for all of them."""
+    decision = call.whole("state that devices share")
+    decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
+    decision.emit = by_one_worker
+    return decision
+
+
+def by_one_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Adds the operation for one worker of a process; the others have the same results."""
+    return lane.once(call.op, inputs)

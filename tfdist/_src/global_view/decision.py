@@ -1,0 +1,266 @@
+"""What is known of tensors, and how an operation is partitioned: the terms of rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.global_view.contents import Axes
+from tfdist._src.global_view.layout import WHOLE, Dim, Layout, Symbol, joined
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of a tensor.
+
+    Attributes:
+        layout: how the workers hold it; of a variable or a list, how they hold its elements.
+        dims: the dimensions for the whole batch; None if the rank is unknown.
+        content: the elements of a small integer tensor, an array of `Dim`, or of None where they
+            are unknown; `Axes` of a list of axes; the `Value` that the elements of a list have in
+            common; else None.
+    """
+
+    layout: Layout
+    dims: tuple[Dim, ...] | None = None
+    content: Any = None
+
+
+@dataclasses.dataclass
+class Decision:
+    """How an operation is partitioned.
+
+    Attributes:
+        inputs: the layout that each operand must have; None as it is.
+        outputs: the layout of each result.
+        dims: the dimensions of each result, where they are known better than from shapes.
+        local_shapes: for each operand that is a shape, the element that becomes that of own rows.
+        emit: adds the operation in another way than as a copy.
+        parts: the analyses of the functions that the operation calls.
+        values: the values of the results, if they are known as a whole.
+        reason: why operands are gathered, for `explain`.
+    """
+
+    inputs: Sequence[Layout | None]
+    outputs: Sequence[Layout]
+    dims: Sequence[tuple[Dim, ...] | None] | None = None
+    local_shapes: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    emit: Callable[..., Any] | None = None
+    parts: Sequence[Any] = ()
+    values: Sequence[Value] | None = None
+    reason: str = ""
+
+
+class Call:
+    """An operation, for its rule.
+
+    Attributes:
+        op: the operation.
+        values: what is known of its operands.
+        analysis: the analysis of its graph.
+    """
+
+    def __init__(self, op: Any, values: Sequence[Value], analysis: Any) -> None:
+        self.op, self.values, self.analysis = op, values, analysis
+        self.type: str = op.type
+        self.layouts = [value.layout for value in values]
+        self.batch = analysis.batch
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the operation."""
+        return self.op.get_attr(name)
+
+    def dims(self, i: int) -> tuple[Dim, ...] | None:
+        """The dimensions of an operand."""
+        return self.values[i].dims
+
+    def rank(self, i: int) -> int | None:
+        """The rank of an operand."""
+        dims = self.values[i].dims
+        return None if dims is None else len(dims)
+
+    def content(self, i: int) -> Any:
+        """The known elements of an operand."""
+        return self.values[i].content
+
+    def ints(self, i: int) -> list[int] | None:
+        """The elements of an operand as integers; None unless all are known."""
+        return as_ints(self.values[i].content)
+
+    def out_rank(self, i: int = 0) -> int | None:
+        """The rank of a result."""
+        rank: int | None = self.op.outputs[i].shape.rank
+        return rank
+
+    def has(self, kind: str) -> bool:
+        """Whether any operand has a layout of a kind."""
+        return any(layout.kind == kind for layout in self.layouts)
+
+    def whole(self, reason: str = "") -> Decision:
+        """The decision to compute with whole operands."""
+        return Decision(
+            [None if v.layout.kind in ("whole", "unset", "shared") else WHOLE for v in self.values],
+            [WHOLE] * len(self.op.outputs),
+            reason=reason,
+        )
+
+    def all(self, output: Layout, **more: Any) -> Decision:
+        """The decision to compute with the operands as they are."""
+        return Decision([None] * len(self.values), [output] * len(self.op.outputs), **more)
+
+
+def as_ints(content: Any) -> list[int] | None:
+    """Contents as integers; None unless all are known."""
+    if not isinstance(content, np.ndarray):
+        return None
+    values = [None if d is None else d.value for d in content.ravel()]
+    return None if None in values else values  # type: ignore[return-value]
+
+
+def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
+    """The dimensions of a tensor by its static shape, with new symbols for unknown ones."""
+    if tensor.dtype in (tf.resource, tf.variant) or tensor.shape.rank is None:
+        return None
+    return tuple(
+        Dim(1, (Symbol(tensor, axis),)) if size is None else Dim(size)
+        for axis, size in enumerate(tensor.shape)
+    )
+
+
+def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
+    """The dimensions that a rule knows, with the static ones and new symbols for unknown ones."""
+    shape = tensor.shape
+    sizes = [None] * len(known) if shape.rank is None else list(shape)
+    if len(sizes) != len(known):
+        return dims_of(tensor) or ()
+    return tuple(
+        (Dim(1, (Symbol(tensor, axis),)) if size is None else Dim(size)) if dim is None else dim
+        for axis, (dim, size) in enumerate(zip(known, sizes, strict=True))
+    )
+
+
+def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
+    """What is known of a tensor that has either of two values.
+
+    Args:
+        first: the first value.
+        second: the second one.
+        tensor: the tensor, whose axes name the sizes that differ.
+    """
+    if first.layout.kind == "unset" and second.layout.kind != "unset":
+        return second
+    if second.layout.kind == "unset" and first.layout.kind != "unset":
+        return first
+    layout = joined(first.layout, second.layout)
+    content = _joined_contents(first.content, second.content, tensor)
+    if isinstance(content, Value):
+        return Value(content.layout, None, content)
+    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
+        is_cut = layout.kind == "rows" and first.layout != second.layout
+        return Value(WHOLE if is_cut else layout, None, content)
+    pairs = list(zip(first.dims, second.dims, strict=True))
+    same = [a.is_same(b) for a, b in pairs]
+    if layout.kind == "rows":
+        if first.layout == second.layout:
+            same[layout.axis] = True  # Both sizes are those of the same rows.
+        elif not same[layout.axis]:
+            layout = WHOLE  # An axis of size one, for example, has no rows.
+    dims = tuple(
+        a if equal else Dim(1, (Symbol(tensor, axis),))
+        for axis, ((a, _), equal) in enumerate(zip(pairs, same, strict=True))
+    )
+    return Value(layout, dims, content)
+
+
+def _joined_contents(first: Any, second: Any, tensor: Any) -> Any:
+    if isinstance(first, Value) and isinstance(second, Value):
+        return joined_values(first, second, tensor)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        if first.shape != second.shape:
+            return None
+        result = np.empty(first.shape, dtype=object)
+        for index in np.ndindex(first.shape):
+            a: Any = first[index]
+            b: Any = second[index]
+            result[index] = a if a is not None and b is not None and a.is_same(b) else None
+        return result
+    return None
+
+
+def is_same_value(first: Value, second: Value) -> bool:
+    """Whether the same is known of two tensors."""
+    return (
+        first.layout == second.layout
+        and _is_same(first.dims, second.dims)
+        and _is_same(first.content, second.content)
+    )
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, Value) and isinstance(second, Value):
+        return is_same_value(first, second)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return first.shape == second.shape and _is_same(tuple(first.flat), tuple(second.flat))
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_is_same, first, second))
+    if isinstance(first, Dim) and isinstance(second, Dim):
+        return first.is_same(second)
+    return first is second or (isinstance(first, Axes) and first == second)
+
+
+def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
+    """What is known of a function's values outside of it.
+
+    Args:
+        values: what is known of them in the function.
+        graph: the function's graph, whose sizes are unknown outside.
+        tensors: the values outside, whose axes name these sizes.
+    """
+    names: dict[Symbol, Symbol] = {}
+    for value, tensor in zip(values, tensors, strict=True):
+        for axis, dim in enumerate(value.dims or ()):
+            if dim.factor == 1 and len(dim.symbols) == 1 and is_size_in(dim.symbols[0], graph):
+                names.setdefault(dim.symbols[0], Symbol(tensor, axis))
+
+    def renamed(dim: Dim) -> Dim | None:
+        if not any(is_size_in(symbol, graph) for symbol in dim.symbols):
+            return dim
+        if not all(s in names or not is_size_in(s, graph) for s in dim.symbols):
+            return None
+        symbols = [names.get(symbol, symbol) for symbol in dim.symbols]
+        return Dim(dim.factor, tuple(sorted(symbols, key=id)))
+
+    def leave(value: Value, tensor: Any) -> Value:
+        dims, content, layout = value.dims, value.content, value.layout
+        if dims is not None:
+            new = [renamed(dim) for dim in dims]
+            dims = tuple(
+                Dim(1, (Symbol(tensor, axis),)) if dim is None else dim
+                for axis, dim in enumerate(new)
+            )
+        if isinstance(content, Value):
+            content = leave(content, tensor)
+        elif isinstance(content, np.ndarray):
+            content = content.copy()
+            for index in np.ndindex(content.shape):
+                size: Any = content[index]
+                if size is not None:
+                    content[index] = renamed(size)
+        if layout.kind == "rows":
+            outer, inner = renamed(layout.outer), renamed(layout.inner)
+            if outer is None or inner is None:
+                layout = WHOLE
+            else:
+                layout = dataclasses.replace(layout, outer=outer, inner=inner)
+        return Value(layout, dims, content)
+
+    return [leave(value, tensor) for value, tensor in zip(values, tensors, strict=True)]
+
+
+def is_size_in(symbol: Symbol, graph: Any) -> bool:
+    """Whether a symbol is the size of a tensor of a graph."""
+    return symbol.source is not None and getattr(symbol.source, "graph", None) is graph

@@ -1,0 +1,47 @@
+"""How each type of operation is partitioned along the rows of a batch: one table.
+
+A rule takes a `Call` and returns a `Decision`, or None if it does not apply to these operands. Then
+the operands are gathered and the operation acts on the whole batch, which is always right.
+"""
+
+from tfdist._src.global_view.rules import (
+    contraction,
+    control_flow,
+    elementwise,
+    lookup,
+    own_values,
+    rowwise,
+    shapes,
+    state,
+)
+from tfdist._src.global_view.rules.table import (
+    AVERAGE,
+    CONTRIBUTION,
+    ENTER,
+    EQUAL,
+    LEAVE,
+    OF_OWN_VALUES,
+    RULES,
+    STACK,
+    SUM,
+)
+
+__all__ = [
+    "AVERAGE",
+    "CONTRIBUTION",
+    "ENTER",
+    "EQUAL",
+    "LEAVE",
+    "OF_OWN_VALUES",
+    "RULES",
+    "STACK",
+    "SUM",
+    "contraction",
+    "control_flow",
+    "elementwise",
+    "lookup",
+    "own_values",
+    "rowwise",
+    "shapes",
+    "state",
+]

@@ -1,0 +1,377 @@
+"""Rules of random numbers, variables, collectives of the program, and effects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.global_view.decision import Call, Decision, merged
+from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, rows
+from tfdist._src.global_view.rules.own_values import border
+from tfdist._src.global_view.rules.table import CONTRIBUTION, EQUAL, is_plain, names, rule
+
+# Random numbers.
+
+_RANDOM = names(
+    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2 "
+    "StatelessRandomUniformFullIntV2"
+)
+
+
+@rule(*_RANDOM)
+def random_numbers(call: Call) -> Decision | None:
+    """Draws numbers: a row's from the place in the stream where they are for the whole batch."""
+    shape = call.content(0)
+    if not all(map(is_plain, call.layouts)) or shape is None or shape.ndim != 1:
+        return None
+    dims = merged(call.op.outputs[0], list(shape))
+    algorithm = tf.get_static_value(call.op.inputs[3])
+    unit = Dim(1, (call.batch,))
+    if algorithm in _PHILOX and len(dims) and dims[0].has(call.batch):
+        inner = dims[0].divided_by(unit)
+        if inner is not None and not any(d.has(call.batch) for d in dims[1:]):
+            result = rows(0, inner=inner)
+            return call.all(result, dims=[dims], local_shapes={0: 0}, emit=skip_ahead)
+    return call.all(WHOLE, dims=[dims])
+
+
+# Philox, and the best algorithm of a device, which is Philox on CPUs and GPUs.
+_PHILOX = (1, 3)
+# Each increment of the counter of Philox yields 128 bits: four numbers of 32, or two of 64 bits.
+_PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
+
+
+def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Draws own rows' numbers, by random access to the stream (Salmon et al., 2011)."""
+    shape, key, counter, *rest = inputs
+    dtype = call.op.outputs[0].dtype
+    count = tf.reduce_prod(tf.cast(shape, tf.int64))
+    skipped = lane.first_row(tf.int64) * (count // lane.own_rows(tf.int64))
+    block = _PER_COUNT.get(dtype, 4)
+    counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
+    # A few more than needed: for XLA, how many are drawn may not depend on where.
+    long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
+    (numbers,) = lane.copy(call.op, [long, key, counter, *rest])
+    own = tf.slice(numbers, [skipped % block], [count])
+    return [tf.reshape(own, shape)]
+
+
+_STATEFUL_RANDOM = names(
+    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomShuffle RandomCrop "
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2 RiscRandomUniform "
+    "ParameterizedTruncatedNormal AllCandidateSampler FixedUnigramCandidateSampler "
+    "LearnedUnigramCandidateSampler LogUniformCandidateSampler ThreadUnsafeUnigramCandidateSampler "
+    "UniformCandidateSampler FractionalAvgPool FractionalMaxPool SampleDistortedBoundingBox "
+    "SampleDistortedBoundingBoxV2"
+)
+
+
+@rule(*_STATEFUL_RANDOM)
+def stateful_random_numbers(call: Call) -> Decision | None:
+    """Draws whole tensors on all workers, whose generators have the same seeds."""
+    if call.attr("seed") or call.attr("seed2"):
+        return None
+    return _by_one(call, "numbers are drawn for the whole batch")
+
+
+@rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
+def of_one_worker(call: Call) -> Decision | None:
+    """Computes what may be different on each worker, such as numbers that Python draws."""
+    return _by_one(call, "no rule")
+
+
+def _by_one(call: Call, reason: str) -> Decision:
+    """The decision that what one worker computes counts, where it can be communicated."""
+    decision = call.whole(reason)
+    numeric = [t.dtype.is_floating or t.dtype.is_integer for t in call.op.outputs]
+    decision.outputs = [SETTLED_SUM if sums else WHOLE for sums in numeric]
+    decision.emit = by_the_first
+    return decision
+
+
+def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """What one worker has drawn counts."""
+    results = zip(lane.once(call.op, inputs), call.decision.outputs, strict=True)
+    return [lane.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
+
+
+# Variables.
+
+
+@rule("ReadVariableOp", own_values=True)
+def read_variable(call: Call) -> Decision | None:
+    """Reads a variable, which is held as it was declared."""
+    return call.all(call.layouts[0])
+
+
+@rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
+def about_variable(call: Call) -> Decision | None:
+    """Asks something about a variable, or changes nothing of its value."""
+    return call.all(WHOLE)
+
+
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", own_values=True)
+def assign_variable(call: Call) -> Decision | None:
+    """Writes a variable."""
+    variable, value = call.layouts
+    if variable.kind == "local":
+        return call.all(LOCAL)
+    if variable.kind == "partial":
+        return Decision([None, None if value == variable else variable], [])
+    return Decision([None, None if is_plain(value) else WHOLE], [])
+
+
+@rule("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd", "ResourceScatterNdSub")
+def scatter_add_variable(call: Call) -> Decision | None:
+    """Adds to elements of a variable."""
+    variable, indices, updates = call.layouts
+    if variable.kind != "partial":
+        return None
+    # The first axes of indices and updates are the same.
+    are_rows = updates.kind == "rows" and updates.axis == 0
+    are_rows = are_rows and (is_plain(indices) or indices == updates)
+    if are_rows and (call.rank(1) or 0) > ("Nd" in call.type):
+        inputs = [None, None if indices == updates else updates, None]
+        return Decision(inputs, [], emit=scatter_of_own_rows)
+    return Decision([None, None if is_plain(indices) else WHOLE, SETTLED_SUM], [])
+
+
+def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Adds own rows to this worker's part of a variable."""
+    variable, indices, updates = inputs
+    return lane.copy(call.op, [variable, indices, lane.settled(updates)])
+
+
+@rule("ResourceScatterUpdate", "ResourceScatterNdUpdate")
+def scatter_variable(call: Call) -> Decision | None:
+    """Sets elements of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision([None, None if is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
+
+
+@rule("ResourceStridedSliceAssign")
+def assign_slice(call: Call) -> Decision | None:
+    """Sets a slice of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision(
+        [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:4]), SETTLED_SUM], []
+    )
+
+
+@rule("ResourceScatterMul", "ResourceScatterDiv")
+def scale_variable(call: Call) -> Decision | None:
+    """Multiplies elements of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision([None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])], [])
+
+
+_EXTREMES = {
+    "ResourceScatterMax": tf.tensor_scatter_nd_max,
+    "ResourceScatterMin": tf.tensor_scatter_nd_min,
+    "ResourceScatterNdMax": tf.tensor_scatter_nd_max,
+    "ResourceScatterNdMin": tf.tensor_scatter_nd_min,
+}
+
+
+@rule(*_EXTREMES)
+def scatter_extremes(call: Call) -> Decision | None:
+    """Sets elements of a variable to the larger or smaller of two numbers."""
+    if call.layouts[0].kind != "partial":
+        return None
+    inputs = [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])]
+    return Decision(inputs, [], emit=scatter_into_the_sum)
+
+
+def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Changes the sum of all parts of a variable, which the first worker holds afterwards."""
+    variable, indices, updates = inputs
+    part = tf.raw_ops.ReadVariableOp(resource=variable, dtype=updates.dtype)
+    total = lane.sum_now(part)
+    if "Nd" not in call.op.type:
+        updates = tf.broadcast_to(
+            updates, tf.concat([tf.shape(indices), tf.shape(total)[1:]], axis=0)
+        )
+        indices = indices[..., tf.newaxis]
+    changed = _EXTREMES[call.op.type](total, indices, updates)
+    own = tf.where(lane.is_first(), changed, tf.zeros_like(changed))
+    lane.effects = [tf.raw_ops.AssignVariableOp(resource=variable, value=own)]
+    return []
+
+
+# Collectives of the traced program, such as those of an optimizer.
+
+
+@rule(
+    "TfdistAllReduce",
+    "TfdistCompressedAllReduce",
+    "TfdistReduceScatter",
+    "CollectiveReduceV2",
+    "CollectiveReduceV3",
+    own_values=True,
+)
+def all_reduce(call: Call) -> Decision | None:
+    """Sums partial values, or values of each worker's own, over all workers or some of them."""
+    local = call.type == "TfdistReduceScatter" or any(
+        call.layouts[i].kind == "local" for i in _reduced_operands(call)
+    )
+    result = LOCAL if local else WHOLE
+    inputs: list[Layout | None] = [None] * len(call.layouts)
+    for i in _reduced_operands(call):
+        inputs[i] = None if call.layouts[i].kind == "local" else SETTLED_SUM
+    return Decision(inputs, [result] * len(call.op.outputs))
+
+
+def _reduced_operands(call: Call) -> list[int]:
+    """The operands of a collective that are values, rather than tokens, keys or seeds."""
+    if call.type.startswith("Collective"):
+        return [0]
+    dtypes = [tensor.dtype for tensor in call.op.inputs]
+    if call.type == "TfdistCompressedAllReduce":
+        return [i for i, dtype in enumerate(dtypes) if dtype.is_floating]
+    return [i for i, dtype in enumerate(dtypes) if dtype != tf.resource]
+
+
+@rule("IdentityN", own_values=True)
+def identities(call: Call) -> Decision | None:
+    """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
+    decision = border(call)
+    if decision is not None:
+        return decision
+    if EQUAL in call.op.node_def.attr:
+        inputs = [None if is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
+        return Decision(inputs, [WHOLE] * len(inputs), emit=as_they_are)
+    if CONTRIBUTION in call.op.node_def.attr:
+        inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
+        return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
+    return Decision(
+        [None] * len(call.values), call.layouts, values=call.values, emit=each_by_itself
+    )
+
+
+def as_they_are(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on values, each as soon as it is available."""
+    return list(inputs)
+
+
+def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on what this worker contributes to sums: nothing if it has no rows."""
+    results = list(inputs)
+    which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.settled]
+    for i, value in zip(which, lane.all_settled([inputs[i] for i in which]), strict=True):
+        results[i] = value
+    return results
+
+
+def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on values, whose gradients have been computed."""
+    return [tf.identity(x) for x in inputs]
+
+
+@rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
+def all_gather(call: Call) -> Decision | None:
+    """Joins the parts of all workers along the first axis."""
+    (index,) = _reduced_operands(call)
+    if call.layouts[index].kind == "local":
+        return call.all(LOCAL)
+    inputs: list[Layout | None] = [None] * len(call.layouts)
+    inputs[index] = None if is_plain(call.layouts[index]) else WHOLE
+    return Decision(inputs, [WHOLE], emit=pass_on)
+
+
+def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """The operand that is to be gathered, which is whole."""
+    return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
+
+
+@rule("TfdistAwait", own_values=True)
+def await_launched(call: Call) -> Decision | None:
+    """Waits for collectives."""
+    return call.all(LOCAL if call.has("local") else WHOLE)
+
+
+@rule(
+    "TfdistReady",
+    "TfdistSpan",
+    "TfdistInput",
+    "TfdistStep",
+    "TfdistKeep",
+    "TfdistPrepares",
+    "TfdistConfirms",
+    own_values=True,
+)
+def mark(call: Call) -> Decision | None:
+    """Marks a point of the step."""
+    return call.all(WHOLE)
+
+
+@rule("TfdistUpdateBegins", own_values=True)
+def update_begins(call: Call) -> Decision | None:
+    """Marks the point behind which nothing is communicated."""
+    return call.all(WHOLE)
+
+
+@rule("TfdistGroupShape", own_values=True)
+def group_shape(call: Call) -> Decision | None:
+    """This worker's rank, and the number of workers."""
+    return call.all(LOCAL)
+
+
+# Effects.
+
+
+@rule("Assert")
+def assertion(call: Call) -> Decision | None:
+    """Fails on a worker whose rows violate it."""
+    condition = call.layouts[0]
+    if condition.kind == "whole":
+        return Decision([None] * len(call.values), [])
+    if condition.how == "all":
+        return Decision([None] * len(call.values), [], emit=assert_of_own_rows)
+    return None
+
+
+def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Asserts what holds for own rows, if there are any."""
+    return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
+
+
+@rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
+def nothing(call: Call) -> Decision | None:
+    """Takes no operands."""
+    return call.all(WHOLE)
+
+
+@rule(
+    *names(
+        "Print PrintV2 WriteAudioSummary WriteGraphSummary WriteHistogramSummary WriteImageSummary "
+        "WriteRawProtoSummary WriteScalarSummary WriteSummary"
+    ),
+    own_values=True,
+)
+def print_once(call: Call) -> Decision | None:
+    """Prints or writes on one worker."""
+    decision = call.whole("printed")
+    decision.inputs = [
+        None if v.kind == "local" else wanted
+        for v, wanted in zip(call.layouts, decision.inputs, strict=True)
+    ]
+    decision.emit = on_the_first_worker
+    return decision
+
+
+def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Runs an operation with an effect on the first worker alone."""
+    if call.op.outputs:
+        return lane.copy(call.op, inputs)
+
+    def run() -> tf.Tensor:
+        lane.copy(call.op, inputs)
+        return tf.constant(0)
+
+    lane.effects = [tf.cond(lane.is_first(), run, lambda: tf.constant(0)).op]
+    return []

@@ -1,0 +1,1 @@
+"""The group of workers that the strategies of a process share."""

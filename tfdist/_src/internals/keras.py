@@ -1,0 +1,336 @@
+"""Private APIs of Keras: those that the hooks replace, and access to a model's graph."""
+
+from __future__ import annotations
+
+import contextlib
+import random as python_random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+if keras.backend.backend() != "tensorflow":
+    raise RuntimeError(
+        "tfdist needs Keras with the TensorFlow backend. "
+        f"Received: KERAS_BACKEND={keras.backend.backend()!r}. "
+        "Set the environment variable KERAS_BACKEND=tensorflow before importing Keras."
+    )
+
+from keras.src.backend import compute_output_spec
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.common.variables import AutocastScope
+from keras.src.backend.tensorflow.core import Variable
+from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.models.functional import Functional, operation_fn
+from keras.src.models.model import Model
+from keras.src.models.sequential import Sequential
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.random.seed_generator import global_seed_generator
+from keras.src.saving import saving_lib
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
+from keras.src.trainers.trainer import Trainer, model_supports_jit
+from keras.src.utils.python_utils import is_default
+
+__all__ = [
+    "BaseOptimizer",
+    "Functional",
+    "LossScaleOptimizer",
+    "Model",
+    "Sequential",
+    "TFEpochIterator",
+    "TensorFlowOptimizer",
+    "TensorFlowTrainer",
+    "Trainer",
+    "Variable",
+    "backup_path",
+    "build_by_spec",
+    "call_with_training",
+    "checkpoint_path",
+    "compiled_loss_of",
+    "compiled_metrics_of",
+    "compute_output_spec",
+    "data_adapters",
+    "dataset_of",
+    "exact_value",
+    "get_keras_mask",
+    "graph_of",
+    "in_symbolic_scope",
+    "is_seed_state",
+    "is_transparent",
+    "legacy_h5_format",
+    "loss_tracker_of",
+    "made_under",
+    "metrics_of",
+    "model_supports_jit",
+    "nodes_of",
+    "own_losses",
+    "saving_lib",
+    "set_keras_mask",
+    "standardize_inputs",
+    "sublayers_of",
+    "unbuilt_on_failure",
+    "unchanged_state",
+    "unpack_x_y_sample_weight",
+]
+
+
+def made_under(model: Any) -> Any:
+    """The strategy that a model or an epoch iterator was created under, if any."""
+    return model._distribute_strategy
+
+
+def dataset_of(iterator: Any) -> Any:
+    """The distributed dataset of an epoch iterator."""
+    return iterator._distributed_dataset
+
+
+def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
+    """Builds a model from the shapes and types of a batch, and its losses, metrics and optimizer.
+
+    Calls the model as its first step does without a strategy, since layers that it creates in its
+    first call can keep the value of `training`. Keras's `_symbolic_build` always passes False.
+
+    Only the steps of a model that has its own know what it calculates losses and metrics of. These
+    are then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
+
+    Args:
+        model: under a strategy, whose scope is entered.
+        batch: what a step takes, of which only shapes and types are read.
+        training: whether the first step trains.
+    """
+    x, y, weights = unpack_x_y_sample_weight(tf.nest.map_structure(_symbolic, batch))
+    phase = {"training": training}
+    loss, metrics = model._compile_loss, model._compile_metrics
+    steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
+    if any(getattr(type(model), step) is not getattr(keras.Model, step) for step in steps):
+        loss = metrics = None
+    loss, metrics = (None if part is None or part.built else part for part in (loss, metrics))
+    if loss or metrics or not all(layer.built for layer in model._flatten_layers()):
+        y_pred = compute_output_spec(model, x, **(phase if model._call_has_training_arg else {}))
+        if metrics:
+            compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+        if loss:
+            compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=weights, **phase)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
+
+
+def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
+    """Builds the losses and metrics that `build_by_spec` leaves to the model's own training step.
+
+    Calls that step in a graph that never runs, as a replica, without updates.
+
+    Args:
+        model: under a strategy, whose scope is entered.
+        batch: what the step takes, of which only shapes and types are read.
+        optimizers: those that the step may apply.
+    """
+    parts = (model._compile_loss, model._compile_metrics)
+    if all(part is None or part.built for part in parts):
+        return
+    with contextlib.ExitStack() as without_updates:
+        for optimizer in optimizers:
+            attributes = vars(optimizer)  # Set without Keras's tracking.
+            attributes["apply"] = lambda *args, **kwargs: None
+            without_updates.callback(attributes.pop, "apply")
+        strategy = model.distribute_strategy
+        with tf.distribute.ReplicaContext(strategy, strategy.extended.first_replica):
+            compute_output_spec(model.train_step, tf.nest.map_structure(_symbolic, batch))
+
+
+@contextlib.contextmanager
+def unbuilt_on_failure(model: Any) -> Iterator[None]:
+    """Has layers that an error leaves without their state count as unbuilt, as before.
+
+    Keras marks a layer without a `build` of its own as built before it calls it.
+    """
+    before = {id(layer) for layer in model._flatten_layers() if layer.built}
+    try:
+        yield
+    except Exception:
+        for layer in model._flatten_layers():
+            if layer.built and id(layer) not in before and is_default(layer.build):
+                layer.built = False
+                layer._tracker.unlock()
+        raise
+
+
+def _symbolic(spec: Any) -> keras.KerasTensor | None:
+    if spec is None:
+        return None
+    return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
+
+
+def compiled_loss_of(model: Any) -> Any:
+    """The object that computes the loss passed to `compile`; None if there is no loss."""
+    return model._compile_loss
+
+
+def compiled_metrics_of(model: Any) -> Any:
+    """The object that updates the metrics passed to `compile`; None if there are no metrics."""
+    return model._compile_metrics
+
+
+def loss_tracker_of(model: Any) -> Any:
+    """The metric that a compiled model reports as its loss."""
+    return model._loss_tracker
+
+
+def exact_value(variable: Any) -> tf.Tensor:
+    """The value of a Keras variable in the variable's own type, also under mixed precision."""
+    with AutocastScope(None):
+        return tf.convert_to_tensor(variable.value)
+
+
+def checkpoint_path(callback: Any, epoch: int, batch: int | None, logs: Any) -> Any:
+    """The path that a `ModelCheckpoint` writes to."""
+    return callback._get_file_path(epoch, batch, logs or {})
+
+
+def backup_path(callback: Any) -> Any:
+    """The path that a `BackupAndRestore` writes weights to."""
+    return callback._weights_path
+
+
+def variables_of_archive(archive: Any) -> list[Any]:
+    """The variables that the endpoints of a `keras.export.ExportArchive` use: TensorFlow's."""
+    trainable, others = archive._get_variables_used_by_endpoints()
+    return [*trainable, *others]
+
+
+def graph_of(model: Any) -> Functional | None:
+    """The graph that a model's call runs; None if the call is custom or the model is not built."""
+    if type(model).__call__ is not Model.__call__:
+        return None
+    if isinstance(model, Sequential):
+        return model._functional if type(model).call is Sequential.call else None
+    if isinstance(model, Functional) and type(model).call is Functional.call:
+        return model
+    return None
+
+
+def nodes_of(graph: Functional) -> list[Any]:
+    """The calls of a graph, in Keras's execution order."""
+    by_depth = graph._nodes_by_depth
+    return [
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+def is_transparent(nested: Any, around: Any) -> bool:
+    """Whether a model that is nested in another one only runs its graph."""
+    return (
+        nested.compute_dtype == around.compute_dtype
+        and nested.variable_dtype == around.variable_dtype
+        and nested.activity_regularizer is None
+        # By default a model passes on only the masks that its layers compute.
+        and not nested.supports_masking
+        # Since Keras 3.9 a model may recompute its activations in the backward pass.
+        and getattr(nested, "_remat_mode", None) is None
+    )
+
+
+def standardize_inputs(graph: Functional, inputs: Any) -> list[Any]:
+    """The flat inputs of a graph, converted as its call does."""
+    flat: list[Any] = graph._standardize_inputs(inputs)
+    return flat
+
+
+def call_with_training(operation: Any, training: bool | None) -> Callable[..., Any]:
+    """The operation as called by a graph: `training` overrides the argument of the call."""
+    called: Callable[..., Any] = operation_fn(operation, training=training)
+    return called
+
+
+def sublayers_of(layer: Any) -> list[Any]:
+    """A layer and all of its nested layers, each once."""
+    layers: list[Any] = layer._flatten_layers()
+    return layers
+
+
+def own_losses(layers: Iterable[Any]) -> list[Any]:
+    """The losses of `add_loss` and activity regularizers, without those of variables."""
+    unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
+    return [loss for layer in unique.values() for loss in layer._get_own_losses()]
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """A model's metrics, including those passed to `compile` that are not yet tracked."""
+    compiled = model._compile_metrics
+    given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
+    flat = keras.tree.flatten(given)
+    return [*model.metrics, *(m for m in flat if isinstance(m, keras.metrics.Metric))]
+
+
+def is_of_arrays(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters are arrays in memory."""
+    return isinstance(adapter, data_adapters.ArrayDataAdapter)
+
+
+def describe_arrays(adapter: Any) -> str:
+    """The shapes and types of the arrays of one of Keras's adapters, and the size of a batch."""
+    arrays = [array for array in keras.tree.flatten(adapter._inputs) if array is not None]
+    # A data frame has a type for each column.
+    specs = [f"{getattr(a, 'dtype', type(a).__name__)}{[*a.shape]}" for a in arrays]
+    return f"arrays {', '.join(specs)} in batches of {adapter.batch_size}"
+
+
+def is_of_one_generator(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters come from one Python generator."""
+    return isinstance(adapter, data_adapters.GeneratorDataAdapter)
+
+
+def global_seed_state(*, create: bool = False) -> Any:
+    """The variable of Keras's generator for draws without a seed; None if nothing has drawn yet.
+
+    Args:
+        create: whether to create it then.
+    """
+    made = global_state.get_global_attribute("global_seed_generator")
+    if made is None and create:
+        made = global_seed_generator()
+    return None if made is None else made.state
+
+
+def is_seed_state(variable: Any) -> bool:
+    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by the name it has.
+
+    Keras marks the state in no other way, and generators need not belong to the model.
+    """
+    name: str = variable.name.partition(":")[0]
+    return name.rpartition("/")[2] == "seed_generator_state"
+
+
+@contextlib.contextmanager
+def unchanged_state() -> Iterator[None]:
+    """Restores all state after layers are called inside it.
+
+    Variables without values stay uninitialized, although Keras would initialize them at the end of
+    its next `StatelessScope`. Keras's global seed generator, which unseeded layers may use, stays
+    unchanged, or uncreated. Keras's warnings are suppressed, since it issued them when the model
+    was built.
+    """
+    names = ("uninitialized_variables", "global_seed_generator")
+    before = {name: global_state.get_global_attribute(name) for name in names}
+    numbers = python_random.getstate()
+    global_state.set_global_attribute("uninitialized_variables", [])
+    try:
+        with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        python_random.setstate(numbers)
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)

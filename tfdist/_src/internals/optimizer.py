@@ -1,0 +1,303 @@
+"""Private APIs of Keras optimizers: their contents, and which variable each slot belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.internals.keras import BaseOptimizer, LossScaleOptimizer, Variable
+from tfdist._src.internals.variables import deferred_variables
+
+# Keras optimizers whose `apply` calls that of other optimizers.
+_OUTER = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)
+)
+
+
+def scales_losses(optimizer: Any) -> bool:
+    """Whether an optimizer is a loss scaler around another optimizer."""
+    return isinstance(optimizer, LossScaleOptimizer)
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer that updates variables: the one inside all loss scalers, or itself."""
+    while scales_losses(optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
+
+
+def updating_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers that update variables: those nested in this one, at any depth, or itself."""
+    if not isinstance(optimizer, _OUTER):
+        return [optimizer]
+    return [one for inner in _nested(optimizer) for one in updating_optimizers(inner)]
+
+
+def wrappers(optimizer: Any) -> list[Any]:
+    """The optimizers around those that update variables, outermost first."""
+    if not isinstance(optimizer, _OUTER):
+        return []
+    return [optimizer, *(one for inner in _nested(optimizer) for one in wrappers(inner))]
+
+
+def _nested(optimizer: Any) -> list[Any]:
+    return [optimizer.inner_optimizer] if scales_losses(optimizer) else list(optimizer.optimizers)
+
+
+def overrides(optimizer: Any, name: str) -> bool:
+    """Whether an optimizer's class overrides a method of Keras's."""
+    owner = next(kind for kind in type(optimizer).__mro__ if name in vars(kind))
+    return owner is not BaseOptimizer and owner not in _OUTER
+
+
+def strategy_of(optimizer: Any, default: Any = None) -> Any:
+    """The `tf.distribute` strategy that an optimizer was created under, if recorded."""
+    return getattr(optimizer, "_distribution_strategy", default)
+
+
+@contextlib.contextmanager
+def under_strategy(optimizer: Any, strategy: Any) -> Iterator[None]:
+    """Temporarily treats an optimizer as created under another strategy."""
+    before = optimizer._distribution_strategy
+    optimizer._distribution_strategy = strategy
+    try:
+        yield
+    finally:
+        optimizer._distribution_strategy = before
+
+
+def trainable_variables_of(optimizer: Any) -> list[Any]:
+    """The variables an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def variables_written_by(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that its `apply` may write, including those of nested ones."""
+    parts = [*wrappers(optimizer), *updating_optimizers(optimizer)]
+    # Metrics like to log the learning rate, which Keras's optimizers only read.
+    fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]
+    written = [v for v in optimizer.variables if not any(v is f for f in fixed)]
+    for part in updating_optimizers(optimizer):
+        state = getattr(part, "compression_state", None)
+        written += [] if state is None else list(state.variables)
+    return written
+
+
+def _is_kerass(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("keras.")
+
+
+def key_of(optimizer: Any, variable: Any) -> Any:
+    """The key under which an optimizer stores a variable."""
+    return optimizer._var_key(variable)
+
+
+def check_known(optimizer: Any, variables: Any) -> None:
+    """Checks that an optimizer was built for these variables; otherwise Keras raises ValueError."""
+    optimizer._check_variables_are_known(variables)
+
+
+def without_empty(optimizer: Any, grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
+    """Drops variables without a gradient, about which Keras warns, and their gradients."""
+    return optimizer._filter_empty_gradients(grads, variables)  # type: ignore[no-any-return]
+
+
+def update(optimizer: Any, grads: Any, variables: Any) -> None:
+    """Applies gradients as `apply` does, without counting an iteration."""
+    optimizer._backend_apply_gradients(grads, variables)
+
+
+def averages_of(optimizer: Any) -> list[Any]:
+    """The moving averages of the variables that an optimizer was built for."""
+    return list(optimizer._model_variables_moving_average)
+
+
+def apply_scaled(optimizer: Any, grads: Any, variables: Any) -> None:
+    """Applies scaled gradients if they are finite on this replica."""
+    optimizer._common_apply(grads, variables)
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether a variable is overwritten with its gradient, as in float8 layers."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, list[int | None]]:
+    """An optimizer with the same settings, whose variables have no values.
+
+    Args:
+        optimizer: the original.
+        variables: the variables to build the copy for, which uses only their shapes, types and
+            paths; None leaves it unbuilt.
+
+    Returns:
+        The copy, and for each of its variables the index in `variables` of the one it is a slot
+        of; None for those of the optimizer as a whole, such as the iteration count.
+    """
+    inner = inner_optimizer(optimizer)
+    # Custom objects that the script may not have registered.
+    parts = (*wrappers(optimizer), inner, inner._learning_rate)
+    makers = [part if inspect.isfunction(part) else type(part) for part in parts]
+    named = {maker.__name__: maker for maker in makers}
+    with deferred_variables() as made, keras.saving.custom_object_scope(named):
+        copy = type(optimizer).from_config(optimizer.get_config())
+        copies = (*wrappers(copy), inner_optimizer(copy))
+        for part in copies:
+            part._distribution_strategy = Anywhere()
+            # Slots initialized as copies of the variables stay blank as well.
+            part.assign = lambda variable, value: None
+        shape_reads: dict[int, int] = {}
+        if variables is not None:
+            copy.build([_Placeholder(v, n, made, shape_reads) for n, v in enumerate(variables)])
+        for part in copies:
+            part._distribution_strategy = optimizer._distribution_strategy
+    last_read = {id(v): shape_reads.get(i) for i, v in enumerate(made)}
+    return copy, [_owner(v.name, last_read[id(v)]) for v in copy.variables]
+
+
+def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
+    """For each variable of an optimizer, its model variable, and its index among its slots."""
+    seen: Counter[int | None] = Counter()
+    keys = []
+    for owner in owners:
+        keys.append((owner, seen[owner]))
+        seen[owner] += 1
+    return keys
+
+
+def forms(variables: Iterable[Any]) -> list[Any]:
+    """The shapes and types of variables."""
+    return [(tuple(v.shape), v.dtype) for v in variables]
+
+
+def _owner(name: str, last_read: int | None) -> int | None:
+    # Optimizers name a slot after its model variable. Up to Keras 3.9 some did not, but read the
+    # variable's shape just before they created the slot.
+    match = re.search(r"tfdist-(\d+)_", name)
+    return int(match[1]) if match else last_read
+
+
+class _Placeholder(Variable):  # type: ignore[misc]
+    """Replaces a model variable while slots are created, and marks them with its number.
+
+    Args:
+        variable: the model variable.
+        number: its number.
+        made: the slots created so far.
+        shape_reads: maps the number of slots created so far to the number of the variable whose
+            shape was read last.
+    """
+
+    def __init__(
+        self, variable: Any, number: int, made: list[Any], shape_reads: dict[int, int]
+    ) -> None:
+        super().__init__("zeros", tuple(variable.shape), variable.dtype, name="placeholder")
+        self._number, self._made, self._shape_reads = number, made, shape_reads
+        self._unique_id = f"tfdist-{number}"
+        self._name = f"tfdist-{number}_{variable.name}"
+        # Muon selects variables by path.
+        self._path = f"tfdist-{number}/{variable.path}"
+        self.overwrite_with_gradient = is_overwritten(variable)
+
+    @property
+    def shape(self) -> Any:
+        """The variable's shape."""
+        if hasattr(self, "_shape_reads"):
+            self._shape_reads[len(self._made)] = self._number
+        return super().shape
+
+    @property
+    def value(self) -> Any:
+        """This object, which Keras asks for its key and its device."""
+        return self
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return tf.zeros(self._shape, self._dtype)
+
+
+def accumulators(optimizer: Any) -> list[Any]:
+    """The variables in which an optimizer accumulates gradients, if it does."""
+    return list(getattr(optimizer, "_accumulated_gradients", None) or [])
+
+
+def batches_of(optimizer: Any) -> Any:
+    """The variable that counts batches, several of which may make up one iteration."""
+    return optimizer._iterations
+
+
+@contextlib.contextmanager
+def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[None]:
+    """Within this context, an optimizer updates with its learning rate times a factor.
+
+    Only its updates see the product: the learning rate or the schedule, which others read, set and
+    save, stays as it is. A context that was never left, as its training was interrupted, ends when
+    another one is entered.
+
+    Args:
+        optimizer: one that updates variables.
+        factor: returns the factor, a scalar; called when an update reads the learning rate.
+    """
+    updates = 0
+
+    def counted(update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
+        def count(*args: Any, **kwargs: Any) -> Any:
+            nonlocal updates
+            updates += 1
+            try:
+                return update(*args, **kwargs)
+            finally:
+                updates -= 1
+
+        return count
+
+    def learning_rate() -> Any:
+        rate = type(optimizer)._get_current_learning_rate(optimizer)
+        if not updates:
+            return rate
+        rate = tf.convert_to_tensor(rate)
+        return rate * tf.cast(factor(), rate.dtype)
+
+    _end_scaling(optimizer)
+    # The optimizer may have methods of its own instead of its class's.
+    before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
+    scaled = {name: counted(getattr(optimizer, name)) for name in before}
+    vars(optimizer)[_UNSCALED] = unscaled = before | {"_get_current_learning_rate": None}
+    vars(optimizer).update(scaled, _get_current_learning_rate=learning_rate)
+    try:
+        yield
+    finally:
+        if vars(optimizer).get(_UNSCALED) is unscaled:
+            _end_scaling(optimizer)
+
+
+_UNSCALED = "_tfdist_unscaled"
+
+
+def _end_scaling(optimizer: Any) -> None:
+    own = vars(optimizer)
+    for name, method in own.pop(_UNSCALED, {}).items():
+        own.pop(name)
+        if method is not None:
+            own[name] = method
+
+
+class Anywhere:
+    """A strategy under which slots are not colocated with other variables."""
+
+    @property
+    def extended(self) -> Any:
+        return self
+
+    def colocate_vars_with(self, variable: Any) -> Any:
+        return contextlib.nullcontext()

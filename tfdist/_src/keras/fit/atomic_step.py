@@ -1,0 +1,191 @@
+"""A training step that counts on this worker, or leaves no trace."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm import step_ops
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.internals.tensorflow import initialized, traced
+from tfdist._src.keras.optimizers.late_update import Trial
+from tfdist._src.sharding.sharded import sharded_by, sharded_optimizers
+from tfdist._src.strategy.commit_point import Writes, find_writes
+from tfdist.errors import UnsupportedError
+
+
+def applies(strategy: tf.distribute.Strategy) -> bool:
+    """Whether steps under a strategy can fail because of other workers."""
+    extended = strategy.extended
+    if extended.in_stages:
+        return bool(extended.process_count > 1)
+    return isinstance(extended.workers, NativeCommunicator)
+
+
+class AtomicStep:
+    """Runs a model's step, eagerly or in a graph, between its begin and its commit.
+
+    Args:
+        model: the model.
+        compile_step: makes the compiled step, which puts its update off if it is given a trial.
+        scratch: variables whose values no step needs from the one before.
+        confirm: communicates among all workers, when this one has written all that the step writes:
+            then the step can be redone here if it stands elsewhere. None if no step needs to be.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        compile_step: Callable[[Trial | None], Any],
+        scratch: Callable[[], Iterable[Any]] = tuple,
+        confirm: Callable[[], tf.Tensor] | None = None,
+    ) -> None:
+        self._model = model
+        self._extended = model.distribute_strategy.extended
+        self._compile = compile_step
+        self._scratch, self._confirm = scratch, confirm
+        # The update of one of several devices does not wait for what the others communicate.
+        self._trial = Trial() if len(self._extended.worker_devices) == 1 else None
+        self._step = compile_step(self._trial)
+        self._writes: weakref.WeakKeyDictionary[Any, Writes] = weakref.WeakKeyDictionary()
+
+    def __call__(self, *arguments: Any) -> Any:
+        run = self._eagerly if self._model.run_eagerly else self._in_graph
+        return run(*arguments)
+
+    def puts_update_off(self, *arguments: Any) -> bool:
+        """Traces the step for these arguments; whether its update comes last."""
+        self._trace(*arguments)
+        return self._trial is not None
+
+    def update_in_place(self) -> None:
+        """Has the update come where the step's code does it, from the next trace on."""
+        if self._trial is not None:
+            self._trial = None
+            self._step = self._compile(None)
+
+    def _eagerly(self, *arguments: Any) -> Any:
+        variables = self._all_variables()
+        step_ops.begins(complete=True)
+        step_ops.keep(list({id(v.handle): v.handle for v in variables}.values()))
+        known = {id(variable) for variable in self._extended.variables}
+        try:
+            results = self._step(*arguments)
+        except BaseException:
+            # Nobody knows the values that a layer has been built with in this very step.
+            new = {id(variable) for variable in self._extended.variables} - known
+            self._extended.progress.torn |= bool(new)
+            raise
+        step_ops.commits()
+        return results
+
+    def _in_graph(self, *arguments: Any) -> Any:
+        trace = self._trace(*arguments)
+        begins = step_ops.begins(complete=trace.complete)
+        # If this is called eagerly, its operations run in order anyway.
+        eager = tf.executing_eagerly()
+        with tf.control_dependencies([] if eager else [begins]):
+            keep = step_ops.keep(trace.kept)
+        with tf.control_dependencies([] if eager else [begins, *keep]):
+            results = trace.run(*arguments)
+        flat = tf.nest.flatten(results, expand_composites=True)
+        last = flat
+        if self._confirm is not None:
+            with tf.control_dependencies([] if eager else flat):
+                prepares = step_ops.prepares(trace.kept)
+            with tf.control_dependencies([] if eager else prepares):
+                last = [self._confirm()]
+        with tf.control_dependencies([] if eager else last):
+            commits = step_ops.commits()
+        if eager:
+            return results
+        # The next step of a loop, which takes over all results, waits for it.
+        with tf.control_dependencies([commits]):
+            flat[-1] = tf.identity(flat[-1])
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
+
+    def _trace(self, *arguments: Any) -> _Trace:
+        first = None
+        try:
+            concrete, first = traced(self._step, *arguments)
+        except Exception:
+            if self._trial is None or not self._trial.fails:
+                raise
+        if self._trial is not None and self._trial.fails:
+            if first is not None:
+                raise UnsupportedError(
+                    "A step that uses what its optimizer updates cannot make a variable from a "
+                    f"value that it computes. Received: the `train_step` of {self._model.name!r}, "
+                    "which does both. Create the variable before the first step."
+                )
+            self.update_in_place()
+            concrete, first = traced(self._step, *arguments)
+        step = self._step
+        scratch = {id(variable.handle) for variable in self._scratch()}
+        if first is not None:
+            resources = {id(o): o for f in (concrete, first) for o in _resources(f).values()}
+            return _Trace(
+                lambda *given: tf.cond(
+                    initialized(step), lambda: step(*given), lambda: first(*given)
+                ),
+                [resource for key, resource in resources.items() if key not in scratch],
+                complete=True,
+            )
+        if self._confirm is not None:
+            resources = {id(o): o for o in _resources(concrete).values() if id(o) not in scratch}
+            return _Trace(step, list(resources.values()), complete=True)
+        if concrete not in self._writes:
+            self._writes[concrete] = _writes_of(concrete)
+        writes = self._writes[concrete]
+        kept = [outside for name, outside in _resources(concrete).items() if name in writes.kept]
+        kept = [outside for outside in kept if id(outside) not in scratch]
+        return _Trace(step, kept, complete=not writes.gated)
+
+    def _all_variables(self) -> list[Any]:
+        """The copies of all variables that an eager step may write."""
+        optimizer = self._model.optimizer
+        if self._model.built and not getattr(optimizer, "built", True):
+            optimizer.build(self._model.trainable_variables)
+        values = [variable.value for variable in self._model.variables]
+        values += self._extended.variables
+        for optimizer in sharded_optimizers():
+            values += [variable.value for variable in optimizer.variables]
+            sharded = sharded_by(optimizer)
+            if sharded is not None and sharded.copies is not None:
+                values += sharded.copies.variables
+        if self._extended.compressor is not None:
+            values += self._extended.compressor.variables
+        return [copy for value in values for copy in getattr(value, "values", [value])]
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A step that has been traced.
+
+    Attributes:
+        run: runs it on a batch.
+        kept: the resources of the variables that have to be kept.
+        complete: whether it writes no others.
+    """
+
+    run: Callable[..., Any]
+    kept: Sequence[tf.Tensor]
+    complete: bool
+
+
+def _resources(concrete: Any) -> dict[str, tf.Tensor]:
+    """The resources that a function captures, by the names of its own placeholders for them."""
+    captures = concrete.graph.captures
+    return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
+
+
+def _writes_of(concrete: Any) -> Writes:
+    try:
+        return find_writes(concrete.graph.as_graph_def())
+    except ValueError:  # too large for a message
+        return Writes(frozenset(_resources(concrete)), gated=False)

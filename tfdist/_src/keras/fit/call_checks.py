@@ -1,0 +1,292 @@
+"""Checks of calls to `fit`, `evaluate`, `predict` and `compile` before they start.
+
+Differences between the workers and unsupported models are reported immediately and by name, instead
+of by a collective that fails or hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.data.distribute import in_order
+from tfdist._src.group.joining import joined_group
+from tfdist._src.internals.keras import TensorFlowTrainer, made_under
+from tfdist._src.internals.optimizer import strategy_of
+from tfdist._src.keras.fit.compilation import compilation_of
+from tfdist._src.keras.fit.current_data import current_data
+from tfdist._src.keras.fit.failed_builds import keeping_cause
+from tfdist._src.keras.patching import patch
+from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.sharding.elementwise import check_elementwise
+from tfdist._src.sharding.sharded import is_sharded
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.random_state import share_randomness
+from tfdist.errors import UnsupportedError
+
+# Arguments that must have the same value on all workers.
+_IDENTICAL = (
+    "epochs",
+    "initial_epoch",
+    "batch_size",
+    "shuffle",
+    "class_weight",
+    "steps_per_epoch",
+    "steps",
+    "validation_split",
+    "validation_freq",
+    "validation_steps",
+    "validation_batch_size",
+)
+# Arguments that all workers must pass, or none.
+_PRESENT = ("sample_weight", "validation_data")
+
+
+# Identifies a call of `fit` or `train_on_batch`; None in `evaluate` and `predict`.
+_call: contextvars.ContextVar[object] = contextvars.ContextVar("call", default=None)
+
+
+class _Call:
+    """Identifies a call."""
+
+
+# A call of `fit`, `evaluate` or `predict`, and the model of that which runs.
+_running: contextvars.ContextVar[Any] = contextvars.ContextVar("running", default=None)
+_model: contextvars.ContextVar[Any] = contextvars.ContextVar("model", default=None)
+
+
+def install() -> None:
+    """Wraps Keras's calls for models under a tfdist strategy."""
+    patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
+    patch("TensorFlowTrainer.train_on_batch", _requiring_scope)
+    patch("TensorFlowTrainer.evaluate", _checked)
+    predict = TensorFlowTrainer.predict
+
+    @functools.wraps(predict)
+    def predict_in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with in_order():
+            return predict(self, *args, **kwargs)
+
+    patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
+    # On the base class: Keras uses it to detect whether a model overrides `compile`.
+    patch("Trainer.compile", _in_scope)
+
+
+def training_call() -> Any:
+    """The call of `fit` or `train_on_batch` that runs, unless `evaluate` or `predict` do in it."""
+    return _call.get()
+
+
+def reads_own_batches() -> bool:
+    """Whether only tfdist's functions read the batches of the call that runs.
+
+    A model's own `make_train_function` expects those of the data.
+    """
+    model = _model.get()
+    made = ("make_train_function", "make_test_function", "make_predict_function")
+    return model is not None and all(
+        getattr(type(model), name) is getattr(TensorFlowTrainer, name) for name in made
+    )
+
+
+def running_call() -> Any:
+    """The call of `fit`, `evaluate` or `predict` that runs, if any."""
+    return _running.get()
+
+
+@contextlib.contextmanager
+def _in_call(model: Any, call: Any = None, *, trains: bool) -> Iterator[None]:
+    tokens = _call.set(object() if trains else None), _model.set(model), _running.set(call)
+    try:
+        yield
+    finally:
+        _call.reset(tokens[0])
+        _model.reset(tokens[1])
+        _running.reset(tokens[2])
+
+
+def is_ours(model: Any) -> bool:
+    """Whether the model was created under a tfdist strategy."""
+    strategy = made_under(model)
+    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+
+
+def check_variables(model: Any) -> None:
+    """Checks that every replica has a copy of each trainable variable.
+
+    Raises:
+        ValueError: a variable was created outside the strategy's scope.
+    """
+    strategy = model.distribute_strategy
+    if not strategy.extended.communicates:
+        return
+    for variable in model.trainable_variables:
+        if getattr(variable.value, "distribute_strategy", None) is not strategy:
+            raise ValueError(
+                f"The variable {variable.path!r} was created outside the scope of the strategy "
+                "that trains the model, so it would not stay equal on all replicas. Create all "
+                "layers inside `with strategy.scope():`."
+            )
+
+
+def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train)
+    def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_outside(self, train.__name__)
+        refuse_in_one_piece(self, train.__name__)
+        with _in_call(self, trains=True):
+            return train(self, *args, **kwargs)
+
+    return train_in_scope
+
+
+def _refuse_outside(model: Any, call: str) -> None:
+    """Refuses to train a model without a strategy in a job of several workers.
+
+    A worker may use a model independently of the others: it may evaluate one that it created
+    outside the scope, and train one that it created under a separate strategy.
+
+    Raises:
+        ValueError: the model has no strategy.
+    """
+    group = joined_group()
+    if group is None or made_under(model) is not None:
+        return
+    raise ValueError(
+        f"`{call}` requires a model created in the scope of a strategy. Received: the model "
+        f"{model.name!r}, created outside, of which each of the {group.topology.size} workers "
+        "would train a separate copy. Create or load it inside `with strategy.scope():`. To train "
+        "it on this worker only, create it in the scope of a single-process strategy such as "
+        '`tfdist.MirroredStrategy(["CPU:0"])`.'
+    )
+
+
+def refuse_in_one_piece(model: Any, call: str) -> None:
+    """Refuses a call for a model that is not cut into stages under a strategy of pipelines.
+
+    Args:
+        model: the model.
+        call: the name of the call.
+
+    Raises:
+        UnsupportedError: each worker would train all of the model.
+    """
+    strategy = made_under(model)
+    if strategy is None or not getattr(strategy.extended, "in_stages", False):
+        return
+    if strategy.pipeline_size > 1 and not in_stages(model):
+        raise UnsupportedError(
+            f"`{call}` under a {type(strategy).__name__} of {strategy.pipeline_size} workers per "
+            f"pipeline requires a model in stages. Received: the model {model.name!r}, of which "
+            "each worker would train a separate copy. Create it by "
+            "`tfdist.PipelineModel(build_model)`, or use tfdist.MultiWorkerMirroredStrategy."
+        )
+
+
+def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[..., Any]:
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if trains:
+            _refuse_outside(self, call.__name__)
+            refuse_in_one_piece(self, call.__name__)
+        if is_ours(self):
+            group = self.distribute_strategy.extended.group
+            bound = signature.bind(self, *args, **kwargs)
+            given = bound.arguments
+            _refuse_weights_of_classes(given)
+            if not (trains and _is_entered_again()):
+                compared = compared_arguments(given)
+                if compilation := compilation_of(self):
+                    compared["jit_compile"] = compilation
+                group.agree("call", f"{call.__name__} {compared or ''}".strip())
+                share_randomness(group)
+            _refuse_keras_distribution()
+            # One progress bar is enough, and logs are better off without.
+            if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
+                given["verbose"] = 0
+            with _in_call(self, _Call(), trains=trains), keeping_cause(self):
+                return call(*bound.args, **bound.kwargs)
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
+    """Refuses `class_weight` for data that is distributed already.
+
+    Raises:
+        ValueError: Keras could not give weights to its rows.
+    """
+    if given.get("class_weight") is None:
+        return
+    if isinstance(given.get("x"), tf.distribute.DistributedDataset):
+        raise ValueError(
+            "`class_weight` requires data that `fit` distributes itself. Received: a distributed "
+            "dataset. Pass the tf.data.Dataset to `fit`, or add the weight of each row before you "
+            "distribute it: `dataset.map(lambda x, y: (x, y, tf.gather(weights, y)))`."
+        )
+
+
+def _is_entered_again() -> bool:
+    """Whether this is the same call of `fit` once more, on another group of workers."""
+    data = current_data()
+    return data is not None and data.live is not None and data.live.goes_on
+
+
+def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that must be identical on all workers."""
+    compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # Keras raises the error.
+        weights = {int(c): float(w) for c, w in compared.get("class_weight", {}).items()}
+        compared |= {"class_weight": dict(sorted(weights.items()))} if weights else {}
+    compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
+    # Callbacks that would let replicas drift apart if they differed say so themselves.
+    callbacks = given.get("callbacks")
+    flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+    described = [repr(c) for c in flat if getattr(c, "same_on_all_workers", False)]
+    return compared | ({"callbacks": described} if described else {})
+
+
+def _refuse_keras_distribution() -> None:
+    """Refuses to combine a tfdist strategy with a Keras distribution.
+
+    Raises:
+        UnsupportedError: `keras.distribution.set_distribution` has been called.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UnsupportedError(
+            "A model under a tfdist strategy is distributed by the strategy only. Received: "
+            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Remove that "
+            "call, or undo it with `keras.distribution.set_distribution(None)`."
+        )
+
+
+def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_model)
+    def compile_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(self):
+            return compile_model(self, *args, **kwargs)
+        _refuse_keras_distribution()
+        strategy = made_under(self)
+        with strategy.scope():
+            result = compile_model(self, *args, **kwargs)
+        if self.optimizer is not None and is_sharded(self.optimizer):
+            check_elementwise(self.optimizer)
+        if strategy_of(self.optimizer, strategy) is not strategy:
+            raise ValueError(
+                f"The optimizer {self.optimizer.name!r} was created outside the scope of the "
+                "model's strategy. Create it inside `with strategy.scope():`."
+            )
+        return result
+
+    return compile_in_scope

@@ -1,0 +1,324 @@
+"""Compares the state that all workers must have in common.
+
+Synchronous steps keep it equal. Code between the steps, such as a callback, may assign it on one
+worker only. So the next step tells a number of what has been assigned, and sometimes of samples of
+all weights. Only if the numbers of the workers differ do they compare all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.group.group import Group
+from tfdist._src.keras.fit.outer_state import OuterVariable, outer_state_of
+from tfdist._src.keras.fit.step_exchange import last_programs
+from tfdist._src.keras.optimizers.of_model import optimizers_of, own_state, replicated_variables
+from tfdist._src.strategy.variables import ReplicatedMirroredVariable, take_assigned
+from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
+
+# Samples of all weights are compared after so many steps.
+_STEPS = 256
+# About so many elements of each variable, and of one that has been assigned.
+_SAMPLED, _ASSIGNED = 32, 2**14
+
+
+class StateComparison:
+    """Tells of a model's state in each step, and compares it if the workers tell different things.
+
+    Args:
+        model: created under a strategy of which each replica holds the whole model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._call: Any = None
+        self._steps = 0
+        self._assigned: set[int] = set()
+        self._data: Callable[[], Any] = lambda: None
+        self._traces = self._outer_steps = 0
+
+    def number(self, call: Any, steps: int, data: Any = None) -> int:
+        """Returns a number of 30 bits for this worker's state before a step; all must have it.
+
+        Args:
+            call: of `fit`, in the first step of which all weights count; None for other calls.
+            steps: the number of steps that follow.
+            data: identifies an epoch, or a pass of `evaluate` or `predict`, in the first step of
+                which variables outside of the scope count; None for other calls.
+        """
+        due = [*self._due(call, steps), *self._outer_due(steps, data)]
+        return _number(self._take_assigned(), due)
+
+    def _outer_due(self, steps: int, data: Any) -> list[OuterVariable]:
+        """Returns the variables outside of the scope to be compared before the next steps."""
+        due: list[OuterVariable] = []
+        outer = outer_state_of(self._model)
+        begins = data is not None and data is not self._data()
+        if begins or outer.traces != self._traces or self._outer_steps >= _STEPS:
+            self._traces, self._outer_steps = outer.traces, 0
+            self._data = weakref.ref(data) if begins else self._data
+            due = list(outer.variables().values())
+        self._outer_steps += steps
+        return due
+
+    def _take_assigned(self) -> list[Any]:
+        """Returns the variables that were assigned since the last call."""
+        assigned = take_assigned(self._model.distribute_strategy)
+        kept = self._kept() if assigned else ()
+        assigned = [v for v in assigned if id(v) not in kept]
+        self._assigned = set(map(id, assigned))
+        return assigned
+
+    def _due(self, call: Any, steps: int) -> list[Any]:
+        """Returns the variables of which samples are to be compared before the next steps."""
+        due: list[Any] = []
+        if call is not None and (call is not self._call or self._steps >= _STEPS):
+            self._call, self._steps = call, 0
+            due = list(replicated_variables(self._model).values())
+        self._steps += steps
+        return due
+
+    def check(self) -> None:
+        """Compares the state of all workers, each of which calls this.
+
+        Raises:
+            ReplicaMismatchError: a variable differs.
+        """
+        if found := self.difference():
+            raise _mismatch(found)
+        group = self._model.distribute_strategy.extended.group
+        found = different_copies(group, outer_state_of(self._model).variables())
+        if found:
+            raise ReplicaMismatchError(
+                "The workers have different values of a variable that the model's step reads and "
+                f"that was created outside of the strategy's scope: {found}. Assign it on all "
+                "workers alike, or create it in the scope."
+            )
+
+    def difference(self) -> str:
+        """Returns the first variable that differs between workers, and where; "" if none does.
+
+        Each worker calls this.
+        """
+        variables = self.variables()
+        assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
+        group = self._model.distribute_strategy.extended.group
+        return different_copies(group, variables, first=assigned)
+
+    def _kept(self) -> set[int]:
+        """The identities of variables that need not be equal."""
+        kept = set()
+        for optimizer in optimizers_of(self._model).values():
+            own = own_state(optimizer)
+            kept |= {id(v.value) for v in optimizer.variables if id(v) in own}
+        compressor = self._model.distribute_strategy.extended.compressor
+        return kept | set(map(id, compressor.variables if compressor is not None else ()))
+
+    def variables(self) -> dict[str, Any]:
+        """Returns the variables that all replicas have in common, by names equal on all workers."""
+        found = replicated_variables(self._model)
+        kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
+        for variable in self._model.distribute_strategy.extended.variables:
+            if isinstance(variable, ReplicatedMirroredVariable) and id(variable) not in kept:
+                found.setdefault(f"variable {variable.name}", variable)
+        return found
+
+
+class StageComparison(StateComparison):
+    """Compares the state of a model in stages, of which each worker holds some.
+
+    All workers must have the same hyperparameters, and those with the same stages the same
+    variables.
+
+    Args:
+        model: a `PipelineModel`.
+    """
+
+    def numbers(self, call: Any, steps: int) -> tuple[int, int]:
+        """Returns numbers for the hyperparameters and for the variables of the stages.
+
+        Args:
+            call: as for `number`.
+            steps: as for `number`.
+        """
+        assigned = self._take_assigned()
+        scalars = self._scalars() if assigned else set()
+        both = (
+            [v for v in assigned if id(v) in scalars],
+            [v for v in assigned if id(v) not in scalars],
+        )
+        return _number(both[0]), _number(both[1], self._due(call, steps))
+
+    def check(self) -> None:
+        if found := self.difference():
+            raise _mismatch(found)
+
+    def difference(self) -> str:
+        group = self._model.distribute_strategy.extended.group
+        scalars, variables = self._scalars(), self.variables()
+        both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+        stages = f"stages of pipeline rank {self._model.distribute_strategy.pipeline_rank}"
+        for name, variable in variables.items():
+            if id(_distributed(variable)) in scalars:
+                both[0][name] = variable
+            else:
+                both[1][f"{stages}: {name}"] = variable
+        first = [n for n, v in both[0].items() if id(_distributed(v)) in self._assigned]
+        # A rank that trains nothing does not count its steps.
+        found = different_copies(group, both[0], first=first, others=False)
+        return found or different_copies(group, both[1])
+
+    def _scalars(self) -> set[int]:
+        """The identities of the optimizers' variables without an axis."""
+        optimizers = optimizers_of(self._model).values()
+        return {
+            id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank
+        }
+
+
+def _mismatch(found: str) -> ReplicaMismatchError:
+    return ReplicaMismatchError(
+        f"The workers no longer have the same state: {found}. Steps keep it equal, so code "
+        "between them, such as a callback, has changed it on one worker only. Have all "
+        "workers run the same code with the same values."
+    )
+
+
+def _number(assigned: Sequence[Any], sampled: Sequence[Any] = ()) -> int:
+    total = 0
+    for variable in assigned:
+        total = zlib.crc32(_sample(variable.values[0], _ASSIGNED), total)
+    for variable in sampled:
+        total = zlib.crc32(_sample(_copies(variable)[0], _SAMPLED), total)
+    return total & 0x3FFFFFFF
+
+
+def check_programs(group: Group) -> None:
+    """Compares the programs of the steps that workers have just traced; called by all.
+
+    Raises:
+        ProgramMismatchError: they differ; names the first operation that does.
+    """
+    mine = {traced_for: program.values for traced_for, program in last_programs.items()}
+    everyone = [json.loads(text) for text in group.exchange("programs", json.dumps(mine))]
+    for traced_for, first in everyone[0].items():
+        for rank, found in enumerate(everyone):
+            if found.get(traced_for, first) != first:
+                values = [first, found[traced_for]]
+                raise ProgramMismatchError(
+                    "The workers run different programs in their steps: "
+                    f"{_first_difference(group, traced_for, rank, values)}. Run the same code on "
+                    "all workers, and sort what you loop over if it is a `set`."
+                )
+
+
+def _first_difference(group: Group, traced_for: str, other: int, values: list[Any]) -> str:
+    """Where the program of a worker differs from the first one's; called by all workers."""
+    program = last_programs.get(traced_for)
+    operations = [] if program is None else program.operations
+    texts = group.exchange("operations", json.dumps(operations))
+    chiefs, others = (json.loads(texts[rank]) for rank in (0, other))
+    # Operations that the other worker does not have.
+    only = [
+        next((i for i, one in enumerate(own) if one not in theirs), None)
+        for own, theirs in ((chiefs, set(others)), (others, set(chiefs)))
+    ]
+    place = only[min(1, group.topology.rank)]
+    here = ""
+    if program is not None and place is not None and place < len(operations):
+        here = program.describe_operation(place)
+    elif program is not None and only == [None, None]:
+        pairs = itertools.zip_longest(*values)
+        moved = next(i for i, (one, another) in enumerate(pairs) if one != another)
+        here = program.describe_value(moved) if moved < len(program.values) else ""
+    described = group.exchange("what differs", here)
+    chief, worker = (group.topology.workers[rank] for rank in (0, other))
+    if only == [None, None]:
+        return f"{worker} comes to {described[other]} where {chief} comes to {described[0]}"
+    return (
+        f"{worker} computes {described[other] or 'nothing'} where {chief} computes "
+        f"{described[0] or 'nothing'}"
+    )
+
+
+def different_copies(
+    group: Group, variables: dict[str, Any], *, first: Sequence[str] = (), others: bool = True
+) -> str:
+    """Compares the copies of variables on all replicas; called by all workers.
+
+    Args:
+        group: the workers.
+        variables: those of this worker. Others have copies of a variable under the same name.
+        first: the names of variables that others may depend on; those of all workers count.
+        others: whether the other variables are compared, too.
+
+    Returns:
+        The first variable that differs, and where; "" if none does.
+    """
+    mine = {
+        name: [getattr(variable, "path", None) or variable.name, *map(_seen, _copies(variable))]
+        for name, variable in variables.items()
+    }
+    texts = group.exchange("state", json.dumps([list(first), mine]))
+    everyone = list(map(json.loads, texts))
+    found: dict[str, list[_Copy]] = {name: [] for names, _ in everyone for name in names}
+    for rank, (_, copies_by_name) in enumerate(everyone):
+        for name, (path, *seen) in copies_by_name.items():
+            if name not in found and not others:
+                continue
+            for i, (hashed, value) in enumerate(seen):
+                replica = f", replica {i}" if len(seen) > 1 else ""
+                copy = _Copy(path, f"worker {rank}{replica}", hashed, value)
+                found.setdefault(name, []).append(copy)
+    for copies in found.values():
+        for copy in copies[1:]:
+            if copy.hashed != copies[0].hashed:
+                values = f": {copies[0].value} and {copy.value}" if copy.value else ""
+                where = f"{copies[0].where} and {copy.where}"
+                return f"the variable {copy.path!r} differs between {where}{values}"
+    return ""
+
+
+class _Copy(NamedTuple):
+    """A replica's copy of a variable."""
+
+    path: str
+    where: str
+    hashed: str
+    value: str
+
+
+def _distributed(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _copies(variable: Any) -> list[Any]:
+    value = _distributed(variable)
+    return list(getattr(value, "values", [value]))
+
+
+def _seen(copy: Any) -> tuple[str, str]:
+    array = copy.numpy()
+    shown = "" if np.ndim(array) else f"{array:.8g}" if np.isreal(array) else str(array)
+    return hashlib.blake2b(_bytes(array), digest_size=8).hexdigest(), shown
+
+
+def _bytes(array: Any) -> Any:
+    array = np.ascontiguousarray(array)
+    return repr(array.tolist()).encode() if array.dtype.hasobject else array.view(np.uint8).data
+
+
+def _sample(copy: Any, most: int) -> Any:
+    size = copy.shape.num_elements() or 0
+    flat = tf.reshape(copy, [-1])
+    return _bytes(flat[:: max(1, size // most)].numpy())

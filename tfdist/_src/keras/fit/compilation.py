@@ -1,0 +1,112 @@
+"""Whether XLA compiles a model's steps, and their functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import platform
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src import native
+from tfdist._src.internals.keras import made_under, model_supports_jit
+from tfdist._src.keras.patching import patch
+from tfdist._src.native.console import say
+from tfdist._src.options import Options, xla_processor_limit
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.xla import compiled_between_collectives
+from tfdist.errors import NativeUnavailableError
+
+# The models for which "auto" has chosen XLA, until that has been said.
+_chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
+
+
+def install() -> None:
+    """Has `jit_compile="auto"` do under a tfdist strategy what it does in one process."""
+    patch("Trainer.compile", _with_auto)
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Whether XLA compiles a model's steps; the same on all workers, or their weights differ."""
+    return bool(model.jit_compile and not model.run_eagerly and Options.from_environment().xla)
+
+
+def compilation_of(model: keras.Model) -> str | None:
+    """What must be the same on all workers if XLA compiles a model's steps, in words; else None.
+
+    XLA makes programs for the processor at hand, which may round differently on another kind.
+    """
+    if not is_compiled(model):
+        return None
+    processors = [xla_processor_limit() or _vector_unit(), *_gpus(made_under(model))]
+    return f"for {', '.join(processors)}; jit_compile=False works on any"
+
+
+def _vector_unit() -> str:
+    try:
+        return str(native.load().library.tfd_vector_unit().decode())
+    except NativeUnavailableError:
+        return platform.machine()
+
+
+def _gpus(strategy: Any) -> list[str]:
+    """The models of this worker's GPUs: XLA's programs do not depend on the architecture alone."""
+    if not _trains_on_gpus(strategy):
+        return []
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return sorted({each.get("device_name", "a GPU") for each in details})
+
+
+def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The `tf.function` of a step, or the step itself if the model runs eagerly."""
+    if model.run_eagerly:
+        return one_step
+    if is_compiled(model):
+        _say_if_chosen(model)
+        one_step = compiled_between_collectives(one_step)
+    return tf.function(one_step, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
+
+
+def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras does not compile models under a strategy by itself, since TensorFlow's cannot be."""
+    signature = inspect.signature(compile_model)
+
+    @functools.wraps(compile_model)
+    def compile_by_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = compile_model(self, *args, **kwargs)
+        _chosen.discard(self)
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["jit_compile"] == "auto" and _chooses_xla(self):
+            self.jit_compile = True
+            _chosen.add(self)
+        return result
+
+    return compile_by_device
+
+
+def _say_if_chosen(model: keras.Model) -> None:
+    if model in _chosen and made_under(model).extended.group.topology.is_chief:
+        say(
+            f"XLA compiles the steps of {model.name!r}, as it does on one GPU "
+            '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
+        )
+    _chosen.discard(model)
+
+
+def _chooses_xla(model: Any) -> bool:
+    strategy = made_under(model)
+    ours = strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+    if not ours or strategy.extended.in_stages or model.run_eagerly:
+        return False
+    allowed = _trains_on_gpus(strategy) and Options.from_environment().xla
+    return bool(allowed and model_supports_jit(model))
+
+
+def _trains_on_gpus(strategy: Any) -> bool:
+    devices = {tf.DeviceSpec.from_string(d).device_type for d in strategy.extended.worker_devices}
+    return devices == {"GPU"}

@@ -1,0 +1,296 @@
+"""Where the training data of a call of `fit` stands, and going on from where it stood before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._src.data.replay import RowsRead
+from tfdist._src.internals.iterators import (
+    batches_seen,
+    lasting_iterator,
+    replay_epochs,
+    set_batches_seen,
+    set_number_of_batches,
+    stop_reading,
+    unread_iterator,
+)
+from tfdist._src.keras.fit.batch_size import BatchSize
+from tfdist._src.keras.fit.first_iterator import FirstIterator
+from tfdist._src.keras.fit.iterator_states import IteratorStates
+from tfdist._src.keras.fit.live_data import LiveData
+from tfdist._src.keras.fit.own_batches import OwnBatches
+from tfdist._src.keras.fit.position import KeptRows, Position, go_to
+from tfdist._src.keras.fit.validation_data import ValidationData
+from tfdist._src.strategy.random_state import random_states, set_random_states
+
+
+class TrainingData:
+    """The data that a call of `fit` trains on.
+
+    Attributes:
+        live: goes on with the same iterators when `fit` is entered again; None if it never is.
+        validation: where the validation data stands; None if nobody asks.
+        iterators: how many iterators have been made that shuffle the dataset, each in its own way.
+            Keras makes some that it never reads.
+        own: what workers read that read separate batches; None if they divide the same ones.
+        joins: whether the other workers have begun the epoch that is about to be resumed.
+        first_epoch: `initial_epoch` of this call.
+        resumed: whether an epoch has gone on from where another process left it.
+        skipped: how many batches were read to get to a position, and for how many seconds, if so.
+    """
+
+    def __init__(self) -> None:
+        self.live: LiveData | None = None
+        self.validation: ValidationData | None = None
+        self.own: OwnBatches | None = OwnBatches()
+        self._first = FirstIterator(lambda: self.live is not None)
+        self.first_epoch = 0
+        self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
+        self._begin()
+
+    def _begin(self) -> None:
+        self._epochs: Any = None
+        self._iterator: Any = None
+        self.iterators = self._batches = self._in_all = 0
+        self._at_epoch: dict[str, Any] = {}
+        self._fresh: bytes | None = None
+        self._resume_at: tuple[Position, int, int, Callable[[], object]] | None = None
+        self.skipped: tuple[int, float] | None = None
+        self.resumed = self.joins = False
+
+    def belongs_to(self, epochs: Any) -> bool:
+        """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
+        if self._epochs is None:
+            self._epochs = self._last_epochs = epochs
+            self._states = IteratorStates(epochs)
+        return self._epochs is epochs
+
+    @property
+    def batches_of_epoch(self) -> int | None:
+        """The number of batches of an epoch, if it is known."""
+        return self._epochs.num_batches  # type: ignore[no-any-return]
+
+    @property
+    def batch_size(self) -> BatchSize | None:
+        """How large batches are, if that changes with the group."""
+        size = None if self.live is None else self.live.batch_size
+        return size if size is not None and size.is_kept else None
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Takes note of the epoch that Keras's loop enters."""
+        if self.live is not None:
+            self.live.epoch = epoch
+        self.update_length()
+
+    def update_length(self) -> None:
+        """Has Keras count to the number of batches that the epoch has with so many workers."""
+        if self.batch_size is None or self.live is None:
+            return
+        number = self.live.batches_to_count()
+        if self._resume_at is not None:
+            position = self._resume_at[0]
+            read = position.rows.read if position.rows else RowsRead(position.batches)
+            known = self.batch_size.own_batches is not None
+            number = position.batches + self.batch_size.left(read) if known else None
+        set_number_of_batches(self._epochs, number)
+
+    def follow(self, position: Position, *, anew: bool = False) -> None:
+        """Has batches be as large as where a position is from.
+
+        Args:
+            position: where the data stood.
+            anew: whether the next epoch reads the data from its beginning.
+
+        Raises:
+            SnapshotError: this call of `fit` cannot do so.
+        """
+        if position.rows is not None and self.batch_size is not None:
+            self.batch_size.keep(position.rows)
+        elif not anew:
+            position.check_own_batches()
+
+    def enter_again(self) -> None:
+        """Lets `fit` be entered again with this data."""
+        self._epochs = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why this process cannot read its data once more from the beginning; "" if it can."""
+        return "" if self._last_adapter is None else self._first.obstacle(self._last_adapter)
+
+    @property
+    def _last_adapter(self) -> Any:
+        return getattr(self._last_epochs, "data_adapter", None)  # None before it is complete
+
+    def begin_anew(self) -> None:
+        """Has `fit` be entered as in a process that has just started."""
+        stop_reading(self._last_adapter)
+        self._first.comes_again()
+        if self.validation is not None:
+            self.validation.begin_anew()
+        self._begin()
+
+    @property
+    def adapter(self) -> Any:
+        """Keras's, of the data."""
+        return self._epochs.data_adapter
+
+    @property
+    def batches_before(self) -> int:
+        """How many batches of the epoch that begins have been trained before it is resumed."""
+        return 0 if self._resume_at is None else self._resume_at[2]
+
+    def epoch_begins(self) -> None:
+        """Records the random states, from which an epoch can be read again."""
+        self._at_epoch = random_states()
+
+    def read(self, *, epoch_ends: bool) -> Position:
+        """The position now, between two steps.
+
+        Args:
+            epoch_ends: whether all batches of the epoch have been trained.
+        """
+        epochs = self._epochs
+        current = lasting_iterator(epochs) or self._iterator
+        fresh = current is not None and current is not self._iterator
+        goes_on = epochs.steps_per_epoch is not None and epoch_ends
+        readable = current is not None and (goes_on or not epoch_ends)
+        state = self._states.of(current) if readable else None
+        fresh_state = None if state is None else self._fresh
+        if epoch_ends and not goes_on:
+            shares = self.validation is not None and self.validation.shares_shuffles
+            unread = None if shares else unread_iterator(epochs, self._iterator)
+            fresh_state = None if unread is None else self._states.of(unread)
+        return Position(
+            iterators=self.iterators,
+            batches=0 if fresh else self._batches,
+            in_all=self._in_all,
+            steps_seen=batches_seen(epochs),
+            goes_on=goes_on,
+            at_epoch=self._at_epoch,
+            state=state,
+            fresh=fresh_state,
+            is_common=self.live is not None and self.own is None,
+            rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
+            begun=current is not None and not fresh,
+            data=self._states.description,
+        )
+
+    def read_trained(self, batches: int) -> Position:
+        """The position behind the batches that have been trained, where one may wait to be.
+
+        Args:
+            batches: how many of the epoch that was read last have been trained.
+        """
+        assert self.live is not None
+        position = self.read(epoch_ends=self.live.has_ended)
+        if self.live.has_ended or not self.live.taken:
+            return position
+        taken = self.live.taken
+        counted = taken - self.live.uncounted
+        read = self.live.replay.read(before_last=self.live.has_untrained(batches))
+        begun = batches - batches % self._epochs.steps_per_execution
+        return dataclasses.replace(
+            position,
+            batches=position.batches - counted + batches,
+            in_all=position.in_all - counted + batches,
+            steps_seen=position.steps_seen - taken + begun,
+            rows=self._rows(read),
+        )
+
+    def resume_between_epochs(self, position: Position, epoch: int) -> None:
+        """Goes on behind the last batch of an epoch; called before the next one begins.
+
+        Args:
+            position: where the data stood.
+            epoch: the number of epochs that have ended.
+        """
+        epochs = self._replay_epochs(position, epoch)
+        self.follow(position, anew=not position.goes_on)
+        if position.goes_on:
+            self._resume_at = position, epochs, 0, lambda: None
+            return
+        self._first.follow(self._epochs, position, epochs)
+        self._count(position)
+
+    def resume_within_epoch(
+        self, position: Position, epoch: int, batch: int, ready: Callable[[], object]
+    ) -> None:
+        """Goes on within an epoch, once it has begun.
+
+        Args:
+            position: where the data stood.
+            epoch: the number of epochs that have ended.
+            batch: the number of batches of the epoch that have been trained.
+            ready: called when the epoch has begun, before its next batch is trained.
+        """
+        epochs = self._replay_epochs(position, epoch)
+        self.follow(position)
+        if not self.joins:
+            position.check_data(self._states.description)
+        self._resume_at = position, epochs, batch, ready
+
+    def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
+        """The next step of an epoch: the numbers of its first and last batch, and the iterator.
+
+        Args:
+            advance: Keras's.
+            begun: called with each new iterator.
+        """
+        if self.live is not None and self.live.stops():
+            raise StopIteration
+        if self._resume_at is None:
+            if self.live is not None:
+                step, is_new = self.live.advance(advance, lambda one: self._with_new(one, begun))
+                return self._taken(step) if is_new else step
+            return self._taken(self._with_new(advance(), begun))
+        position, epochs, batch, ready = self._resume_at
+        self._resume_at, self.resumed = None, True
+        self._first.make(self._epochs, position.iterators - 1, epochs)  # The last is made now.
+        step = advance()
+        self._first.made(step[-1])
+        if position.batches or position.begun:  # Otherwise `begun` has taken nothing there.
+            self._with_new(step, begun)
+        replay = self.live.replay if self.live is not None and self.batch_size else None
+        if self.own is None or not (self.joins and self.own.is_shared_out):
+            self.skipped = go_to(step[-1], position, self._epochs, replay)
+        self._with_new(step, begun)
+        self.joins = False
+        self._count(position)
+        ready()
+        each = self._epochs.steps_per_execution
+        set_batches_seen(self._epochs, position.steps_seen - batch // each * each + each)
+        while step[0] + each <= batch:
+            step = advance()
+        if self.live is not None:
+            self.live.resume(step, batch)
+        return self._taken(step)
+
+    def _rows(self, read: RowsRead) -> KeptRows | None:
+        return None if self.batch_size is None else self.batch_size.kept(read)
+
+    def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
+        if step[-1] is not self._iterator:
+            self._first.made(step[-1])
+            self._fresh = self._states.of(step[-1]) if self._at_epoch else None
+            self._iterator, self._batches = step[-1], 0
+            begun(step[-1])
+        return step
+
+    def _taken(self, step: Any) -> Any:
+        self._batches += self._epochs.steps_per_execution
+        self._in_all += self._epochs.steps_per_execution
+        return step
+
+    def _count(self, position: Position) -> None:
+        self.iterators, self._batches = position.iterators, position.batches
+        self._in_all, self._at_epoch = position.in_all, position.at_epoch
+
+    def _replay_epochs(self, position: Position, epoch: int) -> int:
+        """Has the data do what it does in each epoch, such as to shuffle; returns how many."""
+        epochs = max(epoch - self.first_epoch, 0)
+        replay_epochs(self._epochs.data_adapter, epochs)
+        set_random_states(position.at_epoch)
+        return epochs

@@ -1,0 +1,263 @@
+"""A list of callbacks for a call of `fit` that is entered several times: each event comes once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import keras
+
+from tfdist._src.internals.callbacks import plain_logs
+from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.data_position import TrainingData
+
+
+class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
+    """Passes each event of training to each callback once, however often `fit` is entered.
+
+    When the group of workers changes, `fit` is entered again, and Keras begins the training, the
+    running epoch and its validation once more, of which the callbacks must not learn. An event in
+    whose middle the group changed goes on with the callbacks that have not seen it. Those that
+    communicate in the event, however, see it on each entry, since some workers may have been
+    further than others: those with `same_on_all_workers` at the end of an epoch or batch, or in the
+    events that their attribute `communicates_in` names.
+
+    Args:
+        callbacks: the callbacks, in their order.
+        model: in training.
+        data: what it trains on, which is told the epoch.
+        params: as for Keras's class.
+
+    Attributes:
+        epoch: the epoch that Keras is in, on this entry.
+        stopped: whether training was to stop when this was last entered.
+    """
+
+    def __init__(
+        self, callbacks: list[Any], model: keras.Model, data: TrainingData, **params: Any
+    ) -> None:
+        super().__init__(callbacks, model=model, **params)
+        self._data = data
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets what the callbacks have seen: they see the training begin once more."""
+        self.epoch = 0
+        self.stopped = False
+        self._train_begun = False
+        self._begun = self._ended = -1  # epochs
+        self._batch = (-1, -1)  # the last one that has begun, and its epoch
+        self._batch_ended = (-1, -1)
+        self._tested = _NO_TEST  # the last event of validation that they have seen
+        self._interrupted: Interrupted | None = None
+        self._begun_before = _NONE_BEGUN  # by another process, and how to restore what it had
+
+    @property
+    def epochs_ended(self) -> int:
+        """The number of epochs whose end all callbacks have seen."""
+        return self._ended + 1
+
+    def seen_of(self, epoch: int, batch: int) -> int:
+        """How many callbacks have seen the end of a batch, counting one that was interrupted."""
+        if self._batch_ended >= (epoch, batch):
+            return len(self.callbacks)
+        event = self._interrupted
+        if event is None or event[:2] != (_BATCH_END, (batch,)) or self.epoch != epoch:
+            return 0
+        return event.callback + 1
+
+    def end_batch(self, epoch: int, batch: int, logs: Any, communicated: int) -> None:
+        """Tells callbacks of the end of a batch if they have not seen it, or not all of them.
+
+        Args:
+            epoch: its epoch.
+            batch: its number.
+            logs: its logs.
+            communicated: the highest `seen_of` of all workers: what communicates among these
+                callbacks has done so.
+        """
+        first = self.seen_of(epoch, batch)
+        if self._interrupted is not None and self._interrupted.name == _BATCH_END:
+            self._interrupted = None
+        self._batch_ended = max(self._batch_ended, (epoch, batch))
+        for number, callback in enumerate(self.callbacks[first:], first):
+            if number >= communicated or not _communicates(callback, _BATCH_END):
+                callback.on_train_batch_end(batch, logs=logs)
+
+    @property
+    def epochs_begun(self) -> int:
+        """The number of epochs of which any callback has seen the beginning."""
+        return self._begun + 1
+
+    def enter_at(self, epoch: int, epochs_begun: int, restore: Callable[[], object]) -> None:
+        """Begins with an epoch, as a process that takes the state over from another one.
+
+        Args:
+            epoch: the epoch.
+            epochs_begun: how many the other process had begun: what callbacks change at the
+                beginning of these is in the state.
+            restore: sets that state again.
+        """
+        self._begun = self._ended = epoch - 1
+        self._begun_before = epochs_begun, restore
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._train_begun:
+            self.model.stop_training = self.stopped  # Keras has reset it.
+            return
+        if not self.params["steps"]:
+            self.set_params({**self.params, "steps": self._data.batches_of_epoch})
+        super().on_train_begin(logs)
+        self._train_begun = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._deliver("on_train_end", (), logs, again=False)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        set_initial_epoch(self.model, None)  # It is of one entry alone.
+        self._data.enter_epoch(epoch)
+        self._know_length()
+        self.epoch = epoch
+        self._ended = max(self._ended, epoch - 1)  # maybe in another process
+        self._deliver("on_epoch_begin", (epoch,), logs, again=epoch <= self._begun)
+        self._begun = max(self._begun, epoch)
+        epochs, restore = self._begun_before
+        if epoch < epochs:
+            restore()
+        if epoch + 1 >= epochs:
+            self._begun_before = _NONE_BEGUN
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._deliver("on_epoch_end", (epoch,), logs, again=epoch <= self._ended)
+        self._ended = max(self._ended, epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if (self.epoch, batch) > self._batch:
+            self._batch = self.epoch, batch
+            super().on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        logs = plain_logs(logs)
+        if self._data.live is not None:
+            self._data.live.logs = logs
+        self._data.update_length()
+        self._know_length()
+        self._call(_BATCH_END, (batch,), logs, self.callbacks)
+        self._batch_ended = self.epoch, batch
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._deliver_test("on_test_begin", (), logs, (self.epoch, -1, 0))
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._deliver_test("on_test_batch_begin", (batch,), logs, (self.epoch, batch, 0))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._deliver_test("on_test_batch_end", (batch,), logs, (self.epoch, batch, 1))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._deliver_test("on_test_end", (), logs, (self.epoch, math.inf, 1))
+
+    def _know_length(self) -> None:
+        """Tells callbacks how many batches the epoch has, if that has changed with the group."""
+        if self._data.batch_size is None:
+            return
+        steps = self._data.batches_of_epoch
+        if steps == self.params["steps"]:
+            return
+        self.set_params({**self.params, "steps": steps})
+        for callback in self.callbacks:
+            bar = getattr(callback, "progbar", None)
+            if isinstance(callback, keras.callbacks.ProgbarLogger) and bar is not None:
+                bar.target = steps
+
+    def _deliver_test(
+        self, event: str, arguments: tuple[int, ...], logs: Any, place: tuple[int, float, int]
+    ) -> None:
+        self._deliver(event, arguments, logs, again=place <= self._tested)
+        self._tested = max(self._tested, place)
+
+    def _deliver(self, event: str, arguments: tuple[int, ...], logs: Any, *, again: bool) -> None:
+        first = len(self.callbacks) if again else 0
+        if self._interrupted is not None and self._interrupted[:2] == (event, arguments):
+            first, self._interrupted = self._interrupted.callback, None
+        to_call = [
+            callback if number >= first or _communicates(callback, event) else None
+            for number, callback in enumerate(self.callbacks)
+        ]
+        self._call(event, arguments, plain_logs(logs), to_call, first)
+
+    def _call(
+        self,
+        event: str,
+        arguments: tuple[int, ...],
+        logs: Any,
+        callbacks: Sequence[Any],
+        first: int = 0,
+    ) -> None:
+        for number, callback in enumerate(callbacks):
+            if callback is None:
+                continue
+            try:
+                getattr(callback, event)(*arguments, logs)
+            except BaseException:
+                if first < len(callbacks):  # Otherwise all of them had seen it before.
+                    self._interrupted = Interrupted(event, arguments, max(number, first))
+                raise
+
+
+_NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
+_NO_TEST: tuple[int, float, int] = -1, 0, 0
+"""An event of validation: the epoch, the batch, and whether it is the end of that."""
+
+
+class Interrupted(NamedTuple):
+    """An event that not all callbacks have seen.
+
+    Attributes:
+        name: the method.
+        arguments: those besides `logs`: the epoch, the batch, or nothing.
+        callback: the number of the callback in which it was interrupted.
+    """
+
+    name: str
+    arguments: tuple[int, ...]
+    callback: int
+
+
+_BATCH_END = "on_train_batch_end"
+
+
+def _communicates(callback: Any, event: str) -> bool:
+    usual = getattr(callback, "same_on_all_workers", False)
+    return event in getattr(callback, "communicates_in", _WHERE_USUAL if usual else ())
+
+
+_WHERE_USUAL = ("on_epoch_end", _BATCH_END)
+
+
+def delivered_once(
+    model: keras.Model, callbacks: list[Any], data: TrainingData, arguments: Mapping[str, Any]
+) -> DeliveredOnce:
+    """The list of callbacks of a call of `fit`, as Keras would make it.
+
+    Args:
+        model: the model.
+        callbacks: the callbacks.
+        data: what it trains on.
+        arguments: those of `fit`.
+    """
+    group = model.distribute_strategy.extended.group
+    verbose = arguments["verbose"]
+    if verbose == "auto" and not group.topology.is_chief:
+        verbose = 0
+    return DeliveredOnce(
+        callbacks,
+        model,
+        data,
+        add_history=True,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=arguments["epochs"],
+        steps=arguments["steps_per_epoch"],
+    )

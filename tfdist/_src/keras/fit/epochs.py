@@ -1,0 +1,253 @@
+"""Epochs of Keras's loops: the workers begin and end each pass over a dataset together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.comm import native_ops
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.data.distribute import distribute_nothing, form_of_batches, note_next
+from tfdist._src.data.first_batch import different_data, first_batch_watched
+from tfdist._src.data.replay import replaying
+from tfdist._src.internals.extended import end_of
+from tfdist._src.internals.iterators import last_of, replace_dataset, rows_of_batches
+from tfdist._src.internals.keras import TFEpochIterator, made_under
+from tfdist._src.internals.tensorflow import end_in_background
+from tfdist._src.keras.fit.call_checks import reads_own_batches
+from tfdist._src.keras.fit.current_data import current_data
+from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.keras.fit.live_data import LiveData
+from tfdist._src.keras.fit.newcomers_data import advance_compared
+from tfdist._src.keras.fit.own_batches import OwnBatches
+from tfdist._src.keras.fit.validation_data import ValidationData
+from tfdist._src.keras.patching import patch
+from tfdist._src.strategy.extended import ReplicatedExtended
+
+
+def install() -> None:
+    """Extends the iterator used by `fit`, `evaluate` and `predict`."""
+    begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
+    enter = TFEpochIterator.__iter__
+    advance, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
+
+    @functools.wraps(begin)
+    def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
+        extended = distribute_strategy.extended
+        data = current_data()
+        self._training_data = data if data is not None and data.belongs_to(self) else None
+        ours = isinstance(extended, ReplicatedExtended)
+        if not (ours and (extended.communicates or extended.process_count > 1)):
+            begin(self, distribute_strategy, *args, **kw)
+            return
+        live = self._training_data.live if self._training_data is not None else None
+        if live is not None and live.take_over(self):
+            return
+        _distribute(self, extended, lambda: begin(self, distribute_strategy, *args, **kw))
+
+    @functools.wraps(reset)
+    def reset_agreed(self: Any) -> None:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None and data.live.goes_on:
+            return
+        reset(self)
+        self._num_batches = getattr(self, "_agreed", self._num_batches)
+
+    @functools.wraps(enter)
+    def enter_epoch(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None and data.own is not None:
+            _follow_group(self, data, data.live, data.own)
+        if (validation := _validation(self)) is not None:
+            running = current_data()
+            assert running is not None
+            live = running.live
+            validation.begins(self, running, live.epoch if live is not None else 0)
+        return enter(self)
+
+    @functools.wraps(advance)
+    def next_compared(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+
+        def begun(iterator: Any) -> None:
+            if hasattr(self, "_first_batch"):
+                if data is not None and data.joins:
+                    self._first_batch.skip(iterator)
+                else:
+                    later = data is not None and data.live is not None and data.live.came_later
+                    self._first_batch.compare(iterator, is_new=later)
+                if data is not None and data.live is not None and data.live.replay.keeps_rows:
+                    self._first_batch.refuse_unlike_rows()
+                iterator.whole = self._first_batch.whole
+                if iterator is not self._begun:
+                    end_in_background(iterator)
+                    self._begun = iterator
+
+        if data is not None:
+            compared = getattr(self, "_first_batch", None)
+            return advance_compared(
+                compared, data, lambda: data.advance(lambda: advance(self), begun)
+            )
+        step = advance(self)
+        if (validation := _validation(self)) is not None:
+            validation.step(self, step[-1])
+        begun(step[-1])
+        note_next(form_of_batches(step[-1], rows_of_batches(self, last_of(self, step))))
+        return step
+
+    @functools.wraps(catch)
+    @contextlib.contextmanager
+    def end_together(self: Any) -> Iterator[None]:
+        with catch(self):
+            yield
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None:
+            data.live.end()
+        if hasattr(self, "_first_batch"):
+            _check_all_ended(made_under(self).extended)
+
+    patch("TFEpochIterator.__init__", lambda _: begin_together)
+    patch("TFEpochIterator.reset", lambda _: reset_agreed)
+    patch("TFEpochIterator._get_iterator", _counted)
+    patch("TFEpochIterator.__iter__", lambda _: enter_epoch)
+    patch("TFEpochIterator.__next__", lambda _: next_compared)
+    patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+    patch("IteratorSpec._serialize", _with_end)
+    patch("IteratorSpec.sanity_check_type", _of_one_end)
+
+
+def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+    """Traces a function again for an iterator whose end is detected in another way.
+
+    TensorFlow does not compare that. What was traced for `repeat()` loses the last batches of a
+    dataset that ends within an execution of several steps.
+    """
+
+    @functools.wraps(serialize)
+    def serialize_end(self: Any) -> tuple[Any, ...]:
+        return (*serialize(self), end_of(self))
+
+    return serialize_end
+
+
+def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Relates specs of iterators only if their ends are detected in the same way."""
+
+    @functools.wraps(check)
+    def check_end(self: Any, other: Any) -> None:
+        check(self, other)
+        if end_of(self) != end_of(other):
+            raise ValueError(f"The ends of {self} and {other} are detected in different ways.")
+
+    return check_end
+
+
+def _validation(self: Any) -> ValidationData | None:
+    """The place in the validation data, if this is Keras's epoch iterator over it."""
+    data = current_data()
+    validation = data.validation if data is not None else None
+    return validation if validation is not None and validation.belongs_to(self) else None
+
+
+def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:
+    """Distributes the data of Keras's epoch iterator; all workers call this together."""
+    data: TrainingData | None = self._training_data
+    live = None if data is None else data.live
+    self._begun = None
+    replay = live.replay if live is not None else None
+    tells_rows = extended.spans_workers and reads_own_batches()
+    watched = first_batch_watched(extended.group, tells_rows=tells_rows)
+    with watched as self._first_batch, replaying(replay):
+        distribute()
+    # Workers with different data may have different numbers of batches; an epoch lasts until
+    # the last one runs out.
+    last = None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        last = self.data_adapter.partial_batch_size
+    texts = extended.group.exchange("batches of an epoch", json.dumps([self._num_batches, last]))
+    sizes = [json.loads(text) for text in texts]
+    for rank, size in enumerate(sizes):
+        # A worker that joins others in the middle of an epoch has none of its batches.
+        if self._first_batch.watches and live is None and size != sizes[0]:
+            raise different_data(
+                extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
+            )
+    counts = [count for count, _ in sizes]
+    self._agreed = None if None in counts else max(counts)
+    self._num_batches = self._agreed
+    if data is not None:
+        data.own = None if self._first_batch.watches else _own_batches(self, extended)
+    if live is not None:
+        live.batch_size.own_batches = self._agreed
+
+
+def _described(size: tuple[int | None, int | None]) -> str:
+    batches, last = size
+    count = "an unknown number of batches" if batches is None else f"{batches} batches"
+    return f"{count}, the last one of {last} rows" if last else count
+
+
+def _own_batches(self: Any, extended: Any) -> OwnBatches:
+    given = self.data_adapter.get_tf_dataset()
+    is_ours = not (extended.in_stages or isinstance(given, tf.distribute.DistributedDataset))
+    return OwnBatches(extended.group.generation, self._agreed, is_shared_out=is_ours)
+
+
+def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
+    """Has each worker read its share for the group that there is when an epoch begins.
+
+    One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
+    """
+    strategy = made_under(self)
+    is_current = own.generation == strategy.extended.group.generation
+    if not own.is_shared_out or is_current or live.read >= live.epoch:
+        return
+    dataset = self.data_adapter.get_tf_dataset()
+    if not data.joins:
+        self._num_batches = self.data_adapter.num_batches
+        share = strategy.experimental_distribute_dataset
+        _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
+        return
+    with replaying(live.replay):
+        replace_dataset(self, distribute_nothing(strategy.extended, dataset))
+    self._agreed = self._num_batches = own.count
+
+
+def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(get)
+    def get_counted(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None:
+            iterator = data.live.iterator()
+            if iterator is not None:
+                return iterator
+        if data is not None:
+            data.iterators += 1
+        elif (validation := _validation(self)) is not None:
+            running = current_data()
+            assert running is not None
+            validation.iterator_is_made(running)
+        return get(self)
+
+    return get_counted
+
+
+def _check_all_ended(extended: ReplicatedExtended) -> None:
+    """Fails on all workers if only some have left the loop, for example by `stop_training`.
+
+    The other workers are in their next step, waiting for this one. TensorFlow's collectives do not
+    detect the mismatch.
+    """
+    if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
+        workers = extended.group.native()
+        with extended.group.naming_lost_workers(), tf.device(workers.device):
+            native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)
+
+
+# The name of the collective, which appears in the error message.
+_END = "the end of an epoch, by its data or by stop_training"

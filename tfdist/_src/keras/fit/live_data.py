@@ -1,0 +1,219 @@
+"""The data of a call of `fit` that is entered again in the same process: it goes on where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._src.data.replay import Replay, RowsRead
+from tfdist._src.internals.iterators import (
+    batches_seen,
+    lasting_iterator,
+    set_batches_seen,
+    take_over,
+    within_epoch,
+)
+from tfdist._src.keras.fit.batch_size import BatchSize
+
+Step = tuple[Any, ...]
+"""A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
+
+
+class LiveData:
+    """Has Keras's loops go on with the iterators that they had before `fit` was entered again.
+
+    Args:
+        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
+        workers: returns the number of workers now.
+
+    Attributes:
+        replay: gives a batch again that no step stands for.
+        batch_size: how large batches are.
+        epoch: the epoch that Keras's loop is in.
+        read: the epoch that has been read last; -1 if none.
+        batches_before: how many batches the epoch before that one had.
+        logs: the logs of the last step.
+        batches_done: of the batches of the next step of Keras's loop, how many have been trained.
+        came_later: whether this worker joined others that were training already.
+        compares: whether the next batch is to be compared, since some worker did.
+    """
+
+    def __init__(self, *, keeps_rows: bool, workers: Callable[[], int]) -> None:
+        self.replay = Replay(keeps_rows=keeps_rows)
+        if keeps_rows:
+            self.replay.keep_rows(workers())
+        self.batch_size = BatchSize(self.replay, workers)
+        self.epoch = 0
+        self.batches_done = 0
+        self.came_later = self.compares = False
+        self._epochs: Any = None  # Keras's epoch iterator
+        self.read = -1
+        self.logs: dict[str, Any] = {}
+        self._ended = False  # whether it has no more batches
+        self._step: Step | None = None  # the last one that was taken from it
+        self._is_uncounted = False  # the last step
+        self._seen = self._given = self.batches_before = 0
+        self._goes_on: tuple[int, Callable[[], object]] | None = None
+        self._iterator: Any = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all batches of the loop's epoch have been read."""
+        return self.read > self.epoch or (self.read == self.epoch and self._ended)
+
+    @property
+    def last_batch(self) -> tuple[int, int] | None:
+        """The epoch and the number of the last step, as callbacks are told; None without one."""
+        return None if self._step is None else (self.read, self._step[-2])
+
+    @property
+    def taken(self) -> int:
+        """How many batches of its epoch the last step and those before it have."""
+        return 0 if self._step is None else self._step[0] + self._epochs.steps_per_execution
+
+    @property
+    def uncounted(self) -> int:
+        """How many of these batches nobody counts yet, as a worker was lost when they began."""
+        return self._epochs.steps_per_execution if self._is_uncounted else 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether `fit` has been entered again, and has read nothing since."""
+        return self._goes_on is not None
+
+    def go_on(self, batches: int, ready: Callable[[], object]) -> None:
+        """Goes on where the data is, when `fit` is entered again.
+
+        Args:
+            batches: how many batches of the epoch that was read last have been trained.
+            ready: called before the next batch of that epoch.
+        """
+        self._goes_on = batches, ready
+        if self.has_untrained(batches):
+            self.replay.request()
+        if not batches and not self.replay.is_used and self.read == self.epoch:
+            # Of their own data, all workers take new shares when an epoch begins.
+            self.read, self._ended, self._step = self.epoch - 1, True, None
+
+    def has_untrained(self, batches: int) -> bool:
+        """Whether a batch of the epoch has been read that is not among those trained.
+
+        Args:
+            batches: how many batches of the epoch that was read last have been trained.
+        """
+        return self._step is not None and self.replay.given - self._given > batches
+
+    def batches_to_count(self) -> int | None:
+        """How many batches Keras counts to in the epoch's iterator; None if unknown."""
+        if self.batch_size.own_batches is None:
+            return None
+        if self.has_ended:
+            given = self.replay.given - self._given
+            return given if self.read == self.epoch else self.batches_before
+        if self.read != self.epoch or self._step is None:
+            seen = batches_seen(self._epochs) if lasting_iterator(self._epochs) else 0
+            return seen + self.batch_size.left(self.replay.read() if seen else RowsRead())
+        again = self._goes_on is not None and self.has_untrained(self._goes_on[0])
+        given = self.replay.given - self._given - again
+        left = self.batch_size.left(self.replay.read(before_last=again))
+        return self._seen - self.taken + given + left
+
+    def take_over(self, epochs: Any) -> bool:
+        """Has Keras's new epoch iterator take the place of the one before, if there was one."""
+        earlier, self._epochs = self._epochs, epochs
+        if earlier is not None:
+            take_over(epochs, earlier)
+        return earlier is not None
+
+    def iterator(self) -> Any:
+        """The iterator that an epoch goes on with; None to make a new one."""
+        iterator, self._iterator = self._iterator, None
+        return iterator
+
+    def advance(
+        self, advance: Callable[[], Step], begun: Callable[[Step], object]
+    ) -> tuple[Step, bool]:
+        """The next step of an epoch, and whether Keras's loop has not had it before.
+
+        Args:
+            advance: Keras's.
+            begun: called with the first step of an epoch.
+
+        Raises:
+            StopIteration: the epoch has no more.
+        """
+        goes_on, self._goes_on = self._goes_on, None
+        if self.read != self.epoch:
+            self.read, self._ended, self._step = self.epoch, False, None
+            self.batches_before = self.replay.given - self._given
+        if self._step is None:
+            step, self._is_uncounted = self._next(advance), True
+            try:
+                begun(step)
+            finally:  # What it takes for itself is no batch of the epoch.
+                self._given = self.replay.given
+        elif goes_on is None:
+            step = self._next(advance)
+        else:
+            batches, ready = goes_on
+            last = self._step
+            step = self._go_to(batches, last[-1], advance)
+            ready()
+            if step[0] <= last[0] and not self._is_uncounted:
+                return step, False
+        self._is_uncounted = False
+        return step, True
+
+    def stops(self) -> bool:
+        """Whether an epoch that is entered again has no more batches."""
+        return self.goes_on and self.has_ended
+
+    def resume(self, step: Step, batches: int) -> None:
+        """Takes note of an epoch that another process has begun.
+
+        Args:
+            step: the first one here.
+            batches: how many batches of the epoch have been trained.
+        """
+        self.read, self._ended, self._step = self.epoch, False, step
+        self._seen = batches_seen(self._epochs)
+        self._given = self.replay.given - batches
+        self._goes_on = None
+        self.batches_done = batches % self._epochs.steps_per_execution
+
+    def resume_behind(self, epoch: int, batches: int) -> None:
+        """Goes on behind the batches of an epoch that other processes have trained.
+
+        Args:
+            epoch: the epoch.
+            batches: how many they were.
+        """
+        self.read, self._ended, self._goes_on = epoch, True, (0, lambda: None)
+        self._given = self.replay.given - batches
+
+    def end(self) -> None:
+        """Records that the loop leaves its epoch."""
+        if self.read <= self.epoch:
+            self.read, self._ended = self.epoch, True
+
+    def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
+        """Makes Keras count up to where it was, without taking batches from the iterator."""
+        # It starts to count from here where an iterator lasts for several epochs.
+        set_batches_seen(self._epochs, self._seen - self.taken)
+        self._iterator = iterator
+        with within_epoch(self._epochs):
+            step = self._next(advance)
+        self._iterator = None  # Keras has not asked for it if it has kept one itself.
+        self.batches_done = batches % self._epochs.steps_per_execution
+        while step[0] + self.batches_done < batches:
+            step = self._next(advance)
+        return step
+
+    def _next(self, advance: Callable[[], Step]) -> Step:
+        try:
+            self._step = advance()
+        except StopIteration:
+            self.end()
+            raise
+        self._seen = batches_seen(self._epochs)
+        return self._step

@@ -1,0 +1,544 @@
+"""Steps that are traced for the whole batch and partitioned along its rows.
+
+Keras's `train_step` is traced as one process would, from a batch with the rows of all replicas.
+The package `global_view` then copies its graph for the rows of this replica. So a step has the
+result of one process whatever it computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm import tokens
+from tfdist._src.data.distribute import as_tensors, form_of
+from tfdist._src.data.shares import BatchForm
+from tfdist._src.global_view.analysis import Analysis
+from tfdist._src.global_view.decision import Value, dims_of
+from tfdist._src.global_view.explain import Transfer, report, transfers
+from tfdist._src.global_view.fingerprint import Program
+from tfdist._src.global_view.layout import (
+    LOCAL,
+    SETTLED_SUM,
+    SHARED,
+    WHOLE,
+    Dim,
+    Layout,
+    Symbol,
+    rows,
+)
+from tfdist._src.global_view.partition import Added, Lane, Partition
+from tfdist._src.global_view.resharding import Share
+from tfdist._src.internals.extended import copy_here
+from tfdist._src.internals.graphs import trace_into_graph
+from tfdist._src.internals.optimizer import accumulators, updating_optimizers
+from tfdist._src.internals.tensorflow import get_current_replica_id_as_int, tracing_summaries
+from tfdist._src.keras.fit.metric_state import metric_variables
+from tfdist._src.keras.fit.outer_state import outer_state_of
+from tfdist._src.keras.fit.own_rows import exchange_rows, gather_sparse, once_compared
+from tfdist._src.keras.fit.step_exchange import TracedProgram
+from tfdist._src.keras.fit.traffic_notes import note_trace
+from tfdist._src.keras.optimizers.accumulation import accumulates_own
+from tfdist._src.keras.optimizers.late_update import Trial, update_late
+from tfdist._src.keras.optimizers.of_model import optimizers_of
+from tfdist._src.sharding.sharded import sharded_by, sharded_optimizers
+from tfdist._src.strategy import reduction
+from tfdist._src.strategy.commit_point import find_writes
+from tfdist._src.strategy.step import GlobalStep, OwnRows
+from tfdist._src.strategy.variables import SummedVariable
+from tfdist._src.xla import has_rows
+
+
+def run_partitioned_step(
+    model: keras.Model,
+    step_function: Callable[[Any], Any],
+    batch: Any,
+    form: BatchForm,
+    added: Added,
+    told: tf.Tensor | None = None,
+    *,
+    late: Trial | None = None,
+) -> tuple[Any, Any, Any]:
+    """Adds `train_step` or `test_step` of the whole batch, of which a replica computes its rows.
+
+    Args:
+        model: the model.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the replica's rows.
+        form: what the program may know of the whole batch.
+        added: an empty list that the replicas of the process have in common.
+        told: what the batch tells of the rows of the whole batch; see `WithRows`.
+        late: given if an update may be deferred to the end of the step.
+
+    Returns:
+        The logs of the step, equal on all replicas, the totals of `metric_variables(model)`, and
+        the number of rows of the global batch with what the workers tell one another (`heard`).
+    """
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        if late is not None:
+            step.late_in = tf.compat.v1.get_default_graph()
+        try:
+            logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+            totals = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+        except Exception:
+            if late is not None:
+                late.fails |= step.late is not None
+            raise
+        update_late(step, late)
+        return logs, totals
+
+    traced = TracedProgram()
+    batch, own = _counted(model, batch, form, traced, told)
+    trains = step_function == model.train_step
+    logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
+    return logs, totals, tf.concat([[own.total], own.heard], axis=0)
+
+
+def run_partitioned_prediction(
+    model: keras.Model,
+    batch: Any,
+    form: BatchForm,
+    added: Added,
+    told: tf.Tensor | None = None,
+) -> Any:
+    """Adds `predict_step` of the whole batch, of which a replica computes its rows.
+
+    Args:
+        model: the model.
+        batch: the replica's rows.
+        form: what the program may know of the whole batch.
+        added: an empty list that the replicas of the process have in common.
+        told: as for `run_partitioned_step`.
+
+    Returns:
+        The outputs for all rows, and what the workers tell one another (`heard`).
+    """
+    traced = TracedProgram()
+    batch, own = _counted(model, batch, form, traced, told)
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        return model.predict_step(whole)
+
+    return _run(model, program, batch, own, form, added, traced), own.heard
+
+
+def _counted(
+    model: keras.Model,
+    batch: Any,
+    form: BatchForm,
+    program: TracedProgram,
+    told: tf.Tensor | None,
+) -> tuple[Any, OwnRows]:
+    """Returns the replica's rows, and their number and that of the others."""
+    # A worker that joins others in the middle of an epoch has none of its batches.
+    shared = form.shared and not model.distribute_strategy.extended.group.elastic
+    rows = divided(batch, form)
+    own = exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
+    return once_compared(batch, own) if form.given else batch, own
+
+
+def _is_first(extended: Any) -> tf.Tensor:
+    replica, _ = extended.place_here()
+    return tf.equal(replica, 0)
+
+
+def _run(
+    model: keras.Model,
+    program: Callable[[Any, GlobalStep], Any],
+    batch: Any,
+    own: OwnRows,
+    form: BatchForm,
+    added: Added,
+    program_told: TracedProgram,
+    *,
+    trains: bool = False,
+) -> Any:
+    """Traces a program for the whole batch, and adds its part for this replica's rows."""
+    extended = model.distribute_strategy.extended
+    batch = _with_a_row_of_others(extended, batch, own, form)
+    leaves = tf.nest.flatten(batch)
+    # Ragged and sparse tensors are whole on all replicas, and what has other rows than the batch.
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, tf.RaggedTensor) or i in form.whole:
+            leaves[i] = extended.gather_over_replicas(leaf)
+        elif isinstance(leaf, tf.SparseTensor):
+            gather = extended.gather_over_replicas
+            leaves[i] = gather_sparse(leaf, own.first_row, own.total, gather)
+        elif form.rows == 1 and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            # A program may broadcast a single row, so each replica computes it.
+            leaf.set_shape([1, *leaf.shape[1:]])
+    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
+    if trains:
+        note_trace(model, traced.analysis, form.rows)
+    share = _share(extended, own, form.rows)
+    communication = ReplicaCommunication(extended, own.counts)
+    leads = get_current_replica_id_as_int() == 0
+    several = len(extended.worker_devices) > 1
+    lane = Lane(share, communication, added if several else None, leads=leads)
+    given = [*_components(leaves), *traced.captured]
+    partition = Partition(traced.analysis, lane)
+    outputs = partition.add(given, [WHOLE] * len(traced.analysis.outputs))
+    elastic = extended.group.elastic
+    if not elastic and extended.worker_count > 1:
+        analysis = traced.analysis
+        # The states of compressors and the parts of sharded optimizers are no variables of its.
+        own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
+        outer_state_of(model).note(analysis.graph, analysis.results, own_state)
+    if elastic or extended.worker_count > 1:
+        _tell(extended, program_told, traced, lane, (form, trains))
+    return traced.packed(outputs)
+
+
+def _tell(
+    extended: Any, program: TracedProgram, traced: _Traced, lane: Lane, traced_for: Any
+) -> None:
+    """Has the step tell the other workers which program it runs.
+
+    Args:
+        extended: the strategy's.
+        program: what the step tells.
+        traced: the program.
+        lane: has added it.
+        traced_for: what it has been traced for, besides the shapes and types of its inputs.
+    """
+    graph = traced.analysis.graph
+    order = {
+        id(copy.handle): number
+        for number, variable in enumerate(extended.variables)
+        for copy in getattr(variable, "values", [variable])
+    }
+    captures = [(order.get(id(outer), -1), inner) for outer, inner in graph.captures]
+    ours = [inner for number, inner in sorted(captures, key=lambda c: c[0]) if number >= 0]
+    others = [inner for number, inner in captures if number < 0]
+    captured = {
+        inner.op.name: f"{kind} {number} {inner.dtype.name}"
+        for kind, inners in (("variable", ours), ("captured", others))
+        for number, inner in enumerate(inners)
+    }
+    # Workers have different parts of the sums of compressed gradients and of sharded updates.
+    compresses = extended.compressor is not None and extended.compressor.active
+    same = not compresses and not extended.shards_optimizers
+    emitted = [one for one in lane.emitted if same or isinstance(one[1], tf.Tensor)]
+    try:
+        found = Program(emitted, graph, traced.analysis.results, captured, updates=same)
+    except ValueError:  # The graph is too large for a message.
+        return
+    shapes = [(str(t.shape), t.dtype.name) for t in graph.inputs[: -len(graph.captures) or None]]
+    program.note(repr((shapes, same, *traced_for)), found)
+
+
+def divided(batch: Any, form: BatchForm) -> Any:
+    """A batch with None in place of the components that each replica computes with as a whole."""
+    leaves = tf.nest.flatten(batch)
+    parts = [None if i in form.whole else leaf for i, leaf in enumerate(leaves)]
+    return tf.nest.pack_sequence_as(batch, parts)
+
+
+def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchForm) -> Any:
+    """The batch, or its first row on a replica without rows, which does not count there.
+
+    Many TensorFlow kernels do not accept empty batches, and made-up values might be invalid.
+    """
+    leaves = tf.nest.flatten(batch)
+    dense = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0 and i not in form.whole
+    ]
+    if tf.get_static_value(own.rows) or not dense:
+        return batch
+    leads = tf.equal(own.first_row, 0) & (own.rows > 0)
+
+    def first_rows() -> list[tf.Tensor]:
+        count = tf.where(leads, 1, 0)
+        return [extended.gather_over_replicas(leaves[i][:count]) for i in dense]
+
+    shared = tf.cond(own.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense])
+    chosen = tf.cond(has_rows(own.rows), lambda: [leaves[i] for i in dense], lambda: list(shared))
+    for i, value in zip(dense, chosen, strict=True):
+        if leaves[i].shape.rank is not None:
+            value.set_shape([None, *leaves[i].shape[1:]])
+        leaves[i] = value
+    return tf.nest.pack_sequence_as(batch, leaves)
+
+
+@dataclasses.dataclass
+class _Traced:
+    """A program that has been traced for the whole batch.
+
+    Attributes:
+        analysis: its graph, and the layouts.
+        captured: the values of the graph's inputs that are not components of the batch.
+        result: what the program returns, with tensors of the graph.
+    """
+
+    analysis: Analysis
+    captured: list[Any]
+    result: Any
+
+    def packed(self, outputs: Sequence[tf.Tensor]) -> Any:
+        """The result with other tensors in the place of those of the graph."""
+        parts = tf.nest.flatten(self.result, expand_composites=True)
+        values = iter(outputs)
+        parts = [next(values) if _is_output(part) else part for part in parts]
+        return tf.nest.pack_sequence_as(self.result, parts, expand_composites=True)
+
+
+def _is_output(part: Any) -> bool:
+    return tf.is_tensor(part) or isinstance(part, tf.Variable)
+
+
+def _components(leaves: Sequence[Any]) -> list[Any]:
+    """The tensors of which a batch is made."""
+    present = [leaf for leaf in leaves if leaf is not None]
+    return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
+
+
+# With more replicas, two sums of the statistics of a batch are less than those of each replica.
+_MOST_GATHERED = 16
+
+
+def _trace(
+    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, form: BatchForm
+) -> _Traced:
+    """Traces a program for the whole batch.
+
+    Args:
+        model: the model.
+        program: takes the batch and the step.
+        batch: a batch of any number of rows; ragged and sparse tensors are whole.
+        form: what the program may know of the whole batch. A single row is whole on all replicas.
+    """
+    extended = model.distribute_strategy.extended
+    leaves = tf.nest.flatten(batch)
+    apart = [i in form.whole for i in range(len(leaves))]
+    specs = [
+        None if leaf is None else _whole_spec(leaf, None if is_apart else form.rows)
+        for leaf, is_apart in zip(leaves, apart, strict=True)
+    ]
+    made: list[Any] = []
+
+    def traced(*flat: Any) -> Any:
+        elastic = extended.group.elastic
+        step = GlobalStep(
+            form.rows,
+            own_statistics=extended.batch_statistics == "replica",
+            gathers_statistics=elastic or extended.replica_count <= _MOST_GATHERED,
+        )
+        with step, tracing_summaries():
+            made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))
+        parts = tf.nest.flatten(made[0], expand_composites=True)
+        return [tf.convert_to_tensor(part) for part in parts if _is_output(part)]
+
+    graph = trace_into_graph("global_step", traced, tuple(specs))
+    symbol = Symbol(size=form.rows)
+    components = [
+        isinstance(leaf, tf.Tensor) and not is_apart
+        for leaf, is_apart in zip(leaves, apart, strict=True)
+        for _ in _components([leaf])
+    ]
+    values = []
+    for placeholder, is_dense in zip(graph.inputs, components, strict=False):
+        dims = dims_of(placeholder)
+        if is_dense and dims != ():
+            known = None if dims is None else (Dim(1, (symbol,)), *dims[1:])
+            values.append(Value(WHOLE if form.rows == 1 else rows(), known))
+        else:
+            values.append(Value(WHOLE, dims))
+    layouts = layouts_of_variables(model, extended)
+    if len(extended.worker_devices) > 1:
+        layouts = {**_shared(graph, extended), **layouts}
+    outer = {id(inner): outer for outer, inner in graph.captures}
+    captured = [outer[id(placeholder)] for placeholder in graph.inputs[len(components) :]]
+    for value, placeholder in zip(captured, graph.inputs[len(components) :], strict=True):
+        values.append(Value(layouts.get(id(value), WHOLE), dims_of(placeholder)))
+    return _Traced(Analysis(graph, values, symbol), captured, made[0])
+
+
+def explain(model: keras.Model, batch: Any) -> list[Transfer]:
+    """Prints what a training step of a model communicates for a batch, and from which lines.
+
+    Args:
+        model: compiled, created under a tfdist strategy, and built.
+        batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+
+    Returns:
+        The values that the workers communicate, besides the number of rows.
+    """
+    batch = as_tensors(batch)
+    found: list[list[Transfer]] = []
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        logs = tf.nest.map_structure(tf.convert_to_tensor, model.train_step(whole))
+        return logs, [tf.convert_to_tensor(v) for v in metric_variables(model)]
+
+    def replica_step() -> None:
+        form = BatchForm(None, form_of(batch).whole)
+        count = next(t.shape[0] for t in tf.nest.flatten(divided(batch, form)) if t is not None)
+        analysis = _trace(model, program, batch, form).analysis
+        extended = model.distribute_strategy.extended
+        found.append(transfers(analysis, count, extended.replica_count))
+
+    strategy = model.distribute_strategy
+    tf.function(lambda: strategy.run(replica_step), autograph=False).get_concrete_function()
+    print(report(found[-1]))
+    return found[-1]
+
+
+def _whole_spec(leaf: Any, static: int | None) -> Any:
+    if not isinstance(leaf, tf.Tensor):
+        return tf.type_spec_from_value(leaf)
+    if leaf.shape.rank is None:
+        return tf.TensorSpec(None, leaf.dtype)
+    return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
+
+
+def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
+    """The layouts of variables that are not whole, by the ids of their resources."""
+    found: dict[int, Layout] = {}
+
+    def note(variables: Sequence[Any], layout: Layout) -> None:
+        for variable in variables:
+            value = getattr(variable, "value", variable)
+            value = variable if callable(value) else value
+            copy = copy_here(value) if hasattr(value, "values") else value
+            found[id(copy.handle)] = layout
+
+    summed = [
+        v
+        for v in extended.variables
+        if isinstance(v, SummedVariable) and v.aggregation == tf.VariableAggregation.SUM
+    ]
+    note(summed, SETTLED_SUM)
+    for outermost in optimizers_of(model).values():
+        if accumulates_own(outermost, extended):
+            for optimizer in updating_optimizers(outermost):
+                note(accumulators(optimizer), SETTLED_SUM)
+    for optimizer in sharded_optimizers():
+        sharded = sharded_by(optimizer)
+        if sharded is not None:
+            note([v for v in optimizer.variables if len(v.shape)], LOCAL)
+            note(sharded.shards, LOCAL)
+            note([] if sharded.copies is None else sharded.copies.variables, LOCAL)
+    if extended.compressor is not None:
+        note(extended.compressor.variables, LOCAL)
+    return found
+
+
+def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
+    """The layouts of resources that a graph changes and the replicas of the process share.
+
+    Each would change them: a variable or a table that was not created in the strategy's scope.
+    """
+    own = _own_resources(extended)
+    captured = {
+        inner.op.name: id(outer)
+        for outer, inner in graph.captures
+        if outer.dtype == tf.resource and id(outer) not in own and not tokens.is_token(outer)
+    }
+    if not captured:
+        return {}
+    # With several devices, no update is put off, so nothing is written behind a commit point.
+    written = find_writes(graph.as_graph_def()).kept
+    return {resource: SHARED for name, resource in captured.items() if name in written}
+
+
+def _own_resources(extended: Any) -> set[int]:
+    """The identities of the resources of a strategy's variables."""
+    return {
+        id(copy.handle)
+        for variable in extended.variables
+        for copy in getattr(variable, "values", [variable])
+    }
+
+
+def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
+    replicas = None if extended.group.elastic else extended.replica_count
+    all_have = known_rows is not None and replicas is not None and known_rows >= replicas
+    counts = None if all_have else has_rows(own.rows)
+    leads = tf.equal(own.first_row, 0)
+    return Share(
+        rows=own.rows if counts is None else tf.maximum(own.rows, 1),
+        total=own.total,
+        first=own.first_row if counts is None else tf.minimum(own.first_row, own.total - 1),
+        counts=counts,
+        leads=leads if counts is None else leads & counts,
+        is_first=_is_first(extended),
+    )
+
+
+class ReplicaCommunication:
+    """How the replicas of a strategy combine values.
+
+    Args:
+        extended: the strategy's.
+        counts: the number of rows of each replica, which computes with one if it has none; None if
+            a replica without rows computes with another number of them.
+    """
+
+    def __init__(self, extended: Any, counts: tf.Tensor | None = None) -> None:
+        self._extended, self._counts = extended, counts
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        results = list(tensors)
+        extended = self._extended
+        stacked = [i for i, how in enumerate(hows) if how == "stack"]
+        if extended.group.elastic:
+            for i in stacked:
+                results[i] = self._gather(tensors[i])
+        else:  # Summed together with others, which is faster.
+            place, replicas = extended.place_here()[0], extended.replica_count
+            for i in stacked:
+                results[i] = _placed(tensors[i], place, replicas)
+            hows = ["sum" if how == "stack" else how for how in hows]
+        sums = [i for i, how in enumerate(hows) if how == "sum"]
+        others = [i for i, how in enumerate(hows) if how not in ("sum", "stack")]
+        if sums:
+            totals = reduction.sum_over_replicas([results[i] for i in sums], "metrics")
+            for i, total in zip(sums, totals, strict=True):
+                results[i] = total
+        for i in others:
+            everyone = self._gather(tensors[i][tf.newaxis])
+            results[i] = _REDUCTIONS[hows[i]](everyone, axis=0)
+        return results
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [self._gather(tensor) for tensor in tensors]
+
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        self._extended.note_stall(values)
+
+    @property
+    def scatters(self) -> bool:
+        return self._counts is not None
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [self._extended.scatter_over_replicas(t, self._counts) for t in tensors]
+
+    def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        gathered: tf.Tensor = self._extended.gather_over_replicas(tensor)
+        return gathered
+
+    def begin(self) -> None:
+        self._extended.await_other_replicas()
+
+
+def _placed(part: tf.Tensor, place: Any, count: int) -> tf.Tensor:
+    """A tensor that has a part in its place along the first axis, and zeros in the other places."""
+    is_here = tf.equal(tf.range(count), place)
+    shape = [count] + [1] * (part.shape.rank - 1)
+    return tf.where(tf.reshape(is_here, shape), part, tf.zeros([], part.dtype))
+
+
+_REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
+    "max": tf.reduce_max,
+    "min": tf.reduce_min,
+    "product": tf.reduce_prod,
+    "all": tf.reduce_all,
+    "any": tf.reduce_any,
+}

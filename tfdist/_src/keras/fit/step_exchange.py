@@ -1,0 +1,228 @@
+"""Exchanges requests and compares workers in each step, in the collective that counts its rows.
+
+All workers learn of a request in the same step. The rows of a batch, the state that was assigned
+between the steps, and the program of the step are compared. This needs no further communication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfdist._src.comm import tokens
+from tfdist._src.global_view.fingerprint import Program
+
+
+class Request(enum.IntFlag):
+    """Requests of a worker to all workers, granted at the end of a step."""
+
+    SAVE_AND_EXIT = 1
+    CHANGE_GROUP = 2
+
+
+class Heard(NamedTuple):
+    """The requests and differences of all workers in an execution; equal on all workers.
+
+    Attributes:
+        asked: the requests of any worker.
+        rows_differ: whether the workers have shares of batches with different numbers of rows.
+        state_differs: whether their numbers for the state differ.
+        program_differs: whether they have traced different programs for the same batches.
+    """
+
+    asked: Request
+    rows_differ: bool = False
+    state_differs: bool = False
+    program_differs: bool = False
+
+
+class StepExchange:
+    """This process's part of the exchange: its requests and its state.
+
+    A request is not an event, but derived again in each step from what makes this worker ask. So
+    none is lost, and none has to be withdrawn.
+    """
+
+    def __init__(self) -> None:
+        self._asks: dict[Request, Callable[[], bool]] = {}
+        self._granted = Request(0)
+        self._state = 0
+        self._published: list[int] | None = None
+        self._resource: tf.Tensor | None = None
+
+    @contextlib.contextmanager
+    def asking(self, request: Request, asks: Callable[[], bool]) -> Iterator[None]:
+        """Within this context, each step has a request if a function returns True.
+
+        Args:
+            request: the request.
+            asks: called before each step; returns whether this worker asks.
+        """
+        before = dict(self._asks)
+        self._asks[request] = asks
+        try:
+            yield
+        finally:
+            self._asks, self._granted = before, Request(0)
+
+    def is_granted(self, request: Request) -> bool:
+        """Whether any worker had asked when the last step began; the same on all."""
+        return request in self._granted
+
+    def grant(self, asked: Request) -> None:
+        """Takes what the workers have asked in a step."""
+        self._granted = asked
+
+    @property
+    def wanted(self) -> Request:
+        """This worker's requests."""
+        wanted = Request(0)
+        for request, asks in self._asks.items():
+            wanted |= request if asks() else Request(0)
+        return wanted
+
+    def publish(self, state: int = 0) -> None:
+        """Publishes the requests and the state to the next step.
+
+        Args:
+            state: a number of 30 bits that all workers must have.
+        """
+        self._state = state
+        self._publish(0)
+
+    def publish_rows(self, rows: int) -> None:
+        """Publishes to the next step the number of rows of a batch that all workers must have.
+
+        Args:
+            rows: the number, less than 2**30; 0 if it is unknown.
+        """
+        self._publish(rows)
+
+    def _publish(self, rows: int) -> None:
+        wanted = self.wanted
+        numbers = [int(request in wanted) for request in Request]
+        numbers += [*_compared(rows), *_compared(self._state)]
+        if numbers != self._published:
+            self._published = numbers
+            tokens.assign(self._made(), tf.constant(numbers, tf.int32))
+
+    def in_graph(self, told: tf.Tensor | None = None) -> tf.Tensor:
+        """This worker's contribution, an int32 vector that a step sums over the replicas.
+
+        Args:
+            told: `told_rows` of the batch, or an empty vector on a worker without any; None for
+                the number that has been published.
+        """
+        numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
+        if told is not None:
+            told = tf.concat([told, tf.zeros([_NUMBERS], tf.int32)], axis=0)[:_NUMBERS]
+            before, after = numbers[: len(Request)], numbers[len(Request) + _NUMBERS :]
+            numbers = tf.concat([before, told, after], axis=0)
+        return tf.ensure_shape(numbers, [_TOLD])
+
+    def _made(self) -> tf.Tensor:
+        if self._resource is None:
+            self._resource = tokens.make(_host(), tf.int32, [_TOLD])
+        return self._resource
+
+
+class TracedProgram:
+    """The number for the program of a step, available after the step is traced."""
+
+    def __init__(self) -> None:
+        self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
+
+    def note(self, traced_for: str, program: Program) -> None:
+        """Sets the program that the step contributes whenever it runs.
+
+        Args:
+            traced_for: describes what the step is traced for, such as the batch's shapes.
+            program: must be equal on all workers with the same `traced_for`.
+        """
+        numbers = [zlib.crc32(repr(one).encode()) for one in (traced_for, program.values)]
+        with tf.init_scope():
+            both = [*_compared(numbers[0]), *_compared(numbers[1])]
+            tokens.assign(self._resource, tf.constant(both, tf.int32))
+        last_programs[traced_for] = program
+
+    def in_graph(self) -> tf.Tensor:
+        """The contribution, an int32 vector that a step sums over the replicas."""
+        numbers = tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=tf.int32)
+        return tf.ensure_shape(numbers, [2 * _NUMBERS])
+
+
+def untraced() -> tf.Tensor:
+    """The contribution of a step that is not traced, as from `TracedProgram.in_graph`."""
+    return tf.zeros([2 * _NUMBERS], tf.int32)
+
+
+def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
+    """Evaluates the exchange of a step, as numbers to be added up over steps.
+
+    Args:
+        sums: of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas, an int32
+            vector.
+        replicas: the number of replicas, int32.
+        unlike_rows: how many replicas have rows that are no share of one batch, int32.
+
+    Returns:
+        An int32 vector for `as_heard`.
+    """
+    requests, numbers = sums[: len(Request)], tf.reshape(sums[len(Request) :], [-1, 2])
+    differ = tf.cast(numbers[:, 0] * numbers[:, 0] != numbers[:, 1] * replicas, tf.int32)
+    rows = unlike_rows + tf.reduce_sum(differ[:_HALVES])
+    return tf.concat([requests, [rows], differ[_HALVES:]], axis=0)
+
+
+def rows_of_heard(numbers: tf.Tensor) -> tf.Tensor:
+    """The part of the result of `heard` that is 0 if the workers have shares of one batch."""
+    return numbers[len(Request)]
+
+
+def heard_nothing() -> tf.Tensor:
+    """The result of `heard` for a single replica without requests."""
+    return tf.zeros([len(Request) + 1 + 3 * _HALVES], tf.int32)
+
+
+def as_heard(numbers: Sequence[int]) -> Heard:
+    """Decodes the sum of the results of `heard` over steps."""
+    if not any(numbers):
+        return _NOTHING
+    asked = Request(0)
+    for request, count in zip(Request, numbers, strict=False):
+        asked |= request if count else Request(0)
+    rows, *halves = numbers[len(Request) :]
+    state, signature, program = (
+        any(halves[i : i + _HALVES]) for i in range(0, 3 * _HALVES, _HALVES)
+    )
+    return Heard(asked, bool(rows), state, program and not signature)
+
+
+_NOTHING = Heard(Request(0))
+
+# A number is told as two halves and their squares. The numbers of all workers are equal if n times
+# the sum of the squares is the square of the sum. It is computed modulo 2 ** 32.
+_HALVES = 2
+_NUMBERS = 2 * _HALVES
+_TOLD = len(Request) + 2 * _NUMBERS
+
+
+def _compared(number: int) -> list[int]:
+    halves = number & 0x7FFF, number >> 15 & 0x7FFF
+    return [value for half in halves for value in (half, half * half)]
+
+
+def _host() -> str:
+    return str(tf.config.list_logical_devices("CPU")[0].name)
+
+
+step_exchange = StepExchange()
+"""This process's."""
+
+last_programs: dict[str, Program] = {}
+"""The programs traced since the last step, by their `traced_for`."""

@@ -1,0 +1,361 @@
+"""The functions that Keras's loops call for each step, for replicas on several workers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.data.distribute import (
+    as_tensors,
+    form_of,
+    form_of_batches,
+    form_of_next,
+    without_absent,
+)
+from tfdist._src.data.first_batch import unlike_rows
+from tfdist._src.data.shares import BatchForm, fixed_rows, take_share, with_any_rows, without_rows
+from tfdist._src.global_view.partition import Added
+from tfdist._src.keras.fit import atomic_step
+from tfdist._src.keras.fit.atomic_step import AtomicStep
+from tfdist._src.keras.fit.call_checks import running_call, training_call
+from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
+from tfdist._src.keras.fit.compilation import make_function
+from tfdist._src.keras.fit.current_data import batches_done
+from tfdist._src.keras.fit.eager_step import run_eager_prediction, run_eager_step
+from tfdist._src.keras.fit.metric_state import metric_variables, take_over_metrics, totals_of
+from tfdist._src.keras.fit.own_rows import count_own_rows, count_rows, finds_unlike_shares
+from tfdist._src.keras.fit.partitioned_step import (
+    divided,
+    run_partitioned_prediction,
+    run_partitioned_step,
+)
+from tfdist._src.keras.fit.step_exchange import (
+    as_heard,
+    heard_nothing,
+    last_programs,
+    step_exchange,
+)
+from tfdist._src.keras.fit.timed_input import received, wait_for
+from tfdist._src.keras.fit.traffic_notes import note_rows
+from tfdist._src.keras.optimizers.applying import keep_build
+from tfdist._src.keras.optimizers.late_update import Trial
+from tfdist._src.monitoring.training import record
+from tfdist._src.strategy.step_failure import running_step
+from tfdist.errors import ProgramMismatchError
+
+
+def make_step_function(
+    model: keras.Model, step_function: Callable[[Any], Any], *, trains: bool = False
+) -> Callable[[Iterator[Any]], Any]:
+    """Makes the function of `fit` and `evaluate`: from an iterator's next batches to the logs.
+
+    Args:
+        model: the model, compiled under a tfdist strategy.
+        step_function: `model.train_step` or `model.test_step`.
+        trains: whether it is the former, whose steps and rows are recorded.
+    """
+    strategy = model.distribute_strategy
+    take_over_metrics(model)
+    alone = not strategy.extended.communicates
+
+    def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
+        if tf.executing_eagerly() and not alone:
+            batch, told = without_rows(batch)
+            whole = without_absent(batch)
+            return run_eager_step(model, step_function, whole, told, shared=form.shared)
+
+        added: Added = []
+
+        def replica_step(shard: Any) -> Any:
+            if alone:
+                return step_function(without_absent(shard)), [], tf.constant([0])
+            shard, told = without_rows(shard)
+            shard = _as_traced(shard, form.rows, strategy)
+            return run_partitioned_step(model, step_function, shard, form, added, told, late=late)
+
+        results = strategy.run(replica_step, args=(batch,))
+        return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
+
+    def compile_step(late: Trial | None = None) -> Callable[..., Any]:
+        def step(batch: Any, form: BatchForm) -> Any:
+            return one_step(batch, form, late)
+
+        return make_function(model, step)
+
+    progress = strategy.extended.progress
+    atomic = trains and atomic_step.applies(strategy)
+    run_step = AtomicStep(model, compile_step) if atomic else compile_step()
+    several = max(1, model.steps_per_execution)
+    kept = totals_of(model) if trains else None
+
+    sizes = _Sizes()
+    state_of = StateComparison(model)
+
+    def run_one(batch: Any, form: BatchForm) -> Any:
+        # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
+        rows = count_own_rows(strategy, without_rows(batch)[0])
+        own = tf.stack([rows, _rows_told(strategy, batch)])
+        logs, totals, counts = run_step(batch, form)
+        if kept is not None:
+            kept.keep(totals)
+        counts = tf.concat([own[:1], heard_nothing()], axis=0) if alone else counts
+        return (logs, totals), tf.concat([own, counts], axis=0)
+
+    def steps_of_iterator(iterator: Any, several: Any, form: BatchForm) -> Any:
+        results, rows = run_one(received(wait_for(iterator.get_next)), form)
+        steps = 1
+        if model.steps_per_execution <= 1:
+            return results, steps, rows
+        if model.run_eagerly:
+            for _ in range(int(several) - 1):
+                batch = wait_for(iterator.get_next_as_optional)
+                if not batch.has_value():
+                    break
+                results, more = run_one(received(batch.get_value()), form)
+                steps, rows = steps + 1, rows + more
+            return results, steps, rows
+        one_of_loop = functools.partial(run_one, form=form)
+        return _loop(one_of_loop, iterator, several, results, rows)
+
+    if not model.run_eagerly:
+        steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
+
+    def function(iterator: Any) -> Any:
+        data = iterator if isinstance(iterator, tf.distribute.DistributedIterator) else None
+        call = training_call() if trains and data is not None else None
+        step_exchange.publish(0 if alone else state_of.number(call, several, data))
+        if trains:
+            keep_build(model.optimizer, if_updated=True)
+        undoing = progress.undoing if atomic else contextlib.nullcontext
+        part = None
+        with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
+            if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                in_part = kept is not None and several > 1
+                to_run = tf.constant(several - batches_done()) if in_part else several
+                form = form_of_batches(iterator, getattr(iterator, "batch_rows", None))
+                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, form)
+            else:
+                steps, rows = 0, _no_rows()
+                for _, batch in zip(range(several), iterator, strict=False):
+                    part = _local_part(strategy, batch, sizes)
+                    with part.compared():
+                        (logs, totals), more = run_one(part.shards, part.form)
+                    steps, rows = steps + 1, rows + more
+        own, whole, everyone, *numbers = rows.numpy().tolist()
+        heard = as_heard(numbers)
+        if heard.rows_differ:
+            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own, whole)
+        if heard.program_differs:
+            check_programs(strategy.extended.group)
+        if not strategy.extended.group.elastic:
+            last_programs.clear()
+        if heard.state_differs:
+            state_of.check()
+        if trains:
+            keep_build(model.optimizer)
+            progress.add(int(steps), logged=atomic)
+            record.add(int(steps), own, everyone)
+            note_rows(model, everyone // max(1, int(steps)))
+            step_exchange.grant(step_exchange.wanted if alone else heard.asked)
+        if totals:
+            for variable, total in zip(metric_variables(model), totals, strict=True):
+                variable.value.know_total(total)
+        return logs
+
+    return function
+
+
+def _no_rows() -> tf.Tensor:
+    """What a step returns of the rows, for none: own, told, and all rows, and what is heard."""
+    return tf.concat([[0, 0, 0], heard_nothing()], axis=0)
+
+
+def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
+    """The rows of the whole batch, if the batch tells them; else 0."""
+    _, told = without_rows(batch)
+    if told is None:
+        return tf.constant(0)
+    halves = strategy.experimental_local_results(told)[0][::2]
+    return tf.reduce_sum(tf.bitwise.left_shift(halves, 15 * tf.range(tf.size(halves))))
+
+
+def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
+    """Makes the function of `predict`: from a list of batches to the outputs for all their rows."""
+    strategy = model.distribute_strategy
+    sizes = _Sizes()
+
+    def one_step(batch: Any, form: BatchForm) -> Any:
+        alone = not strategy.extended.communicates
+        if tf.executing_eagerly() and not alone:
+            batch, told = without_rows(batch)
+            return run_eager_prediction(model, without_absent(batch), told, shared=form.shared)
+
+        added: Added = []
+
+        def replica_step(shard: Any) -> Any:
+            if alone:
+                return model.predict_step(without_absent(shard))
+            shard, told = without_rows(shard)
+            shard = _as_traced(shard, form.rows, strategy)
+            return run_partitioned_prediction(model, shard, form, added, told)
+
+        outputs = strategy.run(replica_step, (batch,))
+        if alone:
+            return outputs, heard_nothing()
+        return tf.nest.map_structure(
+            lambda output: strategy.experimental_local_results(output)[0], outputs
+        )
+
+    run_one = make_function(model, one_step)
+
+    state_of = StateComparison(model)
+
+    def function(batches: list[Any]) -> Any:
+        compares = strategy.extended.communicates
+        data = running_call()
+        step_exchange.publish(state_of.number(None, len(batches), data) if compares else 0)
+        with running_step(strategy.extended.group, eager=model.run_eagerly):
+            parts = [_local_part(strategy, batch, sizes) for batch in batches]
+            results = []
+            for part in parts:
+                with part.compared():
+                    results.append(run_one(part.shards, part.form))
+        for (_, numbers), part in zip(results, parts, strict=True):
+            heard = as_heard(numbers.numpy().tolist())
+            if heard.rows_differ:
+                raise part.unlike_rows()
+            if heard.program_differs:
+                check_programs(strategy.extended.group)
+            if heard.state_differs:
+                state_of.check()
+        if not strategy.extended.group.elastic:
+            last_programs.clear()
+        outputs = [output for output, _ in results]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    return function
+
+
+def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """Splits a batch that all workers hold into the local replicas' shards, unless it is split."""
+    replicas = strategy.num_replicas_in_sync
+    flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if not strategy.extended.communicates or any(
+        isinstance(v, tf.distribute.DistributedValues) for v in flat
+    ):
+        return batch
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    tensors = as_tensors(batch)
+    fixed = None if strategy.extended.group.elastic else replicas
+
+    def shard(context: Any) -> Any:
+        return take_share(tensors, context.replica_id_in_sync_group, replicas, fixed)
+
+    return strategy.experimental_distribute_values_from_function(shard)
+
+
+class _Sizes:
+    """The number of rows of the first batch; that of batches of other sizes is not traced."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+
+    def known(self, rows: int | None) -> int | None:
+        """The number of rows of a batch, if it is that of the first one."""
+        if self._first is None:
+            self._first = rows
+        return rows if rows == self._first else None
+
+    def forget(self) -> None:
+        """Has the next batch be the first one, as this one is not the same on all workers."""
+        self._first = None
+
+
+class _LocalPart(NamedTuple):
+    """The local replicas' part of a batch.
+
+    Attributes:
+        strategy: the strategy.
+        shards: the rows of each replica.
+        form: what the model may know of the batch.
+        sizes: the sizes of the batches so far.
+        rows: the number of rows of the whole batch, if this worker holds it; else 0.
+    """
+
+    strategy: Any
+    shards: Any
+    form: BatchForm
+    sizes: _Sizes
+    rows: int = 0
+
+    @contextlib.contextmanager
+    def compared(self) -> Iterator[None]:
+        """Within this context, a step compares the batch's number of rows among the workers.
+
+        Raises:
+            ProgramMismatchError: they differ.
+        """
+        step_exchange.publish_rows(self.rows)
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if not finds_unlike_shares(error):
+                raise
+            raise self.unlike_rows() from None
+
+    def unlike_rows(self) -> ProgramMismatchError:
+        """The error if the workers have shares of unlike batches; called by all."""
+        self.sizes.forget()
+        own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
+        whole = self.rows or int(_rows_told(self.strategy, self.shards))
+        return unlike_rows(self.strategy.extended.group, own, whole)
+
+
+def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
+    if not strategy.extended.communicates:
+        return _LocalPart(strategy, batch, BatchForm(), sizes)
+    shards = shard_batch(strategy, batch)
+    given = shards is not batch
+    form = form_of(batch) if given else form_of_next()
+    # Where workers come and go, such batches often follow their number.
+    known = None if strategy.extended.group.elastic else sizes.known(form.rows)
+    rows = int(count_rows(divided(batch, form))) if given else 0
+    return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
+
+
+def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
+    """A replica's rows, whose number is known while a step is traced only if all have the same."""
+    shard = without_absent(shard)
+    extended = strategy.extended
+    if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
+        return shard
+    return tf.nest.map_structure(_with_any_rows, shard)
+
+
+def _with_any_rows(component: Any) -> Any:
+    return with_any_rows(component) if isinstance(component, tf.Tensor) else component
+
+
+def _loop(
+    one_step: Callable[[Any], Any], iterator: Any, steps: int, results: Any, rows: tf.Tensor
+) -> Any:
+    def more(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        return tf.logical_and(going, done < steps)
+
+    def again(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> Any:
+        batch = wait_for(iterator.get_next_as_optional)
+        going = batch.has_value()
+        results, new = tf.cond(
+            going, lambda: one_step(received(batch.get_value())), lambda: (results, _no_rows())
+        )
+        return going, results, done + tf.cast(going, tf.int32), rows + new
+
+    return tf.while_loop(more, again, (True, results, 1, rows), parallel_iterations=1)[1:]

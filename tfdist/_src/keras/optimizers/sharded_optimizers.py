@@ -1,0 +1,228 @@
+"""Optimizers that hold and update a shard of the model's variables (ZeRO-1, arXiv 1910.02054).
+
+Under a strategy with `shard_optimizer=True`, an optimizer is built for this replica's shards: flat
+pieces of variables, which replace them wherever Keras's optimizers work element by element. An
+update applies the replica's shards of the summed gradients to its shards of the variables, and
+sends the results to the other replicas.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.comm import step_ops
+from tfdist._src.internals.optimizer import (
+    Anywhere,
+    batches_of,
+    check_known,
+    inner_optimizer,
+    key_of,
+    scales_losses,
+    strategy_of,
+    under_strategy,
+    update,
+    variables_written_by,
+    without_empty,
+)
+from tfdist._src.internals.optimizer_build import build_again
+from tfdist._src.keras.optimizers.gradient_sync import (
+    compressor_in_use,
+    in_apply,
+    note_summed,
+    own_parts,
+    sum_over_replicas,
+)
+from tfdist._src.keras.optimizers.late_update import announce_update, resources_of
+from tfdist._src.keras.patching import patch
+from tfdist._src.sharding.elementwise import check_elementwise, check_variables
+from tfdist._src.sharding.shard import local_variables
+from tfdist._src.sharding.sharded import (
+    ShardedVariables,
+    is_sharded,
+    may_shard,
+    note_sharded,
+    sharded_by,
+)
+from tfdist._src.strategy.step import clip_by_norm, current_step, sum_of_squares
+
+
+def install() -> None:
+    """Replaces how Keras's optimizers are created, built and applied."""
+    patch("TFOptimizer.__init__", _built_for_shards)
+    patch("BaseOptimizer.apply", _applied_to_shards)
+    patch("BaseOptimizer._use_weight_decay", _using_model_variables)
+
+
+def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
+    def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # A loss-scaling optimizer has no slots; it builds its inner optimizer.
+        if may_shard(self) and not scales_losses(self):
+            self.build = types.MethodType(_build, self)
+
+    return init_and_replace_build
+
+
+def _build(self: Any, variables: Sequence[Any]) -> None:
+    build = type(self).build
+    if not is_sharded(self):
+        build(self, variables)  # Plain SGD, or a copy made for saving.
+        return
+    if self.built:
+        return
+    check_elementwise(self)
+    check_variables(variables)
+    extended = strategy_of(self).extended
+    device = extended.worker_devices[0]
+    sharded = ShardedVariables(variables, extended.replicas[0], device)
+    sharded.unbuilt = list(self.variables)
+    with under_strategy(self, Anywhere()), local_variables(device):
+        build(self, list(sharded.shards))
+    note_sharded(self, sharded)
+
+
+def rebuild(optimizer: Any) -> None:
+    """Builds a sharded optimizer again, for the ranks that there are now.
+
+    Its slots have no values then. Steps that were traced before must be traced anew.
+
+    Args:
+        optimizer: sharded and built; may be inside one that scales the loss.
+    """
+    inner, sharded = inner_optimizer(optimizer), sharded_by(optimizer)
+    assert sharded is not None
+    with strategy_of(inner).scope():
+        build_again(inner, sharded.variables, sharded.unbuilt)
+
+
+def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_to_shards(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if not is_sharded(self):
+            return apply(self, grads, trainable_variables)
+        grads = list(grads)
+        if not grads:
+            return None
+        if not self.built and trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            self.build(trainable_variables)
+        sharded = sharded_by(self)
+        if sharded is None:
+            return apply(self, grads, trainable_variables)  # Keras raises the error.
+        _apply(self, apply, sharded, grads, list(trainable_variables or sharded.variables))
+        return None
+
+    return apply_to_shards
+
+
+def _apply(
+    self: Any,
+    apply: Callable[..., Any],
+    sharded: ShardedVariables,
+    grads: list[Any],
+    variables: list[Any],
+) -> None:
+    grads, variables = without_empty(self, grads, variables)
+    numbers = {key_of(self, v): n for n, v in enumerate(sharded.variables)}
+    if any(key_of(self, v) not in numbers for v in variables):
+        check_known(self, variables)  # Raises.
+    given: list[Any] = [None] * len(sharded.variables)
+    full = compressor_in_use() is not None
+    grads = sum_over_replicas(self, grads, variables) if full else own_parts(grads)
+    for gradient, variable in zip(grads, variables, strict=True):
+        given[numbers[key_of(self, variable)]] = gradient
+    own = sharded.of(given) if full else sharded.reduce(given)
+    sharded.refresh()
+    pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
+    with in_apply():
+        note_summed()
+        if pairs:
+            apply(self, [g for g, _ in pairs], [s for _, s in pairs])
+        else:
+            # A worker may have no shard of so few elements but must take part. Up to Keras 3.9
+            # `update` counts this as a batch.
+            before = tf.identity(batches_of(self))
+            update(self, [], [])
+            batches_of(self).assign(before + 1)
+
+    # With a group that may change, each worker writes what it alone holds before it gives its part
+    # of the last thing that all wait for: then it can redo a step that stands on another worker.
+    redoable = strategy_of(self).extended.progress.redoable
+
+    def prepare() -> list[Any]:
+        if not redoable:
+            return []
+        own = variables_written_by(self)
+        if sharded.copies is not None:
+            sharded.copies.exchange()
+            own += sharded.copies.variables
+        return step_ops.prepares(resources_of(own))
+
+    def confirm() -> None:
+        if redoable:
+            with tf.control_dependencies(prepare()):
+                sharded.total(tf.zeros([]))
+
+    def publish() -> None:
+        # Moving averages may also overwrite variables without a gradient.
+        some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
+        sharded.publish(sharded.shards, some, announce=announce_update, before_last=prepare)
+        for variable in variables:
+            if getattr(variable, "constraint", None) is not None:
+                variable.assign(variable.constraint(variable))
+
+    steps = self.gradient_accumulation_steps
+    if not steps or (self.use_ema and self.ema_overwrite_frequency):
+        publish()
+    else:
+        tf.cond(tf.equal(tf.convert_to_tensor(batches_of(self)) % steps, 0), publish, confirm)
+
+
+def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
+    # Exclusions from weight decay refer to the model's variables and their names.
+    def use_weight_decay_of(self: Any, variable: Any) -> Any:
+        sharded = sharded_by(self)
+        if sharded is not None:
+            owner = sharded.owner_of(variable)
+            variable = getattr(owner, "value", owner)
+        return use_weight_decay(self, variable)
+
+    return use_weight_decay_of
+
+
+def clip_shards(
+    optimizer: Any,
+    sharded: ShardedVariables,
+    gradients: Sequence[Any],
+    shards: Sequence[Any],
+    clip: Callable[..., Any],
+) -> list[Any]:
+    """Clips shards of gradients by the norms of the full gradients.
+
+    Args:
+        optimizer: the optimizer, with the clipping settings.
+        sharded: the variables that it is built for.
+        gradients: this replica's shards of the summed gradients.
+        shards: the variable shards to which they belong.
+        clip: clips elementwise.
+    """
+    if optimizer.global_clipnorm:
+        step = current_step()
+        owners = [shard.variable for shard in shards]
+        squares = sum_of_squares(gradients) if step is None else step.squares(gradients, owners)
+        norm = tf.sqrt(sharded.total(squares))
+        return clip_by_norm(gradients, optimizer.global_clipnorm, norm) if gradients else []
+    if not optimizer.clipnorm:
+        return list(clip(optimizer, gradients))
+    sums = [tf.zeros([])] * len(sharded.variables)
+    for gradient, shard in zip(gradients, shards, strict=True):
+        sums[shard.piece.variable] += sum_of_squares([gradient])
+    norms = tf.sqrt(sharded.total(tf.stack(sums)))
+    factors = optimizer.clipnorm / tf.maximum(norms, optimizer.clipnorm)
+    return [
+        tf.convert_to_tensor(gradient) * tf.cast(factors[shard.piece.variable], gradient.dtype)
+        for gradient, shard in zip(gradients, shards, strict=True)
+    ]

@@ -1,0 +1,207 @@
+"""Optimizers that sum gradients over the replicas before clipping.
+
+Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
+comes first: just before clipping, so that accumulated gradients cross the network once per update,
+and, with loss scaling, before the check for overflow, so that all replicas skip a step together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._src.internals.contract import TARGETS
+from tfdist._src.internals.optimizer import apply_scaled
+from tfdist._src.keras.optimizers.accumulation import accumulates_sums
+from tfdist._src.keras.optimizers.applying import (
+    begin_update,
+    build_as_used,
+    check_alone,
+    prepare,
+    updated_now,
+    updating,
+    variables_of,
+)
+from tfdist._src.keras.optimizers.gradient_sync import (
+    are_summed,
+    combine_overwriting,
+    compressor_in_use,
+    in_apply,
+    in_replica,
+    must_sum,
+    not_finite_anywhere,
+    note_summed,
+    own_parts,
+    sum_or_combine,
+    sum_over_replicas,
+    with_nan,
+)
+from tfdist._src.keras.optimizers.late_update import announce_update, putting_off
+from tfdist._src.keras.optimizers.sharded_optimizers import clip_shards
+from tfdist._src.keras.patching import patch
+from tfdist._src.sharding.sharded import is_sharded, sharded_by
+from tfdist._src.strategy import reduction
+from tfdist._src.strategy.step import current_step
+
+Method = Callable[..., Any]
+
+
+def install() -> None:
+    """Replaces how Keras's optimizers sum gradients in a tfdist replica."""
+    patch("TensorFlowTrainer.train_step", _with_late_update)
+    patch("BaseOptimizer.apply", _in_replica_by(_checked))
+    patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
+    patch("BaseOptimizer._backend_apply_gradients", _summing_accumulated)
+    patch("BaseOptimizer._clip_gradients", _summing_before)
+    patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
+    patch("TFOptimizer._backend_increment_gradient_accumulators", _announcing)
+    patch("LossScaleOptimizer.apply", _in_replica_by(_scaled))
+    patch("LossScaleOptimizer._tf_apply", _in_this_replica)
+    if "MultiOptimizer.apply" in TARGETS:
+        patch("MultiOptimizer.apply", _built_as_used)
+
+
+def _with_late_update(train_step: Method) -> Method:
+    # Keras's `train_step`, including calls of it from a model's override.
+    def train_step_with_late_update(self: Any, data: Any) -> Any:
+        step = current_step()
+        if step is None:
+            return train_step(self, data)
+        with putting_off(self.optimizer, step):
+            return train_step(self, data)
+
+    return train_step_with_late_update
+
+
+def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Wraps an `apply` to be another function in a replica, where its gradients are prepared."""
+
+    def wrap(apply: Method) -> Method:
+        def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            grads = list(grads)
+            variables = variables_of(self, trainable_variables)
+            if not in_replica():
+                check_alone(self, variables)
+                build_as_used(self, variables)
+                return apply(self, grads, trainable_variables)
+            build_as_used(self, variables)
+            prepare(self, grads, trainable_variables)
+            return apply_here(
+                self, grads, variables, lambda own: apply(self, own, trainable_variables)
+            )
+
+        return apply_in_replica
+
+    return wrap
+
+
+def _built_as_used(apply: Method) -> Method:
+    # Those that it applies do the rest.
+    def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            build_as_used(self, trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_as_built
+
+
+def _checked(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
+    if not grads:
+        return apply(grads)
+    with must_sum(self, variables):
+        return apply(grads)
+
+
+def _combining(overwrite: Method) -> Method:
+    def overwrite_combined(self: Any, grads: Any, variables: Any) -> Any:
+        if (in_replica() or current_step() is not None) and not are_summed():
+            grads, _ = combine_overwriting(grads, variables)
+        return overwrite(self, grads, variables)
+
+    return overwrite_combined
+
+
+def _summing_accumulated(apply_gradients: Method) -> Method:
+    def apply_own_parts(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = own_parts(grads) if in_replica() else grads
+        with updating(trainable_variables) as update, in_apply():
+            if in_replica() and accumulates_sums(self) and not are_summed():
+                grads = sum_over_replicas(self, grads, trainable_variables)
+                note_summed()
+            result = apply_gradients(self, grads, trainable_variables)
+            update.end()
+            return result
+
+    return apply_own_parts
+
+
+def _summing_before(clip: Method) -> Method:
+    def clip_sums(self: Any, grads: Any) -> Any:
+        sharded = sharded_by(self)
+        if sharded is not None:
+            return clip_shards(self, sharded, grads, updated_now(), clip)
+        if in_replica() and not are_summed():
+            grads = sum_over_replicas(self, grads, updated_now())
+            note_summed()
+        step = current_step()
+        if in_replica() or step is not None:  # XLA may compile other steps
+            begin_update(grads)
+        if step is not None and self.global_clipnorm:
+            grads = step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
+        else:
+            grads = clip(self, grads)
+        if step is not None and (not in_replica() or step.clips_together):
+            announce_update(grads)
+        return grads
+
+    return clip_sums
+
+
+def _summing_unless_done(sum_gradients: Method) -> Method:
+    def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
+        if not in_replica():
+            return sum_gradients(self, grads_and_vars)
+        if are_summed():
+            return grads_and_vars
+        grads, variables = zip(*grads_and_vars, strict=True)
+        sums = sum_over_replicas(self, grads, variables)
+        note_summed()
+        return list(zip(sums, variables, strict=True))
+
+    return sum_unless_done
+
+
+def _announcing(accumulate: Method) -> Method:
+    def accumulate_announced(self: Any, grads: Any, acc_grads: Any) -> Any:
+        if sharded_by(self) is None:  # otherwise the weights are still to be gathered
+            announce_update(grads)
+        return accumulate(self, grads, acc_grads)
+
+    return accumulate_announced
+
+
+def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
+    step = current_step()
+    if are_summed() or (step is not None and step.agreed_on_overflow):
+        return apply(grads)
+    if compressor_in_use() is None and not is_sharded(self):
+        sums = sum_or_combine(self, grads, variables, exactly=True)
+        with in_apply(summed=True):
+            return apply(sums)
+    # Compression errors must not contain the varying loss scale, nor come from a skipped step; so
+    # all replicas first agree on skipping, then sum the unscaled gradients.
+    if step is not None:
+        grads = step.contributions(grads)
+    overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
+    return apply(with_nan(grads, overflowed))
+
+
+def _in_this_replica(apply: Method) -> Method:
+    # Keras would merge the replicas, but either all have finite gradients or none has.
+    def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if in_replica():
+            return apply_scaled(self, grads, trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_here

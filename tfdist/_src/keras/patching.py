@@ -1,0 +1,94 @@
+"""Wraps functions of Keras and TensorFlow, once per layer.
+
+The targets and their parameters are listed in `internals/contract.py`. Several modules may wrap the
+same function, in the order of `LAYERS`. Each wrapper is marked with its layer, so that no layer is
+applied twice, neither by another thread nor when a module is reloaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfdist._src.internals.contract import TARGETS, Target
+
+# The modules of this package that patch anything, from the innermost to the outermost.
+LAYERS = (
+    "fit.nested_functions",
+    "fit.clear_session",
+    "older_keras",
+    "batch_statistics",
+    "optimizers.repeated_slices",
+    "optimizers.sharded_optimizers",
+    "optimizers.sharded_averages",
+    "optimizers.summing",
+    "optimizers.overriding",
+    "fit.loops",
+    "fit.compilation",
+    "fit.call_checks",
+    "fit.epochs",
+    "fit.added_callbacks",
+    "saving.files",
+    "saving.sharded_files",
+    "saving.compression_files",
+    "saving.callbacks",
+)
+_MARK = "__tfdist_layer__"
+
+
+def patch(name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replaces a function with a wrapper around it.
+
+    Args:
+        name: the name of a target in the contract.
+        wrap: maps the current function to its replacement. Its module is the layer.
+
+    Raises:
+        RuntimeError: an outer layer is installed already.
+    """
+    patch_target(TARGETS[name], wrap)
+
+
+def patch_target(target: Target, wrap: Callable[[Any], Any]) -> None:
+    """Like `patch`, for any target."""
+    layer = wrap.__module__.removeprefix("tfdist._src.keras.")
+    current = _without_stale(target.function)
+    installed = layers_of(current)
+    if layer in installed:
+        return
+    if any(LAYERS.index(other) > LAYERS.index(layer) for other in installed):
+        raise RuntimeError(f"The hooks of {layer!r} must go inside those of {installed}: {target}.")
+    wrapper = functools.update_wrapper(wrap(current), current)
+    setattr(wrapper, _MARK, layer)
+    setattr(target.owner, target.name, wrapper)
+
+
+def layers_of(function: Any) -> list[str]:
+    """The layers that wrap a function, innermost first."""
+    marks = [vars(part)[_MARK] for part in _chain(function) if _MARK in vars(part)]
+    return list(dict.fromkeys(reversed(marks)))
+
+
+def _chain(function: Any) -> Iterator[Any]:
+    while function is not None:
+        yield function
+        function = vars(function).get("__wrapped__")
+
+
+def _without_stale(function: Any) -> Any:
+    """The function without the wrappers of modules that have since been reloaded."""
+    parts = list(_chain(function))
+    marked = [i for i, part in enumerate(parts) if _MARK in vars(part)]
+    if all(_is_live(parts[i]) for i in marked):
+        return function
+    return parts[marked[-1] + 1]
+
+
+def _is_live(function: Any) -> bool:
+    namespace = getattr(function, "__globals__", None)
+    if namespace is None:
+        return True  # Another package's wrapper around one of these.
+    module = sys.modules.get(namespace["__name__"])
+    return module is not None and vars(module) is namespace

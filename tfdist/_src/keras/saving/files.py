@@ -1,0 +1,429 @@
+"""Saving when all workers run the same script: the chief writes, and every worker finds the file.
+
+The chief writes to a temporary name beside the path and renames at the end, so that a partial file
+is never read, then notifies the others. Their save calls return only then, so that they can load
+the file next. A worker that does not see the chief's file, since it shares no disk with the chief
+or has been given another path, writes one itself; of a sharded model it receives the chief's. A
+save on the chief alone waits for no other worker, nor does the creation of variables meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import uuid
+import weakref
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.cluster import Notice, Session
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.group.group import Group
+from tfdist._src.internals.keras import variables_of_archive
+from tfdist._src.keras.patching import patch
+from tfdist._src.keras.saving.sharded_files import has_sharded_optimizer, with_full_optimizer
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.variable_creation import alone, is_alone
+from tfdist.errors import PeerLostError, RendezvousError, UnsupportedError
+
+_NOTICE = "saved"
+_OTHER_PATH_SECONDS = 2.0
+_CHUNK_BYTES = 1 << 24
+_ENDS_BYTES = 1 << 16
+_PRECISION_SECONDS = 2
+
+
+def install() -> None:
+    """Replaces the functions that write model files."""
+    patch("saving_lib.save_model", _chief_writes)
+    patch("saving_lib.save_weights_only", _chief_writes)
+    patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
+    patch("saving_lib.get_attr_skipset", _creating_alone)
+    patch("Model.export", _chief_writes)
+    patch("ExportArchive.write_out", _archive_written_by_chief)
+    patch("tf.saved_model.save", _saved_model_written_by_chief)
+
+
+def group_of(model: Any) -> Group | None:
+    """The group of workers that train a model; None if there is only one."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    extended = getattr(strategy, "extended", None)
+    if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
+        # The full model of a PipelineModel exists only on the chief.
+        return None if extended.in_stages and not in_stages(model) else extended.group
+    return None
+
+
+def awaits_admission(model: Any) -> bool:
+    """Whether this process waits to be admitted to the job that trains a model."""
+    extended = getattr(getattr(model, "_distribute_strategy", None), "extended", None)
+    return isinstance(extended, ReplicatedExtended) and extended.group.joiner is not None
+
+
+def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
+    # Keras creates an object of a kind to know its attributes: an optimizer, with its variables.
+    # One worker may load weights by itself, also in the scope.
+    @functools.wraps(read_names)
+    def create_alone(obj_type: Any) -> Any:
+        with alone():
+            return read_names(obj_type)
+
+    return create_alone
+
+
+def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if awaits_admission(model):
+            say(f"tfdist: {filepath} is not written: this process waits to be admitted to the job.")
+            return None
+        group, together = group_of(model), needs_gathering(model)
+        with _full_model(model) as full:
+
+            def write_to(path: Any) -> Any:
+                with alone():
+                    return write(full, path, *args, **kwargs)
+
+            if group is None or not isinstance(filepath, (str, os.PathLike)):
+                return write_to(filepath)
+            if together:
+                return _write_together(write_to, full is not None, os.fspath(filepath), model)
+            return _write(write_to, os.fspath(filepath), _step_of(model), group)
+
+    return chief_writes
+
+
+def _saved_model_written_by_chief(save: Callable[..., None]) -> Callable[..., None]:
+    of_model = _chief_writes(save)
+
+    @functools.wraps(save)
+    def save_model(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None) -> None:
+        (save if is_alone() else of_model)(obj, export_dir, signatures, options)
+
+    return save_model
+
+
+def _archive_written_by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def write_out(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        def write_to(path: Any) -> Any:
+            with alone():
+                return write(self, path, *args, **kwargs)
+
+        variables = () if is_alone() else variables_of_archive(self)
+        group = next(filter(None, map(_group_of_variable, variables)), None)
+        if group is None or not isinstance(filepath, (str, os.PathLike)):
+            return write_to(filepath)
+        return _write(write_to, os.fspath(filepath), 0, group)
+
+    return write_out
+
+
+def _group_of_variable(variable: Any) -> Group | None:
+    extended = getattr(getattr(variable, "_distribute_strategy", None), "extended", None)
+    if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
+        return None
+    if extended.in_stages:
+        raise UnsupportedError(
+            "An ExportArchive cannot be written of a model whose stages are on several workers. "
+            f"Received: an endpoint that uses {variable.name!r}. Call the model's export method."
+        )
+    return extended.group
+
+
+def _write(write: Callable[[str], Any], path: str, step: int, group: Group) -> Any:
+    """Writes a file on the chief, and on each worker that does not find the chief's.
+
+    Args:
+        write: writes the file to a path.
+        path: as the user has given it.
+        step: the updates of the model until now.
+        group: the workers.
+    """
+    if group.topology.is_chief:
+        return _write_and_notify(write, path, step, group.session)
+    found = _chief_notice(group.session, path, step)
+    if found is None:
+        return _write_then_rename(write, path)
+    notice, since = found
+    if notice["error"]:
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+    if _has_file(path, notice, group):
+        return None
+    return _write_then_rename(write, path, since)
+
+
+def _write_and_notify(write: Callable[[str], Any], path: str, step: int, session: Session) -> Any:
+    notice = {"given": path, "path": os.path.abspath(path), "step": step, "error": "", "mark": None}
+    try:
+        result = _write_then_rename(write, path)
+        notice["mark"] = _mark(path)
+        return result
+    except Exception as error:
+        notice["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        session.notify(_NOTICE, json.dumps(notice))
+
+
+def _write_together(write: Callable[[str], Any], has_full: bool, path: str, model: Any) -> Any:
+    """The chief writes the full model gathered from all workers; all learn the outcome.
+
+    Args:
+        write: writes the full model to a path.
+        has_full: whether this worker has it: the chief.
+        path: as the user has given it.
+        model: the sharded model.
+    """
+    extended = model.distribute_strategy.extended
+    group = extended.group
+    result, error = None, None
+    notice: dict[str, Any] = {"path": os.path.abspath(path), "error": "", "files": []}
+    if has_full:
+        try:
+            result = _write_then_rename(write, path)
+            notice["mark"] = _mark(path)
+            notice["files"] = [] if _is_remote(path) else _files(path)
+        except Exception as exception:
+            error = exception
+            notice["error"] = f"{type(error).__name__}: {error}"
+    notice = json.loads(group.exchange("saving", json.dumps(notice))[0])
+    if error is not None:
+        raise error
+    if notice["error"]:
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+    has_file = has_full or _has_file(path, notice, group)
+    if set(group.exchange("saved", str(has_file))) != {"True"}:
+        source = path if has_full else None
+        everyone = group.native() if extended.in_stages else extended.workers
+        with group.naming_lost_workers():
+            send = functools.partial(_send_files, notice["files"], source, everyone)
+            if has_file:
+                send(None)
+            else:
+                _write_then_rename(send, path)
+    return result
+
+
+def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
+    """Whether a worker finds what the chief has written, or shall do without it."""
+    if os.path.abspath(path) != notice["path"]:
+        return False
+    return group.options.save == "chief" or _sees(path, notice["mark"])
+
+
+def _send_files(
+    files: list[tuple[str, int]], source: str | None, workers: Any, path: str | None
+) -> None:
+    """Sends the chief's files to all workers, by a broadcast of each part.
+
+    Args:
+        files: their names and sizes, from `_files`.
+        source: their path on the chief; None elsewhere.
+        workers: the communicator of all workers.
+        path: where to write them; None on workers that have them.
+    """
+    failure: OSError | None = None  # Raised at the end, since the others wait for each broadcast.
+    for name, size in files:
+        with contextlib.ExitStack() as opened:
+            read, write = None, None
+            if source is not None:
+                read = opened.enter_context(open(_inside(source, name), "rb")).read
+            elif path is not None and failure is None:
+                try:
+                    os.makedirs(os.path.dirname(_inside(path, name)), exist_ok=True)
+                    write = opened.enter_context(open(_inside(path, name), "wb", 0)).write
+                except OSError as error:
+                    failure = error
+            for at in range(0, size, _CHUNK_BYTES):
+                count = min(_CHUNK_BYTES, size - at)
+                chunk = np.zeros(count, np.uint8)
+                if read is not None:
+                    chunk = np.frombuffer(read(count), np.uint8)
+                sent = workers.broadcast(tf.constant(chunk))
+                if write is not None and failure is None:
+                    try:
+                        write(sent.numpy().tobytes())
+                    except OSError as error:
+                        failure = error
+    if failure is not None:
+        raise failure
+
+
+def needs_gathering(model: Any) -> bool:
+    """Whether the model or its optimizer is sharded, so that all workers take part in saving."""
+    return in_stages(model) or has_sharded_optimizer(model)
+
+
+class InStages:
+    """Marker base class of models whose stages are held by different workers.
+
+    A class, since a user's model may define any attribute.
+    """
+
+    def full_model(self) -> contextlib.AbstractContextManager[Any]:
+        """The full model on the chief, None elsewhere; all workers call it."""
+        raise NotImplementedError
+
+    @property
+    def holds_last_stage(self) -> bool:
+        """Whether this worker computes the loss and the metrics."""
+        raise NotImplementedError
+
+    def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This worker's weights, and its optimizer's variables, named as in the full model."""
+        raise NotImplementedError
+
+
+def in_stages(model: Any) -> bool:
+    """Whether the model is split into stages held by different workers."""
+    return isinstance(model, InStages)
+
+
+def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The model to write; for a sharded one the full model on the chief, None elsewhere."""
+    if in_stages(model):
+        return model.full_model()  # type: ignore[no-any-return]
+    if has_sharded_optimizer(model):
+        return with_full_optimizer(model)
+    return contextlib.nullcontext(model)
+
+
+_read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+"""How many of the chief's notices of its saves this worker has read, in each session."""
+
+
+def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
+    """Waits for the chief's save of a file, and returns its notice and the time it came.
+
+    None if the chief has saved something else, or has left.
+    """
+    read, seconds = _read.get(session, 0), None
+    notices: list[Notice] = []
+    while True:
+        try:
+            notices = session.wait_notified(_NOTICE, max(read, len(notices)) + 1, seconds)
+        except RendezvousError:
+            if seconds is None:
+                raise
+            break
+        except PeerLostError:
+            if not session.chief_has_left:
+                raise
+            break
+        for number, received in enumerate(notices[read:], read + 1):
+            notice = json.loads(received.text)
+            is_same = notice["path"] == os.path.abspath(path) or notice["given"] == path
+            if is_same and notice["step"] == step:
+                _read[session] = number
+                return notice, received.received_ns
+        seconds = _OTHER_PATH_SECONDS
+    # Of several, the others are of saves to which this worker will come, too.
+    _read[session] = min(read + 1, max(read, len(notices)))
+    return None
+
+
+def _step_of(model: Any) -> int:
+    """The updates of a model until now: the files of two saves may have one name."""
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    return 0 if iterations is None else int(iterations.numpy())
+
+
+def _is_remote(path: str) -> bool:
+    """Whether a path is one of an object store, which all workers see."""
+    return "://" in path
+
+
+def _inside(path: str, name: str) -> str:
+    return os.path.normpath(os.path.join(os.path.abspath(path), name))
+
+
+def _files(path: str) -> list[tuple[str, int]]:
+    """The names and sizes of the files that a save to a path has written.
+
+    The names are relative to the path: "." for one file, others in or beside it.
+    """
+    names = ["."]
+    if os.path.isdir(path):
+        names = [
+            os.path.relpath(os.path.join(folder, file), path)
+            for folder, _, files in os.walk(path)
+            for file in files
+        ]
+    elif path.endswith(".json"):  # Names the files that it is the index of.
+        with open(path, encoding="utf-8") as index:
+            names += {f"../{file}" for file in json.load(index)["weight_map"].values()}
+    return [(name, os.path.getsize(_inside(path, name))) for name in sorted(names)]
+
+
+def _mark(path: str) -> list[int]:
+    """What tells the files of a save from those of another: their time and a checksum.
+
+    The checksum is that of the ends of each file, where archives, HDF5 and TensorFlow's formats
+    have their tables. Returns [] for paths that all workers see.
+    """
+    if _is_remote(path):
+        return []
+    checksum = 0
+    for name, size in _files(path):
+        with open(_inside(path, name), "rb") as file:
+            head = file.read(_ENDS_BYTES)
+            file.seek(max(0, size - _ENDS_BYTES))
+            for part in (f"{name} {size}".encode(), head, file.read(_ENDS_BYTES)):
+                checksum = zlib.crc32(part, checksum)
+    return [int(os.stat(path).st_mtime), checksum]
+
+
+def _sees(path: str, mark: list[int]) -> bool:
+    """Whether a path here is what another worker has written.
+
+    The time may differ by the precision of file systems.
+    """
+    if not mark:
+        return True
+    try:
+        os.listdir(os.path.dirname(os.path.abspath(path)))  # NFS then asks the server.
+        time, checksum = _mark(path)
+    except (OSError, ValueError, KeyError):
+        return False
+    return checksum == mark[1] and abs(time - mark[0]) <= _PRECISION_SECONDS
+
+
+def _write_then_rename(write: Callable[[str], Any], path: str, since: int | None = None) -> Any:
+    """Writes beside a path, and then replaces what is there.
+
+    Args:
+        write: writes a file or folder to a path.
+        path: the path.
+        since: the `time.time_ns()` since which another worker of this host may have written the
+            same, which is then left as it is.
+    """
+    if _is_remote(path) or path.endswith(".json"):
+        return write(path)  # Remote, or several shards.
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{{}}{name}")
+    unfinished, former = beside.format(""), beside.format("former.")
+    try:
+        result = write(unfinished)
+        if since is not None and os.path.exists(path) and os.stat(path).st_mtime_ns >= since:
+            return result
+        if os.path.isdir(unfinished):
+            if os.path.isdir(path):
+                os.rename(path, former)
+            os.rename(unfinished, path)
+        else:
+            os.replace(unfinished, path)
+        return result
+    finally:
+        for left in (unfinished, former):
+            if os.path.isdir(left):
+                shutil.rmtree(left)
+            elif os.path.exists(left):
+                os.remove(left)

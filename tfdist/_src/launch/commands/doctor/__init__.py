@@ -1,0 +1,128 @@
+"""`tfdist doctor`: reports what this host has, which job it finds, and any problems.
+
+With `--flight`, it explains a job's flight logs instead; with `--job`, it asks a running job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tfdist._src.launch.argument_types import OneLineParser, seconds
+from tfdist._src.launch.commands.doctor import (
+    devices,
+    flight,
+    gpus,
+    host,
+    job,
+    metrics,
+    native,
+    settings,
+    tls,
+    versions,
+    workers,
+)
+from tfdist._src.launch.commands.doctor.section import Context, Section
+
+_INTERVAL = 1.0
+# Title -> check, in the order shown; the slowest is last.
+CHECKS: dict[str, Callable[[Context], Section]] = {
+    "versions": versions.check,
+    "host": host.check,
+    "settings": settings.check,
+    "collectives": native.check,
+    "TLS": tls.check,
+    "metrics": metrics.check,
+    "workers": workers.check,
+    "GPUs": gpus.check,
+    "devices": devices.check,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs every check and prints the results, or explains flight logs, or asks a running job.
+
+    Args:
+        arguments: the command line, without `tfdist doctor`.
+
+    Returns:
+        0 if there are no problems, else 1; for flight logs and jobs 0, whatever they tell.
+
+    Raises:
+        LaunchError: there are no flight logs to read.
+        TfdistError: the job cannot be asked.
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
+    """
+    values = _parse(arguments)
+    if values.flight is not None:
+        print(flight.report(values.flight, as_json=values.json))
+        return 0
+    if values.job is not None:
+        shown = job.report(
+            values.job, interval=values.interval, as_json=values.json, all_ranks=values.all
+        )
+        print(shown)
+        return 0
+    context = Context(os.environ, values.timeout)
+    problems = []
+    for title, check in CHECKS.items():
+        section = check(context)
+        print(section.text(title), end="\n\n", flush=True)
+        problems += section.problems
+    if not problems:
+        print("No problems found.")
+        return 0
+    print("Problems:")
+    for number, problem in enumerate(problems, start=1):
+        print(f"  {number}. {problem}")
+    return 1
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = OneLineParser(
+        prog="tfdist doctor",
+        description="Checks this host, its settings, TF_CONFIG and the connections to the other "
+        "workers; exits with code 1 if there are problems. With --flight, explains why a job "
+        "failed or hangs; with --job, says what a running job is doing.",
+        epilog="docs/settings.md lists all environment variables that tfdist reads, "
+        "docs/monitoring.md describes flight logs and what running jobs tell.",
+        allow_abbrev=False,
+    )
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
+        "--timeout",
+        type=seconds(zero=False),
+        metavar="SECONDS",
+        help="time limit of each probe (default: 5 for a worker, 60 for TensorFlow's devices)",
+    )
+    either.add_argument(
+        "--flight",
+        type=Path,
+        metavar="DIR",
+        help="explain the flight logs in this folder instead",
+    )
+    either.add_argument(
+        "--job",
+        metavar="PID|HOST:PORT",
+        help="ask a running job instead: that of a process on this host, a worker or tfdist run; "
+        "or the job whose rank 0 has this address in TF_CONFIG, which needs the job's secret in "
+        "TFDIST_SECRET, or its TLS files, as the workers do",
+    )
+    parser.add_argument(
+        "--interval",
+        type=seconds(zero=False),
+        default=None,
+        metavar="SECONDS",
+        help=f"time over which a job is observed (default: {_INTERVAL:g})",
+    )
+    parser.add_argument("--all", action="store_true", help="show a job's ranks, however many")
+    parser.add_argument("--json", action="store_true", help="print that as JSON")
+    values = parser.parse_args(list(arguments))
+    if values.json and values.flight is None and values.job is None:
+        parser.error("--json is for flight logs and jobs: add --flight DIR or --job PID")
+    if values.job is None and (values.all or values.interval is not None):
+        parser.error("--interval and --all are for running jobs: add --job PID")
+    values.interval = values.interval or _INTERVAL
+    return values

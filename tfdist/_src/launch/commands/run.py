@@ -1,0 +1,280 @@
+"""`tfdist run`: runs a script as several workers, on this host or on several."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from tfdist._src import native
+from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.cluster.auth.hmac_challenge import new_secret
+from tfdist._src.cluster.membership.witness import Witness
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.console import announce, say
+from tfdist._src.launch.hosts.client import join
+from tfdist._src.launch.hosts.host_info import HostInfo, worker_addresses
+from tfdist._src.launch.hosts.other_hosts import OtherHosts
+from tfdist._src.launch.hosts.rendezvous import Rendezvous
+from tfdist._src.launch.hosts.server import serve
+from tfdist._src.launch.job.cores import available_cores, thread_settings
+from tfdist._src.launch.job.gpus import gpu_settings, visible_gpus
+from tfdist._src.launch.job.log_routing import Output
+from tfdist._src.launch.job.plan import WorkerPlan, plan_workers
+from tfdist._src.launch.job.ports import Reservation
+from tfdist._src.launch.job.run_options import RunOptions, parse
+from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.launch.job.spares import Spares, spare_settings
+from tfdist._src.launch.job.syntax import check_syntax
+from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.launch.restart_all import RestartAll
+from tfdist._src.launch.restart_one import RestartOne
+from tfdist._src.launch.restart_policy import RestartPolicy
+from tfdist._src.launch.ssh.run_on_hosts import run_on_hosts
+from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
+from tfdist._src.monitoring.port import port_of
+from tfdist._src.options import NativeOptions, Options
+from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
+
+_LOOPBACK = "127.0.0.1"
+_WITNESS = "TFDIST_WITNESS"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: the command line, without `tfdist run`.
+
+    Returns:
+        0 if all workers succeeded, otherwise the exit code of the first that failed, or 128 plus
+        the number of the signal that killed it or stopped this command; 75 if the workers were
+        asked to stop and have saved their state.
+
+    Raises:
+        LaunchError: the workers could not be started.
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
+    """
+    options = parse(arguments)
+    if options.hosts:
+        return run_on_hosts(options)
+    gpus = visible_gpus(os.environ)
+    count = options.workers or len(gpus) or 1
+    per_worker, note = gpu_settings(gpus, count, options.gpus_per_worker)
+    shared = thread_settings(available_cores(), count, options.cores_per_worker, os.environ)
+    if options.metrics_port is not None:
+        shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
+    if options.elastic:
+        shared = {**shared, "TFDIST_ELASTIC": "1"}
+    if options.workers is None and not gpus:
+        say("starting one worker, as no GPUs are visible; -n N starts N")
+    if note:
+        say(note)
+    if os.environ.get("TF_CONFIG"):
+        say(
+            "TF_CONFIG is already set and is replaced for the workers; if a scheduler set it, "
+            "run the script directly, without tfdist run"
+        )
+
+    def plan(rendezvous: Rendezvous, addresses: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
+        return plan_workers(
+            addresses=addresses or rendezvous.addresses,
+            first=rendezvous.first,
+            command=options.command,
+            shared=shared,
+            per_worker=per_worker,
+        )
+
+    if options.dry_run:
+        for worker in plan(_dry_run_rendezvous(options, count)):
+            print(worker)
+        return 0
+    check_syntax(options.command)
+    _build_native()
+    # Forked first, while this process has no descriptors that the watchdog must not inherit.
+    watchdog = Watchdog()
+    try:
+        avoid = options.rendezvous[1] if options.rendezvous else None
+        several = options.elastic and options.nnodes > 1
+        with Reservation(count + several, avoid) as reservation:
+            rendezvous = _rendezvous(options, reservation.ports[:count])
+            witness_port = reservation.ports[count] if several else None
+            planned = partial(plan, rendezvous)
+            return _supervise(options, rendezvous, planned, gpus, watchdog, witness_port)
+    finally:
+        watchdog.close()
+
+
+def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
+    if options.nnodes == 1 or options.rendezvous is None:
+        addresses = worker_addresses({0: (options.host or _LOOPBACK, ports)})
+        secret = os.environ.get(SECRET, "") or new_secret()
+        return Rendezvous(tuple(addresses), first=0, secret=secret)
+    try:
+        settings = Options.from_environment()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    address = options.host or ""
+    this_host = HostInfo(options.node_rank, options.nnodes, address, ports, elastic=options.elastic)
+    meet = serve if options.node_rank == 0 else join
+    return meet(options.rendezvous, this_host, settings)
+
+
+def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
+    """A rendezvous for --dry-run: with ports that are free now, without contacting other hosts."""
+    if options.nnodes == 1:
+        with Reservation(count) as reservation:
+            return _rendezvous(options, reservation.ports)
+    say(f"the other hosts are not contacted: assuming {count} workers on each, without addresses")
+    hosts = range(options.nnodes)
+    addresses = tuple(f"HOST{host}:PORT{index}" for host in hosts for index in range(count))
+    return Rendezvous(addresses, first=options.node_rank * count)
+
+
+def _build_native() -> None:
+    """Compiles the native collectives once, before the workers start, unless they are disabled.
+
+    A failure is only a warning: the workers can use TensorFlow's collectives.
+    """
+    try:
+        options = NativeOptions.from_environment()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if not options.enabled:
+        return
+    try:
+        native.ensure(options)
+    except NativeUnavailableError as error:
+        say(f"warning: {error}")
+
+
+def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
+    settings = {**os.environ, **plans[0].settings}
+    if line := describe_metrics(settings, rendezvous.addresses, [plan.rank for plan in plans]):
+        say(line)
+
+
+def describe_metrics(
+    environment: Mapping[str, str], addresses: Sequence[str], ranks: Sequence[int]
+) -> str:
+    """The addresses of the metrics; "" if none are served.
+
+    Args:
+        environment: the variables of the workers.
+        addresses: `"host:port"` of every worker of the job, in rank order.
+        ranks: this host's workers.
+
+    Example:
+        >>> describe_metrics({"TFDIST_METRICS_PORT": "9400"}, ["a:1", "a:2"], [0, 1])
+        'metrics on 127.0.0.1, ports 9400 (worker 0) to 9401 (worker 1)'
+    """
+    try:
+        options = Options.from_environment(dict(environment))
+    except ValueError:  # The workers report which variable is wrong.
+        return ""
+    if not options.metrics_port:
+        return ""
+    first, last = (port_of(options.metrics_port, addresses, rank) for rank in (ranks[0], ranks[-1]))
+    if len(ranks) == 1:
+        return f"metrics on {options.metrics_host}, port {first} (worker {ranks[0]})"
+    ports = f"ports {first} (worker {ranks[0]}) to {last} (worker {ranks[-1]})"
+    return f"metrics on {options.metrics_host}, {ports}"
+
+
+def _supervise(
+    options: RunOptions,
+    rendezvous: Rendezvous,
+    plan: Callable[..., Sequence[WorkerPlan]],
+    gpus: Sequence[str],
+    watchdog: Watchdog,
+    witness_port: int | None,
+) -> int:
+    """Runs the workers of this host, and reports how the job has ended.
+
+    Args:
+        options: the options of the command.
+        rendezvous: the agreement of the hosts.
+        plan: returns the plans of this host's workers, by default for the rendezvous's addresses.
+        gpus: the GPUs that this host's workers may use.
+        watchdog: kills the workers if this process dies.
+        witness_port: a reserved port, at which the workers of other hosts ask whether one of this
+            host is dead; None without such hosts.
+    """
+    plans = plan()
+    _say_metrics(rendezvous, plans)
+    output = Output(options.output, options.log_dir)
+    flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
+    # Not in the plan's settings, which --dry-run prints.
+    environment = {**os.environ, SECRET: rendezvous.secret}
+    witness = None
+    if witness_port is not None:
+        witness = _witness(rendezvous, witness_port, environment)
+    if witness is not None:
+        environment[_WITNESS] = witness.address
+    settings, problem = spare_settings(plans, gpus) if options.spares else (None, "")
+    if problem:
+        say(problem)
+    spares = Spares(
+        options.spares if settings is not None else 0,
+        options.command[2:],
+        {**environment, **(settings or {})},
+        watchdog,
+    )
+    hosts = OtherHosts(rendezvous.channels, rendezvous.late_hosts, witness)
+    policy = _policy(options, rendezvous, [worker.rank for worker in plans])
+    try:
+        end = Supervisor(
+            policy=policy,
+            plan=plan,
+            environment=environment,
+            output=output,
+            flight_dir=flight_dir,
+            hosts=hosts,
+            host=options.node_rank,
+            watchdog=watchdog,
+            spares=spares,
+        ).run()
+    except BaseException:
+        if not policy.has_failed:
+            output.remove()
+        raise
+    finally:
+        hosts.close()
+    output.show_rest()
+    if end.summary:
+        say(end.summary)
+    if output.is_empty() or (end.code in (0, PREEMPTED) and not policy.has_failed):
+        output.remove()
+    return end.code
+
+
+def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -> RestartPolicy:
+    place = (ranks, options.node_rank, rendezvous.channels, Grace.given(options.grace))
+    limit, now = options.max_restarts, time.monotonic()
+    if not options.elastic:
+        secret = None if os.environ.get(SECRET) else new_secret
+        return RestartAll(*place, limit=limit, now=now, new_secret=secret)
+    try:
+        timeouts = Options.from_environment()
+    except ValueError:  # The workers report which variable is wrong.
+        timeouts = Options()
+    return RestartOne(
+        *place,
+        limit=limit,
+        now=now,
+        silence=max(timeouts.heartbeat_timeout, timeouts.link_timeout),
+        num_hosts=options.nnodes,
+        joining=rendezvous.running,
+    )
+
+
+def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) -> Witness | None:
+    """Tells other hosts which workers of this one are dead."""
+    host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
+    try:
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)
+    except (TfdistError, OSError, ValueError) as error:
+        say(f"other hosts cannot be told which workers of this one are dead: {error}")
+        return None

@@ -1,0 +1,349 @@
+"""What the logs of a job tell, as data: `tfdist doctor --flight --json` prints these fields.
+
+Times are Unix time in seconds, by the clock of one host; workers have the names that messages use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tfdist._src.launch.flight.backlogs import Backlog
+from tfdist._src.launch.flight.totals import Total
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective or a message.
+
+    Attributes:
+        what: its kind, name, type and shape.
+        communicator: the name of the communicator.
+        number: of a collective, in its group; of a message, between the two ranks.
+    """
+
+    what: str
+    communicator: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """What some workers called."""
+
+    workers: tuple[str, ...]
+    what: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """That a worker waits for another one in an operation."""
+
+    worker: str
+    operation: Operation
+    waits_for: str
+
+
+@dataclass(frozen=True)
+class Last:
+    """What a worker did last.
+
+    Attributes:
+        operation: the collective or message.
+        state: "waiting", "failed" or "ended".
+        time: when it began if the worker waits in it, else when it ended.
+        seconds: from then until the log was written.
+    """
+
+    operation: Operation
+    state: str
+    time: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What another worker last heard of a worker.
+
+    Attributes:
+        by: the other worker.
+        time: when.
+        number: the last collective of the group that the worker had joined.
+        inside: what it was in; None for nothing.
+        left: whether it had left the group.
+        lost: whether it counted as lost.
+    """
+
+    by: str
+    time: float
+    number: int
+    inside: str | None
+    left: bool
+    lost: bool
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A worker that others wait for.
+
+    Attributes:
+        worker: its name.
+        host: its host's name; "" if no log tells.
+        seconds: how long they have waited, as far as the logs show.
+        has_log: whether its log is there.
+        has_communicator: whether its log shows the communicator.
+        late: whether it joined after the others had given up.
+        last: the last collective of the group that it joined; of a pipeline's group, or message.
+        input_seconds: for how long it had waited for its next batch; None if it did not.
+        frames: of its main thread, the innermost calls that are the user's.
+        waits: what it waits for itself.
+        heard: what was heard of it last.
+    """
+
+    worker: str
+    host: str
+    seconds: float
+    has_log: bool
+    has_communicator: bool
+    late: bool
+    last: Last | None
+    input_seconds: float | None
+    frames: tuple[str, ...]
+    waits: tuple[Link, ...]
+    heard: Heard | None
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Workers called different collectives; the first time in this communicator.
+
+    Attributes:
+        communicator: its name.
+        number: of the collective.
+        calls: what was called by whom, the most workers first.
+        differs: in what the calls differ.
+        time: when the first worker called it.
+    """
+
+    communicator: str
+    number: int
+    calls: tuple[Call, ...]
+    differs: tuple[str, ...]
+    time: float
+    kind: str = field(default="mismatch", init=False)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Workers wait for one another, each for the next and the last for the first."""
+
+    links: tuple[Link, ...]
+    kind: str = field(default="cycle", init=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error that ended communicators.
+
+    Attributes:
+        message: its message.
+        workers: those that report it.
+        communicators: the names of those that it ended.
+        time: when it was first reported; None if unknown.
+    """
+
+    message: str
+    workers: tuple[str, ...]
+    communicators: tuple[str, ...]
+    time: float | None
+    kind: str = field(default="failure", init=False)
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Workers wait in an operation for others, which have not joined it.
+
+    Attributes:
+        operation: the operation; of a message, this side of it.
+        waiting: the workers that wait.
+        is_message: whether it is a message.
+        all_others: whether all workers of the group either wait or are waited for.
+        time: since when.
+        seconds: for how long.
+        absent: whom they wait for, first those that wait for nobody.
+    """
+
+    operation: Operation
+    waiting: tuple[str, ...]
+    is_message: bool
+    all_others: bool
+    time: float
+    seconds: float
+    absent: tuple[Absent, ...]
+    kind: str = field(default="absence", init=False)
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A worker without a log.
+
+    Attributes:
+        worker: which one.
+        heard: what another one heard of it last; None if no log tells.
+    """
+
+    worker: str
+    heard: Heard | None
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """All have joined an operation, but some do not get to its end.
+
+    Attributes:
+        operation, waiting, time, seconds: as above.
+        backlogs: the data that is slow on its way, if it goes to another host.
+        silent: the members that have left no log, and what others heard of them last. One may have
+            been stopped or killed in the middle of the operation.
+    """
+
+    operation: Operation
+    waiting: tuple[str, ...]
+    time: float
+    seconds: float
+    backlogs: tuple[Backlog, ...]
+    silent: tuple[Silent, ...] = ()
+    kind: str = field(default="transfer", init=False)
+
+
+@dataclass(frozen=True)
+class Unclear:
+    """Whether these workers have joined an operation cannot be told: their logs do not cover it."""
+
+    operation: Operation
+    waiting: tuple[str, ...]
+    workers: tuple[str, ...]
+    time: float
+    seconds: float
+    kind: str = field(default="unclear", init=False)
+
+
+Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
+
+
+@dataclass(frozen=True)
+class Written:
+    """Why a log was written: "error", "stall" (it waits), "waited" (others do) or "signal"."""
+
+    kind: str
+    communicator: str
+    message: str
+    time: float
+
+
+@dataclass(frozen=True)
+class State:
+    """A worker at the end of its log.
+
+    Attributes:
+        worker: its name.
+        rank: in the job.
+        host: its host's name.
+        pid: its process.
+        program: its script.
+        steps: training steps begun; 0 if unknown.
+        written: when its log was written.
+        clock: "compared" if its clock was compared with that of the first log, else "unix".
+        reasons: why it was written, oldest first.
+        last: what it did last, in each communicator in which it waits or has failed; if there is
+            none, the last operation that ended.
+        input_seconds: as above.
+        frames: of its main thread, the innermost calls that are the user's.
+    """
+
+    worker: str
+    rank: int
+    host: str
+    pid: int
+    program: str
+    steps: int
+    written: float
+    clock: str
+    reasons: tuple[Written, ...]
+    last: tuple[Last, ...]
+    input_seconds: float | None
+    frames: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Communicated:
+    """A value that a training step communicates.
+
+    Attributes:
+        kind: "reduce" or "gather".
+        operation: the type of the operation that needs it.
+        bytes: those of the whole value; None if unknown.
+        shape: the shape of the whole value, with None for unknown dimensions.
+        where: a line of the user's code, or the name of the operation.
+        reason: why it is gathered; "" for a reduction.
+        remedy: how to avoid that; "" if unknown.
+    """
+
+    kind: str
+    operation: str
+    bytes: int | None
+    shape: tuple[int | None, ...]
+    where: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class StepCommunication:
+    """The values that the training step of a model communicates.
+
+    Attributes:
+        model: the model's name.
+        workers: those that have traced this step, the newest of the model.
+        differs: whether the step of most workers is another one.
+        rows: the number of rows of the whole batch; None if unknown.
+        reduced_bytes: the known sizes of values that are reduced, in total.
+        gathered_bytes: those of values that are gathered.
+        sent_bytes: those of values that stages of a pipeline send each other.
+        unknown: the number of values of unknown size.
+        transfers: the largest values.
+        more: the number of the others.
+    """
+
+    model: str
+    workers: tuple[str, ...]
+    differs: bool
+    rows: int | None
+    reduced_bytes: int
+    gathered_bytes: int
+    sent_bytes: int
+    unknown: int
+    transfers: tuple[Communicated, ...]
+    more: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the logs of a job tell.
+
+    Attributes:
+        size: the number of workers of the job.
+        without_log: those whose log is missing.
+        findings: the most important first.
+        totals: of the workers that waited or were waited for, the longest waited for first.
+        step_communication: for each model, the values that its training step communicates; if
+            the workers differ, once for each step, that of the most workers first.
+        workers: those whose logs are there.
+    """
+
+    size: int
+    without_log: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    totals: tuple[Total, ...]
+    step_communication: tuple[StepCommunication, ...]
+    workers: tuple[State, ...]

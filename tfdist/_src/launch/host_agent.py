@@ -1,0 +1,90 @@
+"""Runs on a host of `tfdist run --hosts`, started by ssh: becomes the launcher of this host.
+
+It is told on standard input, in lines of JSON, what its environment is and what to run, so that
+neither the secret nor the variables are seen in any list of processes; and later which signals have
+reached the command. When the connection ends, so does the launcher, as after SIGTERM, and when
+nothing has come for `TFDIST_HEARTBEAT_TIMEOUT` seconds: a machine that loses power closes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import IO, Any
+
+from tfdist._src.launch.cli import main as run_command
+from tfdist._src.launch.ssh.remote_host import SSH_FAILED
+from tfdist._src.launch.ssh.shown_stream import MARK
+from tfdist._version import __version__
+
+
+def main() -> int:
+    """Serves the command on the other side; the argument is the descriptor to report to."""
+    report = int(sys.argv[1]) if len(sys.argv) > 1 else sys.stdout.fileno()
+    orders = os.fdopen(os.dup(0), "rb", buffering=0)
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)  # The workers must not read what is meant for this process.
+    os.close(nowhere)
+    task = _next(orders)
+    if task is None:
+        return 1
+    os.environ.update(task["environment"])
+    silence = float(task["silence"])
+    line = f"\n{MARK}{json.dumps(_description())}\n"
+    os.write(report, line.encode())
+    if report > 2:
+        os.close(report)
+    order = _next(orders, silence)
+    if order is None:
+        return 1
+    _forward_signals(orders, silence)
+    orders.close()
+    code = run_command(["run", *order["run"]])
+    return code if code != SSH_FAILED else 1
+
+
+def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | None:
+    """The next order; None if the other side is gone, or silent for so many seconds."""
+    line = b""
+    while not line.strip() or not line.endswith(b"\n"):  # An empty line is a sign of life.
+        # One by one: the process that forwards signals reads the rest.
+        if not select.select([orders], [], [], silence)[0] or not (byte := orders.read(1)):
+            return None
+        line += byte
+    order: dict[str, Any] = json.loads(line)
+    return order
+
+
+def _description() -> dict[str, Any]:
+    """What the command has to know of this host: how it was reached, and a port that is free."""
+    client, _, server, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    return {"version": __version__, "client": client, "server": server, "port": port}
+
+
+def _forward_signals(orders: IO[bytes], silence: float) -> None:
+    """Forks a process that sends the launcher, which must have one thread, what it is told to."""
+    launcher = os.getpid()
+    if os.fork():
+        return
+    try:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)  # ssh waits until nobody holds them.
+        while (order := _next(orders, silence)) is not None and os.getppid() == launcher:
+            os.kill(launcher, int(order["signal"]))
+        if os.getppid() == launcher:
+            os.kill(launcher, signal.SIGTERM)  # nohup makes a launcher ignore SIGHUP.
+    finally:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,278 @@
+"""Failures and losses as data, and the choice of the decisive one among several."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import time as wall_clock
+
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.progress_file import Progress, Raised
+
+# Exceptions of a worker that lost another one.
+_LOST_PEER = ("PeerLostError", "UnavailableError")
+# The line of a traceback that names the exception, and those between chained ones.
+_EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_SIGNAL_BASE = 128
+
+
+class Doubt(enum.IntEnum):
+    """How likely a failure is merely the consequence of another one."""
+
+    NONE = 0
+    UNSEEN = 1  # Unknown, since its last lines went to the terminal.
+    VICTIM = 2
+    PREEMPTED = 3  # No failure at all if the other workers save their state, too.
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The failure of one worker or one host.
+
+    Attributes:
+        host: the host's number.
+        subject: `"worker 3"`, `"host 1"` or `"this command"`.
+        event: what happened to it; `subject` and `event` form a sentence.
+        code: the launcher's exit code.
+        doubt: how likely another failure is the cause.
+        tail: the last lines of output.
+        rank: the worker's rank; None for a host or the command.
+        log: the path of the worker's log on its host; "" if its output went to the terminal.
+        status: the worker's exit code, or the negative signal number; None for a host or the
+            command.
+        time: when it happened, in seconds since 1970.
+        step: the steps of training that the job had completed; None if none are known.
+        classes: the class of the exception that ended the worker and its bases, if known.
+        message: the first line of that exception's message.
+        stopped: whether a launcher was told to stop.
+    """
+
+    host: int
+    subject: str
+    event: str
+    code: int
+    doubt: Doubt = Doubt.NONE
+    tail: tuple[str, ...] = ()
+    rank: int | None = None
+    log: str = ""
+    status: int | None = None
+    time: float = 0.0
+    step: int | None = None
+    classes: tuple[str, ...] = ()
+    message: str = ""
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.code < 256 or self.time < 0:
+            raise ValueError("a failure has an exit code from 1 to 255, and a time")
+
+    def __str__(self) -> str:
+        """One sentence."""
+        after = "" if self.step is None else f", after step {self.step}"
+        return f"{self.subject} {self.event}{after}."
+
+    @property
+    def cause(self) -> str:
+        """The exception behind it; "" if none is known."""
+        return ": ".join(filter(None, (*self.classes[:1], self.message)))
+
+    @property
+    def preemption(self) -> bool:
+        """Whether the workers have been asked to stop, and may save their state first."""
+        asked = self.stopped and self.code != _SIGNAL_BASE + signal.SIGINT
+        return asked or self.doubt == Doubt.PREEMPTED
+
+
+def worker_failure(
+    *,
+    host: int,
+    rank: int,
+    status: int,
+    tail: Sequence[str],
+    log: str,
+    progress: Progress | None = None,
+    time: float = 0.0,
+) -> Failure:
+    """The failure of a worker that exited with an error.
+
+    Args:
+        host: the number of its host.
+        rank: its rank in the job.
+        status: its exit code, or the negative signal number.
+        tail: its last lines of output.
+        log: the path of its log; "" if its output went to the terminal, which was not read.
+        progress: what it has told of itself.
+        time: when it exited, in seconds since 1970.
+
+    Example:
+        >>> failure = worker_failure(host=0, rank=1, status=-11, tail=[], log="worker-1.log")
+        >>> failure.subject, failure.event, failure.code
+        ('worker 1', 'was killed by SIGSEGV', 139)
+    """
+    progress = progress or Progress()
+    raised = None
+    if status < 0:
+        hint = ", often because the host ran out of memory" if status == -9 else ""
+        event, code = f"was killed by {signal_name(-status)}{hint}", _SIGNAL_BASE - status
+        doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
+    elif status == PREEMPTED:
+        event, code = f"has saved its state and exited with code {status}", status
+        doubt = Doubt.PREEMPTED
+    else:
+        event, code = f"failed with exit code {status}", status
+        found = _last_exceptions(tail)
+        raised = progress.raised or _last_raised(found)
+        doubt = Doubt.NONE if log or raised else Doubt.UNSEEN
+        names = [name for name, _ in found]
+        if progress.raised is not None:
+            names = [progress.raised.classes[0], *progress.raised.chained]
+        if any(name in _LOST_PEER for name in names):
+            doubt = Doubt.VICTIM
+    return Failure(
+        host=host,
+        subject=f"worker {rank}",
+        event=event,
+        code=code,
+        doubt=doubt,
+        tail=tuple(tail),
+        rank=rank,
+        log=log,
+        status=status,
+        time=time,
+        step=progress.steps,
+        classes=raised.classes if raised else (),
+        message=raised.message if raised else "",
+    )
+
+
+def _last_exceptions(tail: Sequence[str]) -> list[tuple[str, str]]:
+    """The class and message of the last exception in a worker's output, and of those behind it."""
+    found: list[tuple[str, str]] = []
+    for line in reversed(tail):
+        if line.startswith(_CHAINED):
+            found.append(("", ""))
+        elif match := _EXCEPTION.match(line):
+            if found and found[-1][0]:
+                break
+            found.append((match[1], match[2] or ""))
+    return found
+
+
+def _last_raised(found: Sequence[tuple[str, str]]) -> Raised | None:
+    return next((Raised((name,), (), message) for name, message in found if name), None)
+
+
+def stopped_by(host: int, number: signal.Signals) -> Failure:
+    """The failure of a launcher that was stopped by a signal."""
+    subject = "this command" if host == 0 else f"the command on host {host}"
+    return Failure(
+        host=host,
+        subject=subject,
+        event=f"was stopped by {number.name}",
+        code=_SIGNAL_BASE + number,
+        time=wall_clock(),
+        stopped=True,
+    )
+
+
+def lost_host(host: int, address: str) -> Failure:
+    """The failure of a host with which the connection was lost."""
+    return Failure(
+        host=host,
+        subject=f"host {host} ({address})",
+        event="was lost: its launcher died or the network connection broke",
+        code=1,
+        time=wall_clock(),
+    )
+
+
+class FirstFailure:
+    """Chooses the failure that caused the others; it reads no clock.
+
+    A clear failure is chosen at once. A doubtful one waits for a clearer one; after the delay, the
+    least doubtful failure is chosen, and the earliest among those.
+
+    Args:
+        delay: seconds that a doubtful failure waits.
+        patience: seconds in which the other workers, too, may save their state and exit.
+        decides: False if a clear failure, too, has to wait, for the decision of another host.
+
+    Example:
+        >>> first = FirstFailure(delay=1.0)
+        >>> first.add(lost_host(1, "10.0.0.2"), now=5.0)
+        >>> first.decided(5.0).subject
+        'host 1 (10.0.0.2)'
+    """
+
+    def __init__(self, delay: float, decides: bool = True, patience: float = 0.0) -> None:
+        self._delay = delay
+        self._patience = patience
+        self._decides = decides
+        self._candidates: list[Failure] = []
+        self.deadline: float | None = None
+
+    def add(self, failure: Failure, now: float) -> None:
+        """Adds a failure; call it in the order in which failures happen."""
+        self._candidates.append(failure)
+        delay = 0.0 if failure.doubt == Doubt.NONE and self._decides else self._delay
+        if failure.doubt == Doubt.PREEMPTED:
+            delay += self._patience
+        self.deadline = min(now + delay, math.inf if self.deadline is None else self.deadline)
+
+    def decided(self, now: float) -> Failure | None:
+        """The failure to show; None while there is none or it is in doubt."""
+        if self.deadline is None or now < self.deadline:
+            return None
+        return self.most_likely()
+
+    def most_likely(self) -> Failure | None:
+        """The most likely cause among the failures so far."""
+        return min(self._candidates, key=lambda failure: failure.doubt, default=None)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A failure in a job whose other workers keep running.
+
+    Attributes:
+        failure: of a worker or a host.
+        fate: the reaction, such as `"replaced at once"`.
+        final: whether there is no replacement.
+        late: whether another worker had completed the training before.
+    """
+
+    failure: Failure
+    fate: str
+    final: bool
+    late: bool = False
+
+
+def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
+    """The failure that the job fails with; None if it has not failed.
+
+    The job has not failed with a lost worker if the others complete the training, or save their
+    state on request. It has failed with one that fails after another has completed the training.
+
+    Args:
+        losses: in order.
+        completed: whether at least one worker ended with 0.
+        left: whether at least one ended with 75.
+    """
+    failures = [loss.failure for loss in losses if loss.late]
+    if not failures and not (completed or left):
+        failures = [loss.failure for loss in losses if loss.final]
+    # The earliest that is not merely the consequence of another one, if there is one.
+    return min(failures, key=lambda failure: failure.doubt == Doubt.VICTIM, default=None)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 77` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,291 @@
+"""Routes the workers' output to the terminal, log files, or both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from tfdist._src.launch.job.line_buffer import LineAssembler, last_lines
+from tfdist._src.launch.job.worker import Stream
+from tfdist.errors import LaunchError
+
+_READ_SIZE = 65536
+_READS_AT_ONCE = 16
+_TAIL_LINES = 20
+_CHIEF = 0
+# A write of so many bytes to a pipe is not interleaved with others, and fits once poll says so.
+_ATOMIC = select.PIPE_BUF
+
+
+@dataclass
+class _Copy:
+    """A worker's pipe and its destinations."""
+
+    pipe: int
+    log: BinaryIO
+    lines: LineAssembler
+
+
+class Output:
+    """The output of this host's workers.
+
+    The chief inherits the launcher's streams, unless the mode is `"none"`, so its progress bar is
+    drawn correctly. Every other worker writes to a log file; with `"all"` it writes to a pipe, from
+    which the launcher copies to the log file and, line by line and prefixed with the rank, to its
+    stdout.
+
+    Args:
+        mode: a member of `run_options.OUTPUTS`.
+        log_dir: the directory for the files, created if missing; None for a temporary one.
+
+    Raises:
+        LaunchError: the directory cannot be created.
+    """
+
+    def __init__(self, mode: str, log_dir: str | None) -> None:
+        self._mode = mode
+        self._temporary = log_dir is None
+        try:
+            if log_dir is None:
+                self._directory = Path(tempfile.mkdtemp(prefix="tfdist-"))
+            else:
+                self._directory = Path(log_dir).absolute()
+                self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the directory for worker output cannot be created: {error}. "
+                f"Choose another one with --log-dir."
+            ) from error
+        self._folder = self._directory
+        self._shown = ShownOutput()
+        self._copies: dict[int, _Copy] = {}
+        self._starts: dict[int, int] = {}
+
+    def begin(self, generation: int) -> None:
+        """Keeps the files of the generations so far: this one's have a folder of their own.
+
+        Raises:
+            LaunchError: the folder cannot be created.
+        """
+        self._folder = self.of_generation(self._directory, generation)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the directory for worker output cannot be created: {error}"
+            ) from error
+
+    @staticmethod
+    def of_generation(folder: Path, generation: int) -> Path:
+        """The folder for the files of a generation: the given one for the first.
+
+        Example:
+            >>> Output.of_generation(Path("logs"), 2)
+            PosixPath('logs/restart-2')
+        """
+        return folder / f"restart-{generation}" if generation else folder
+
+    def inherited(self, rank: int) -> bool:
+        """Whether this worker inherits the launcher's streams."""
+        return rank == _CHIEF and self._mode != "none"
+
+    def log(self, rank: int) -> Path:
+        """The path of this worker's log file of this generation, which may not exist."""
+        return self._folder / f"worker-{rank}.log"
+
+    @contextlib.contextmanager
+    def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
+        """A context manager for the stdin, stdout and stderr to start a worker with.
+
+        On exit it closes the launcher's copies, so that a pipe reaches its end with the worker.
+
+        Args:
+            rank: the worker's.
+            mark: a line between the log of the worker that it replaces and its own; "" overwrites.
+
+        Raises:
+            LaunchError: the log file cannot be written.
+        """
+        if self.inherited(rank):
+            yield None, None, None
+            return
+        try:
+            log = self._open(rank, mark)
+        except OSError as error:
+            raise LaunchError(
+                f"the output of worker {rank} cannot be written: {error}. "
+                f"Choose another directory with --log-dir."
+            ) from error
+        if self._mode != "all":
+            with log:
+                yield subprocess.DEVNULL, log, log
+            return
+        try:
+            read, write = os.pipe()
+        except OSError as error:
+            log.close()
+            raise LaunchError(f"the output of worker {rank} cannot be read: {error}") from error
+        os.set_blocking(read, False)
+        self._copies[rank] = _Copy(read, log, LineAssembler(f"[{rank}] "))
+        try:
+            yield subprocess.DEVNULL, write, write
+        finally:
+            os.close(write)
+
+    def _open(self, rank: int, mark: str) -> BinaryIO:
+        if not mark:
+            self._starts.pop(rank, None)
+            return self.log(rank).open("wb", buffering=0)
+        log = self.log(rank).open("ab", buffering=0)
+        try:
+            log.write(f"{mark}\n".encode())
+        except OSError:
+            pass  # A full disk is no reason to stop the job.
+        self._starts[rank] = log.tell()
+        return log
+
+    def pipes(self) -> dict[int, int]:
+        """The file descriptors to wait on, by rank; read them with `copy`.
+
+        While nobody reads the launcher's stdout, there are none: the workers wait, as rank 0 does,
+        and the launcher does not.
+        """
+        self._shown.advance()
+        if self._shown.is_behind:
+            return {}
+        return {rank: copy.pipe for rank, copy in self._copies.items()}
+
+    def register(self, poll: select.poll) -> None:
+        """Waits for what the workers write, or until it can be shown."""
+        for pipe in self.pipes().values():
+            poll.register(pipe, select.POLLIN)
+        if self._shown.is_behind:
+            poll.register(self._shown.descriptor, select.POLLOUT)
+
+    def copy(self, rank: int) -> None:
+        """Copies a worker's output so far, and closes the pipe at its end."""
+        copy = self._copies[rank]
+        # Bounded, so that one worker that never pauses does not starve the others.
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = os.read(copy.pipe, _READ_SIZE)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close(rank)
+                return
+            try:
+                copy.log.write(data)
+            except OSError:
+                pass  # A full disk is no reason to stop the job.
+            self._shown.write(copy.lines.feed(data))
+
+    def tail(self, rank: int) -> list[str]:
+        """The last lines of a worker that has exited; empty if they went only to the terminal."""
+        if self.inherited(rank):
+            return []
+        return last_lines(self.log(rank), _TAIL_LINES, self._starts.get(rank, 0))
+
+    @property
+    def directory(self) -> Path:
+        """The directory for the files of all generations, an absolute path."""
+        return self._directory
+
+    def written(self) -> Path | None:
+        """The directory with this generation's log files; None if there are none."""
+        logs = (*self._folder.glob("worker-*.log"), *self._folder.glob("flight-*.json"))
+        return self._folder if logs else None
+
+    def is_empty(self) -> bool:
+        """Whether no generation has written a file."""
+        return not any(path.is_file() for path in self._directory.rglob("*"))
+
+    def finish(self, rank: int) -> None:
+        """Copies the remaining output of a worker that has exited."""
+        if rank in self._copies:
+            self.copy(rank)
+        if rank in self._copies:  # A process outside its group holds the pipe open.
+            self._close(rank)
+
+    def show_rest(self) -> None:
+        """Shows everything that has been copied; waits for whoever reads the launcher's stdout."""
+        self._shown.finish()
+
+    def remove(self) -> None:
+        """Removes the directory if it is temporary."""
+        if self._temporary:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _close(self, rank: int) -> None:
+        copy = self._copies.pop(rank)
+        self._shown.write(copy.lines.flush())
+        os.close(copy.pipe)
+        copy.log.close()
+
+
+class ShownOutput:
+    """The launcher's stdout, written to without waiting for its reader.
+
+    It takes whole lines; others may write to the same descriptor.
+
+    Args:
+        target: the descriptor.
+
+    Attributes:
+        descriptor: to be waited on for writing while there are lines that do not fit yet.
+    """
+
+    def __init__(self, target: int = 1) -> None:
+        self.descriptor = _without_waiting(target)
+        self._backlog = bytearray()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are lines that do not fit yet."""
+        return bool(self._backlog)
+
+    def write(self, lines: bytes) -> None:
+        """Writes lines, after those that do not fit yet."""
+        self._backlog += lines
+        self.advance()
+
+    def advance(self) -> None:
+        """Writes what fits."""
+        while self._backlog and self._writable(0):
+            end = self._backlog.rfind(b"\n", 0, _ATOMIC) + 1 or _ATOMIC
+            try:
+                del self._backlog[: os.write(self.descriptor, self._backlog[:end])]
+            except BlockingIOError:
+                return
+            except OSError:  # The reader is gone; the log files still get everything.
+                self._backlog.clear()
+
+    def finish(self) -> None:
+        """Writes everything, however long that takes."""
+        while self._backlog:
+            self._writable(None)
+            self.advance()
+
+    def _writable(self, timeout: int | None) -> bool:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLOUT)
+        return bool(poll.poll(timeout))
+
+
+def _without_waiting(target: int) -> int:
+    """Opens the same pipe or terminal without blocking; other processes' writes still block."""
+    with contextlib.suppress(OSError):
+        kind = os.fstat(target).st_mode
+        if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+            return os.open(f"/proc/self/fd/{target}", flags)
+    return target

@@ -1,0 +1,396 @@
+"""The policies "none" and "all": a failure stops all workers, which may start again together.
+
+Host 0 decides: the other hosts report their failures to it, and it announces the first one to all.
+Each host reports when its workers have exited. Host 0 then sends all hosts its verdict: the job has
+ended, or starts again. So no message of a generation follows its verdict. A connection that closes
+before the job has ended counts as a lost host.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.job.decoding import decode
+from tfdist._src.launch.job.failure import Doubt, Failure, FirstFailure, lost_host
+from tfdist._src.launch.job.report import (
+    SAVED,
+    describe_failures,
+    describe_restart,
+    describe_success,
+)
+from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
+from tfdist._src.launch.restart_policy import (
+    HOST_0,
+    Begin,
+    End,
+    Ended,
+    GiveUp,
+    Harden,
+    RestartPolicy,
+    Say,
+    Send,
+    Show,
+    Start,
+    all_saved,
+    decide,
+)
+
+# How long a failure that may be the consequence of another one waits for that one.
+_CAUSE_SECONDS = 1.0
+# How long the other workers may take to fail by themselves, and write down why, before they are
+# stopped.
+_LAST_WORDS_SECONDS = 1.0
+# How long a host other than host 0 waits for host 0's decision.
+_HOST_0_SECONDS = 3.0
+# Extra time allowed to a host beyond its workers' grace period.
+_HOST_SECONDS = 30.0
+_LONGEST_DELAY = 3600.0
+
+
+@dataclass(frozen=True)
+class HostEnd:
+    """A host's report that its workers are gone.
+
+    Attributes:
+        codes: the distinct exit codes of its workers, negative for signals.
+        stuck: the workers that SIGKILL did not end, as text; "" if there are none.
+        stopped: whether its launcher was asked to stop.
+    """
+
+    codes: tuple[int, ...]
+    stuck: str = ""
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Host 0's decision about a job whose generation has failed.
+
+    Attributes:
+        failure: the first failure.
+        restart: the number of the restart that follows; 0 if the job has ended.
+        limit: the number of restarts allowed.
+        delay: seconds until the restart.
+        reason: why there is none; "" if restarts were not requested.
+        saved: whether the job was preempted, and all workers have saved their state.
+    """
+
+    failure: Failure
+    restart: int = 0
+    limit: int = 0
+    delay: float = 0.0
+    reason: str = ""
+    saved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restart < 0 or self.limit < 0 or not 0 <= self.delay <= _LONGEST_DELAY:
+            raise ValueError("it sent an invalid verdict")
+
+
+class _Phase(enum.Enum):
+    RUNNING = enum.auto()
+    STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
+    SETTLING = enum.auto()  # They are gone; other hosts' workers or host 0's verdict are awaited.
+    WAITING = enum.auto()  # The next generation begins after a delay.
+    ENDED = enum.auto()
+
+
+class RestartAll(RestartPolicy):
+    """Stops all workers on all hosts after a failure; they may start again as a new generation.
+
+    Args:
+        ranks: the workers of this host.
+        host: this host's number.
+        hosts: the other hosts with which this one is connected.
+        grace: seconds from one signal to the next, harder one.
+        limit: the number of restarts allowed; that of host 0 counts.
+        new_secret: makes the secret of the next generation; None to keep the user's.
+        now: the current time.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        host: int,
+        hosts: Iterable[int],
+        grace: Grace,
+        *,
+        limit: int,
+        now: float,
+        new_secret: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(ranks, host, hosts, grace)
+        self._limit = limit
+        self._new_secret = new_secret
+        self._generation = 0
+        self._history: list[Ended] = []
+        self._lost: Failure | None = None
+        self._reset()
+        self._begin("", now)
+
+    def _reset(self) -> None:
+        """Prepares for the messages of the next generation."""
+        # On host 0: host number -> None while it runs, then whether all its workers succeeded.
+        self._succeeded: dict[int, bool | None] = dict.fromkeys({self._host, *self._connected})
+        self._ends: dict[int, HostEnd] = {}
+        self._failure: Failure | None = None
+        self._finished = False
+        self._verdict: Verdict | None = None
+        delay = _CAUSE_SECONDS if self._decides else _HOST_0_SECONDS
+        self._first = FirstFailure(delay, decides=self._decides, patience=self._grace.preemption)
+        self._codes: set[int] = set()
+        self._stuck: list[str] = []
+        self._stopped = False
+        self._others_stopped = False
+
+    def _begin(self, secret: str, now: float) -> None:
+        self._phase = _Phase.RUNNING
+        self._began = now
+        self._running = set(self._ranks)
+        self._do(Begin(self._generation, secret), *map(Start, self._ranks))
+
+    @property
+    def _decides(self) -> bool:
+        return self._host == HOST_0
+
+    @property
+    def _awaited(self) -> list[int]:
+        """On host 0, the hosts that have not reported their end; on the others, host 0."""
+        return sorted(self._connected - self._ends.keys())
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self._history)
+
+    @property
+    def next_time(self) -> float | None:
+        if self._phase == _Phase.RUNNING:
+            return self._first.deadline
+        return self._deadline if self._phase in (_Phase.SETTLING, _Phase.WAITING) else None
+
+    def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
+        self._running.discard(rank)
+        self._codes.add(0 if failure is None else failure.status or 0)
+        self._stuck += [stuck] if stuck else []
+        if failure is not None and self._phase == _Phase.RUNNING:
+            self._first.add(failure, now)
+            self._report(failure)
+        if not self._running:
+            succeeded = self._first.most_likely() is None
+            if self._decides:
+                self._host_exited(self._host, succeeded)
+            else:
+                self._do(Send("done" if succeeded else "exited"))
+
+    def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
+        gentle = number == signal.SIGINT
+        again, self._stopped = self._stopped, True
+        if self._phase == _Phase.RUNNING:
+            failure = self._first.most_likely()
+            if failure is None or failure.doubt == Doubt.PREEMPTED:
+                failure = stop
+            self._report(failure)
+            self._announce(failure)
+            self._stop(signal.SIGINT if gentle else signal.SIGTERM, now)
+        elif self._phase == _Phase.STOPPING:
+            self._do(Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+        elif self._phase == _Phase.SETTLING and again:
+            self._conclude(Verdict(self._known_failure), now)  # Waits no longer.
+        else:
+            self._report(stop)
+            if self._phase == _Phase.WAITING:
+                self._announce(stop)
+
+    def received(self, host: int, kind: str, value: object, now: float) -> None:
+        if self._decides:
+            self._received_report(host, kind, value, now)
+        elif kind == "stop":
+            self._failure = decode(Failure, value)
+        elif kind == "finish":
+            self._finished = True
+        elif kind == "verdict":
+            self._verdict = decode(Verdict, value)
+            if self._phase == _Phase.SETTLING:
+                self._settle(now)  # Now, since the next message may begin a generation.
+        elif kind == "begin":
+            beginning = decode(Begin, value)
+            if self._phase == _Phase.WAITING and beginning.generation == self._generation:
+                self._begin(beginning.secret, now)
+
+    def _received_report(self, host: int, kind: str, value: object, now: float) -> None:
+        if kind in ("done", "exited"):
+            self._host_exited(host, kind == "done")
+        elif kind == "end":
+            self._ends[host] = decode(HostEnd, value)
+            self._host_exited(host, self._succeeded[host] or False)
+        elif kind == "failed":
+            failure = decode(Failure, value)
+            self._others_stopped |= failure.stopped
+            self._add(failure, now)
+
+    def lost(self, host: int, failure: Failure, now: float) -> None:
+        self._connected.discard(host)
+        self._lost = self._lost or failure
+        succeeded = self._succeeded[host] = self._succeeded[host] or False
+        if self._finished or self._failure is not None:
+            return
+        if not self._decides:
+            self._failure = failure
+        elif not succeeded:
+            self._add(failure, now)
+
+    def _add(self, failure: Failure, now: float) -> None:
+        """Adds a failure of another host, on host 0."""
+        if self._phase == _Phase.WAITING:
+            self._announce(failure)
+        else:
+            self._first.add(failure, now)
+
+    def _report(self, failure: Failure) -> None:
+        """Reports a failure on this host to host 0."""
+        if not self._decides:
+            self._do(Send("failed", failure))
+
+    def _announce(self, failure: Failure) -> None:
+        """Sets the failure that ends the generation; host 0 also sends it to the others."""
+        self._failure = failure
+        if self._decides:
+            self._do(Send("stop", failure))
+
+    def _host_exited(self, host: int, succeeded: bool) -> None:
+        """Records that all workers of a host have exited, on host 0."""
+        self._succeeded[host] = succeeded
+        if all(self._succeeded.values()) and self._failure is None:
+            self._finished = True
+            self._do(Send("finish"))
+
+    def advance(self, now: float) -> None:
+        if self._phase == _Phase.RUNNING:
+            self._choose_failure(now)
+        if self._phase == _Phase.STOPPING and not self._running:
+            self._await_verdict(now)
+        elif self._phase == _Phase.SETTLING:
+            self._settle(now)
+        elif self._phase == _Phase.WAITING:
+            self._wait(now)
+        elif self._phase == _Phase.RUNNING and not self._running and self._finished:
+            self._end(0, describe_success(self._failures))
+
+    def _choose_failure(self, now: float) -> None:
+        """Begins to stop the workers once the first failure is known."""
+        if self._failure is None:
+            failure = self._first.decided(now)
+            exited = self._decides and None not in self._succeeded.values()
+            alone = not self._connected or exited
+            if failure is None and not self._running and alone:
+                failure = self._first.most_likely()  # No clearer one can follow.
+            if failure is None:
+                return
+            self._announce(failure)
+        failure = self._known_failure
+        if self._running:
+            self._do(Say(f"{failure} Stopping the other workers."))
+        self._stop(signal.SIGTERM, now + (0.0 if failure.stopped else _LAST_WORDS_SECONDS))
+
+    @property
+    def _known_failure(self) -> Failure:
+        assert self._failure is not None
+        return self._failure
+
+    def _stop(self, first: signal.Signals, at: float) -> None:
+        self._phase = _Phase.STOPPING
+        self._stop_workers(first, self._failure, at, self._running)
+
+    def _await_verdict(self, now: float) -> None:
+        """Begins to wait until the workers of all hosts are gone, and for host 0's verdict."""
+        self._phase = _Phase.SETTLING
+        self._seconds = now - self._began
+        patience = 2 * max(self._grace.failure, self._grace.preemption) + LAST_WAIT
+        self._deadline = now + patience + (1 if self._decides else 2) * _HOST_SECONDS
+        stuck = f"worker {', '.join(self._stuck)}" if self._stuck else ""
+        end = HostEnd(tuple(sorted(self._codes)), stuck, self._stopped)
+        if self._decides:
+            self._ends[self._host] = end
+        else:
+            self._do(Send("end", end))
+        self._settle(now)
+
+    def _settle(self, now: float) -> None:
+        """Follows the verdict once there is one; host 0 decides once all hosts have reported."""
+        if self._verdict is None and self._awaited and now < self._deadline:
+            return
+        if self._verdict is not None:
+            # Host 0 may have decided before it received this host's signal.
+            restart = 0 if self._stopped else self._verdict.restart
+            verdict = replace(self._verdict, restart=restart)
+        elif self._decides:
+            verdict = self._decide()
+            self._do(Send("verdict", verdict))
+        else:
+            verdict = Verdict(self._known_failure)  # Host 0 is lost, or does not answer.
+        self._conclude(verdict, now)
+
+    def _decide(self) -> Verdict:
+        """Returns the verdict, on host 0."""
+        failure, ends = self._known_failure, self._ends.values()
+        missing = self._lost or next((lost_host(host, "") for host in self._awaited), None)
+        if missing is None and all_saved(failure, [code for end in ends for code in end.codes]):
+            return Verdict(failure, saved=True)
+        if failure.preemption and not failure.stopped:
+            event = f"{failure.event}, the other workers did not"
+            failure = replace(failure, event=event, code=1, status=1)
+        history = [*self._history, Ended(failure, self._seconds)]
+        decision = decide(history, self._limit)
+        if isinstance(decision, GiveUp):
+            return Verdict(failure, reason=decision.reason)
+        if stuck := next((end.stuck for end in ends if end.stuck), ""):
+            return Verdict(failure, reason=f"{stuck} is still running")
+        if missing is not None:
+            return Verdict(failure, reason=f"{missing.subject} is gone")
+        if self._stopped or self._others_stopped or any(end.stopped for end in ends):
+            return Verdict(failure, reason="a launcher was told to stop")
+        return Verdict(failure, len(history), self._limit, decision.delay)
+
+    def _conclude(self, verdict: Verdict, now: float) -> None:
+        """Follows the verdict."""
+        if verdict.saved:
+            self._end(PREEMPTED, f"The workers {SAVED}")
+            return
+        failure = verdict.failure
+        self._history.append(Ended(failure, self._seconds))
+        self._do(Show(failure))
+        if not verdict.restart:
+            self._end(failure.code, describe_failures(self._failures, verdict.reason))
+            return
+        text = describe_restart(verdict.restart, verdict.limit, verdict.delay, failure)
+        self._do(Say(text, below_output=False))
+        self._phase = _Phase.WAITING
+        self._generation += 1
+        self._deadline = now + verdict.delay + (0 if self._decides else _HOST_SECONDS)
+        self._reset()
+
+    def _wait(self, now: float) -> None:
+        """Begins the next generation when it is due, unless the job has been stopped."""
+        if self._failure is None and now >= self._deadline:
+            if self._decides:
+                secret = self._new_secret() if self._new_secret is not None else ""
+                self._do(Send("begin", Begin(self._generation, secret)))
+                self._begin(secret, now)
+                return
+            self._failure = lost_host(HOST_0, "no answer")
+        if stop := self._failure:
+            self._do(Say(str(stop), below_output=False))
+            self._end(stop.code, describe_failures([*self._failures, stop], ""))
+
+    @property
+    def _failures(self) -> list[Failure]:
+        """The first failure of each generation that has failed."""
+        return [ended.failure for ended in self._history]
+
+    def _end(self, code: int, summary: str) -> None:
+        self._phase = _Phase.ENDED
+        self._do(End(code, summary))

@@ -1,0 +1,456 @@
+"""The policy "one": only the failed worker is replaced, and the others keep running.
+
+Each host reports the states of its workers to host 0, which sends all hosts those of the job. The
+loss of a host ends nothing: the others continue. Without host 0, each host continues by itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.job.decoding import decode
+from tfdist._src.launch.job.failure import Failure, Loss, decisive
+from tfdist._src.launch.job.report import describe_end, describe_leave, describe_loss
+from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.launch.restart_policy import (
+    HOST_0,
+    Begin,
+    End,
+    Ended,
+    GiveUp,
+    Harden,
+    RestartPolicy,
+    Say,
+    Send,
+    Show,
+    Start,
+    all_saved,
+    decide,
+)
+
+_LOOK_SECONDS = 1.0
+# How much later than the other workers the launcher gives up a suspended one.
+_MARGIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class WorkerCounts:
+    """The number of workers of a host, or of the job, in each state.
+
+    Attributes:
+        members: running from the start, or replacements that train.
+        joining: replacements that have not trained yet.
+        waiting: replacements that start after a delay.
+        completed: those that ended with 0.
+        left: those that have saved their state on request and ended with 75.
+        lost: those that failed and are not replaced.
+
+    Example:
+        >>> WorkerCounts(members=2) + WorkerCounts(joining=1, lost=1)
+        WorkerCounts(members=2, joining=1, waiting=0, completed=0, left=0, lost=1)
+    """
+
+    members: int = 0
+    joining: int = 0
+    waiting: int = 0
+    completed: int = 0
+    left: int = 0
+    lost: int = 0
+
+    def __post_init__(self) -> None:
+        if min(asdict(self).values()) < 0:
+            raise ValueError("numbers of workers must not be negative")
+
+    def __add__(self, other: WorkerCounts) -> WorkerCounts:
+        return WorkerCounts(**{name: asdict(self)[name] + n for name, n in asdict(other).items()})
+
+    @property
+    def ended(self) -> bool:
+        """Whether no worker runs or is to start."""
+        return not (self.members or self.joining or self.waiting)
+
+    @property
+    def over(self) -> bool:
+        """Whether the training has ended, so that a worker that has not joined is not needed."""
+        return self.completed + self.left > 0 and not self.members
+
+    @property
+    def gone(self) -> WorkerCounts:
+        """The same after the loss of the host."""
+        lost = self.members + self.joining + self.waiting + self.lost
+        return replace(self, members=0, joining=0, waiting=0, lost=lost)
+
+
+class _State(enum.Enum):
+    """The state of a worker: those of `WorkerCounts`, and two more at the end."""
+
+    MEMBER = "members"
+    JOINING = "joining"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    LEFT = "left"
+    LOST = "lost"
+    UNNEEDED = "unneeded"  # It never trained, or was given up, when the training was complete.
+    STOPPED = "stopped"  # It ended after this command was asked to stop.
+
+
+@dataclass
+class _Worker:
+    state: _State
+    since: float
+    due: float = 0.0
+    suspended_since: float | None = None
+    history: list[Ended] = field(default_factory=list)
+
+
+class RestartOne(RestartPolicy):
+    """Replaces each failed worker while the others keep running.
+
+    Args:
+        ranks: the workers of this host.
+        host: this host's number.
+        hosts: the other hosts with which this one is connected.
+        grace: seconds from one signal to the next, harder one.
+        limit: the number of replacements allowed for each worker.
+        now: the current time.
+        silence: seconds after which workers give up one that does not respond. A worker that is
+            suspended for longer is killed, unless all workers of this host are, as when a scheduler
+            suspends the job.
+        num_hosts: the number of hosts on which the job was started.
+        joining: whether this host was lost, and joins the running job again.
+
+    Attributes:
+        losses: the losses of this host; on host 0, those of all hosts, in the order of arrival.
+
+    Example:
+        >>> policy = RestartOne([0, 1], 0, [], Grace.given(None), limit=3, now=0.0, silence=60.0)
+        >>> policy.exited(0, None, now=9.0)
+        >>> policy.counts
+        WorkerCounts(members=1, joining=0, waiting=0, completed=1, left=0, lost=0)
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        host: int,
+        hosts: Iterable[int],
+        grace: Grace,
+        *,
+        limit: int,
+        now: float,
+        silence: float,
+        num_hosts: int = 1,
+        joining: bool = False,
+    ) -> None:
+        super().__init__(ranks, host, hosts, grace)
+        state = _State.JOINING if joining else _State.MEMBER
+        self._workers = {rank: _Worker(state, now) for rank in ranks}
+        self._limit = limit
+        self._patience = silence + _MARGIN_SECONDS
+        self._num_hosts = num_hosts
+        self.next_look = now
+        # A host that has not reported counts as running.
+        self._counts = {number: WorkerCounts(members=1) for number in (host, *self._connected)}
+        self._reported = False
+        self._job = self._total()
+        self.losses: list[Loss] = []
+        self._left: set[int] = set()  # The hosts that were asked to stop.
+        self._job_stopped: Failure | None = None  # Why the job stops on all hosts.
+        self._stopped: Failure | None = None  # Why it stops on this one.
+        self._codes: set[int] = set()
+        self._code: int | None = None  # The job's exit code, once it has ended on all hosts.
+        self._running = set(ranks)
+        self._do(Begin(0), *map(Start, ranks))
+        self._update()
+
+    @property
+    def _decides(self) -> bool:
+        return self._host == HOST_0 or not self._connected
+
+    @property
+    def counts(self) -> WorkerCounts:
+        """The number of workers of this host in each state."""
+        states = [worker.state.value for worker in self._workers.values()]
+        return WorkerCounts(**{f.name: states.count(f.name) for f in fields(WorkerCounts)})
+
+    def _in(self, *states: _State) -> list[int]:
+        """The ranks of this host's workers in one of these states."""
+        return [rank for rank, worker in self._workers.items() if worker.state in states]
+
+    def _move(self, ranks: Iterable[int], state: _State) -> None:
+        for rank in ranks:
+            self._workers[rank].state = state
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.losses)
+
+    @property
+    def next_time(self) -> float | None:
+        return min((self._workers[rank].due for rank in self._in(_State.WAITING)), default=None)
+
+    @property
+    def joining(self) -> Collection[int]:
+        return self._in(_State.JOINING)
+
+    @property
+    def wants_spares(self) -> bool:
+        over = self._job.completed or self.counts.ended
+        return not over and self._stopped is None
+
+    @property
+    def is_over(self) -> bool:
+        stopped = self._job_stopped is not None or self._code is not None
+        return stopped or bool(self._job.completed)
+
+    def trained(self, rank: int) -> None:
+        if self._workers[rank].state == _State.JOINING:
+            self._workers[rank].state = _State.MEMBER
+
+    def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
+        self._running.discard(rank)
+        worker = self._workers[rank]
+        if failure is not None and failure.step:
+            self.trained(rank)
+        if worker.state == _State.MEMBER:  # One that never joined has nothing to save.
+            self._codes.add(0 if failure is None else failure.status or 0)
+        completed = bool(self._job.completed or self.counts.completed)
+        if self._stopped is not None:
+            worker.state = _State.STOPPED
+        elif failure is None:
+            worker.state = _State.COMPLETED
+        elif failure.status == PREEMPTED:
+            worker.state = _State.LEFT
+            self._do(Say(describe_leave(failure, others=self._others_run)))
+        elif worker.state == _State.UNNEEDED or (worker.state == _State.JOINING and completed):
+            worker.state = _State.UNNEEDED
+        else:
+            worker.history.append(Ended(failure, now - worker.since))
+            reason = "the training is complete" if completed else ""
+            if self._is_alone and self._in(_State.MEMBER) in ([], [rank]):
+                reason = "host 0 is lost, and no worker is left that it could join"
+            if stuck:
+                reason = "it is still running"
+            self._decide(worker, reason, completed, now)
+
+    def _decide(self, worker: _Worker, reason: str, completed: bool, now: float) -> None:
+        """Decides whether a failed worker is replaced; not if a reason is given."""
+        failure = worker.history[-1].failure
+        # By its own failures only: those of others are often the same at the same step, as of
+        # workers that have lost a peer.
+        decision = decide(worker.history, self._limit, at_once=True)
+        if isinstance(decision, GiveUp) or reason:
+            if isinstance(decision, GiveUp):
+                reason = reason or decision.reason or "--max-restarts is 0"
+            worker.state = _State.LOST
+            self._lose(Loss(failure, f"not replaced: {reason}", final=True, late=completed))
+            return
+        worker.state, worker.due = _State.WAITING, now + decision.delay
+        when = f"in {decision.delay:g} s" if decision.delay else "at once"
+        fate = f"replaced {when} ({len(worker.history)} of {self._limit})"
+        self._lose(Loss(failure, fate, final=False))
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no other host has workers, nor will have: host 0, the only one, is lost."""
+        return self._host != HOST_0 and not self._connected and self._num_hosts == 2
+
+    def unavailable(self, rank: int, why: str) -> None:
+        self._running.discard(rank)
+        worker = self._workers[rank]
+        worker.state = _State.LOST
+        self._lose(Loss(worker.history[-1].failure, f"not replaced: {why}", final=True))
+
+    def _lose(self, loss: Loss) -> None:
+        self.losses.append(loss)
+        if not self._decides:
+            self._do(Send("loss", loss))
+        self._do(Say(describe_loss(loss, others=self._others_run)))
+
+    @property
+    def _others_run(self) -> bool:
+        """Whether any worker is running, on this host or elsewhere."""
+        return bool(self._running or self._connected)
+
+    def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
+        """Ctrl-C ends the job on all hosts.
+
+        Any other signal is for this host, as from a scheduler that needs it. The others continue.
+        """
+        gentle = number == signal.SIGINT
+        if self._stopped is not None:
+            self._do(Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+            return
+        if gentle:
+            self._job_stopped = stop
+            self._do(Send("stop", stop))
+        else:
+            self._do(Send("leave"))
+        self._end_workers(stop, signal.SIGINT if gentle else signal.SIGTERM, now)
+
+    def _end_workers(self, why: Failure, first: signal.Signals, now: float) -> None:
+        self._stopped = why
+        self._move(self._in(_State.WAITING), _State.STOPPED)
+        self._codes = {PREEMPTED} if self._in(_State.LEFT) else set()
+        self._stop_workers(first, why, now, self._running)
+
+    def suspended(self, ranks: Collection[int], now: float) -> None:
+        self.next_look = now + _LOOK_SECONDS
+        if len(ranks) == len(self._running) and not self._job.completed:
+            ranks = ()
+        for rank, worker in self._workers.items():
+            if rank not in ranks:
+                worker.suspended_since = None
+                continue
+            if worker.suspended_since is None:
+                worker.suspended_since = now
+            if (seconds := now - worker.suspended_since) < self._patience:
+                continue
+            worker.suspended_since = math.inf  # Once is enough.
+            if self._job.completed:
+                worker.state = _State.UNNEEDED
+            text = (
+                f"worker {rank} has been stopped (SIGSTOP) for {seconds:.0f} s, so the others "
+                "have given it up. Killing it."
+            )
+            self._do(Say(text))
+            self._stop_workers(signal.SIGKILL, None, now, [rank])
+
+    def received(self, host: int, kind: str, value: object, now: float) -> None:
+        if kind == "stop":
+            if self._job_stopped is None:
+                self._job_stopped = decode(Failure, value)
+                if self._host == HOST_0:
+                    self._do(Send("stop", self._job_stopped))
+        elif kind == "leave":
+            self._left.add(host)
+            if self._host == HOST_0:
+                self._do(Say(f"host {host} was told to stop; the others go on without it."))
+        elif self._host == HOST_0:
+            if kind == "counts":
+                self._counts[host] = decode(WorkerCounts, value)
+                self._merge()
+            elif kind == "loss":
+                self.losses.append(decode(Loss, value))
+        elif kind == "job":
+            self._job = decode(WorkerCounts, value)
+        elif kind == "addresses":
+            self.addresses = decode(tuple[str, ...], value)
+        elif kind == "end":
+            self._code = min(max(decode(int, value), 0), 255)
+
+    def lost(self, host: int, failure: Failure, now: float) -> None:
+        self._connected.discard(host)
+        self._counts[host] = self._counts[host].gone
+        left = host in self._left
+        over = self._job_stopped is not None or self._code is not None
+        if self._host != HOST_0:
+            self._counts = {self._host: self._counts[self._host]}
+            if left or not over:
+                what = f"{failure.subject} was told to stop." if left else str(failure)
+                end = "This host goes on without it, and cannot admit hosts that come again."
+                self._do(Say(f"{what} {end}"))
+        elif not (left or over):
+            self.losses.append(Loss(failure, "the others went on without it", final=True))
+            self._do(Say(f"{failure} The others go on without it."))
+        self._merge()
+
+    def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
+        self._connected.update(hosts)
+        self.addresses = tuple(addresses)
+        self._do(Send("addresses", self.addresses))
+        for host, address in hosts.items():
+            self._left.discard(host)
+            self._counts[host] = WorkerCounts(joining=1)
+            self.losses = [
+                replace(loss, fate="it came again later", final=False)
+                if loss.failure.rank is None and loss.failure.host == host
+                else loss
+                for loss in self.losses
+            ]
+            self._do(Say(f"host {host} ({address}) has come again; its workers join."))
+        self._merge()
+
+    def advance(self, now: float) -> None:
+        if self._job_stopped is not None and self._stopped is None:
+            self._do(Say(f"{self._job_stopped} Stopping the workers."))
+            self._end_workers(self._job_stopped, signal.SIGTERM, now)
+        self._update()
+        if self._job.completed or self._job.over:
+            self._move(self._in(_State.WAITING), _State.UNNEEDED)
+        # The others have ended the training without these replacements.
+        if self._job.over and self._stopped is None:
+            unneeded = self._in(_State.JOINING)
+            self._move(unneeded, _State.UNNEEDED)
+            self._stop_workers(signal.SIGTERM, None, now, unneeded)
+        for rank in self._in(_State.WAITING):
+            worker = self._workers[rank]
+            if worker.due <= now:
+                worker.state, worker.since, worker.suspended_since = _State.JOINING, now, None
+                self._running.add(rank)
+                count = len(worker.history)
+                self._do(Start(rank, f"replacement {count} of {self._limit}"))
+        self._update()
+        ended = not self._running and self.counts.ended
+        if ended and (self._stopped is not None or self._code is not None):
+            self._end()
+
+    def _update(self) -> None:
+        """Reports the states of this host's workers, if they have changed."""
+        counts = self.counts
+        if self._reported and self._counts[self._host] == counts:
+            return
+        self._reported = True
+        self._counts[self._host] = counts
+        if self._decides:
+            self._merge()
+        else:
+            self._do(Send("counts", counts))
+
+    def _total(self) -> WorkerCounts:
+        return sum(self._counts.values(), WorkerCounts())
+
+    def _merge(self) -> None:
+        """Adds up the reports, and sends the sum to the others."""
+        if not self._decides:
+            return
+        self._job = self._total()
+        self._do(Send("job", self._job))
+        if self._job.ended and self._code is None:
+            self._code = job_code(self.losses, self._job)
+            self._do(Send("end", self._code))
+
+    def _end(self) -> None:
+        job = self._job
+        if self._stopped is not None:
+            failure = None
+            saved = all_saved(self._stopped, self._codes)
+            code = PREEMPTED if saved else self._stopped.code
+            if not saved:
+                self._do(Say(str(self._stopped)))
+        else:
+            assert self._code is not None
+            code = self._code
+            failure = decisive(self.losses, completed=bool(job.completed), left=bool(job.left))
+        if self.losses:
+            self._do(Show(failure))
+        text = describe_end(self.losses, code, completed=bool(job.completed))
+        self._do(End(code, text))
+
+
+def job_code(losses: Sequence[Loss], job: WorkerCounts) -> int:
+    """The exit code of a job that was not stopped.
+
+    Example:
+        >>> job_code([], WorkerCounts(completed=1, left=1))
+        0
+    """
+    failure = decisive(losses, completed=bool(job.completed), left=bool(job.left))
+    if failure is not None:
+        return failure.code
+    return PREEMPTED if job.left and not job.completed else 0

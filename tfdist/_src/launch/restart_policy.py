@@ -1,0 +1,381 @@
+"""The restart policies of a job: what they share, and the decision whether another start helps.
+
+A policy receives events, such as the exit of a worker, and returns actions, which `supervisor.py`
+executes. It has no processes, sockets or clocks. There are three:
+
+- "none", `RestartAll` with a limit of 0: a failure stops all workers;
+- "all", `RestartAll`: a failure stops all workers, and they start again together;
+- "one", `RestartOne`: only the failed worker is replaced, and the others keep running.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.job.failure import Failure
+from tfdist._src.launch.job.shutdown import Grace
+
+HOST_0 = 0
+# Seconds before the first restart, doubled with each failure without progress.
+_FIRST_DELAY = 1.0
+_LONGEST_DELAY = 60.0
+# A job that runs this many seconds is training, even if it counts no steps, as in a custom loop.
+_LONG = 600.0
+_USAGE_ERROR = 2
+# Another start cannot change these: the program, what is installed, or a refused configuration.
+_HOPELESS = frozenset(
+    {
+        "SyntaxError",
+        "IndentationError",
+        "TabError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "ClusterError",
+        "NativeUnavailableError",
+        "PartitionError",
+        "ProgramMismatchError",
+        "ScheduleError",
+        "SnapshotError",
+        "TlsError",
+        "UnsupportedError",
+    }
+)
+# Nor these, mistakes in the program or its arguments, if no step was ever completed. Later they may
+# be caused by data or by a damaged file, and only a second failure tells.
+_HOPELESS_AT_FIRST = frozenset({"ValueError", "TypeError", "NameError", "AttributeError"})
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Begins a generation: the workers that start next have a folder and a secret of their own.
+
+    Host 0 also sends it to the other hosts.
+
+    Attributes:
+        generation: its number.
+        secret: its workers' secret; "" to keep the present one.
+    """
+
+    generation: int
+    secret: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Starts a worker.
+
+    Attributes:
+        rank: its rank.
+        replacement: `"replacement 1 of 3"` for a worker that replaces a failed one; else "". If a
+            replacement cannot be started, `unavailable` is called; otherwise, the command ends.
+    """
+
+    rank: int
+    replacement: str = ""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Sends workers signals until they exit, each harder than the one before.
+
+    Attributes:
+        ranks: the workers.
+        first: the first signal.
+        grace: seconds from one signal to the next.
+        at: when to send the first signal.
+    """
+
+    ranks: tuple[int, ...]
+    first: signal.Signals
+    grace: float
+    at: float
+
+
+@dataclass(frozen=True)
+class Harden:
+    """Sends the workers that are being stopped this signal now, unless a harder one was sent."""
+
+    signal: signal.Signals
+
+
+@dataclass(frozen=True)
+class Send:
+    """Sends a message to the other hosts: host 0 to all of them, the others to host 0."""
+
+    kind: str
+    value: object = None
+
+
+@dataclass(frozen=True)
+class Say:
+    """Prints a message; on a new line if workers may have left an unfinished one."""
+
+    text: str
+    below_output: bool = True
+
+
+@dataclass(frozen=True)
+class Show:
+    """Prints a failure with the worker's last lines, and the command that explains flight logs.
+
+    Attributes:
+        failure: the failure; None for the command only.
+    """
+
+    failure: Failure | None
+
+
+@dataclass(frozen=True)
+class End:
+    """Ends the command.
+
+    Attributes:
+        code: its exit code.
+        summary: the last message; "" for none.
+    """
+
+    code: int
+    summary: str = ""
+
+
+Action = Begin | Start | Stop | Harden | Send | Say | Show | End
+
+
+class RestartPolicy:
+    """Decides what happens to the workers of one host, and agrees with the other hosts on it.
+
+    Times are in seconds of any clock. Call `take` after each event, and `advance` regularly.
+
+    Args:
+        ranks: the workers of this host, which start at once.
+        host: this host's number.
+        hosts: the other hosts with which this one is connected: on host 0 all, else host 0.
+        grace: seconds from one signal to the next, harder one.
+
+    Attributes:
+        addresses: the addresses of all workers, if they have changed; otherwise empty.
+        next_look: when to call `suspended`; None for never.
+    """
+
+    addresses: tuple[str, ...] = ()
+    next_look: float | None = None
+
+    def __init__(self, ranks: Sequence[int], host: int, hosts: Iterable[int], grace: Grace) -> None:
+        self._ranks = tuple(ranks)
+        self._host = host
+        self._connected = set(hosts)
+        self._grace = grace
+        self._running: set[int] = set()
+        self._actions: list[Action] = []
+
+    def take(self) -> list[Action]:
+        """Returns the actions that have not been returned yet, in order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _do(self, *actions: Action) -> None:
+        self._actions += actions
+
+    def _stop_workers(
+        self, first: signal.Signals, stop: Failure | None, at: float, ranks: Collection[int]
+    ) -> None:
+        """Stops workers, with the time to save their state if `stop` asks for that."""
+        saves = stop is not None and stop.preemption
+        grace = self._grace.preemption if saves else self._grace.failure
+        if ranks:
+            self._do(Stop(tuple(sorted(ranks)), first, grace, at))
+
+    @property
+    def next_time(self) -> float | None:
+        """When to call `advance` even if nothing happens."""
+        raise NotImplementedError
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything has failed so far, so that logs are of interest."""
+        raise NotImplementedError
+
+    def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
+        """Handles the exit of a worker.
+
+        Args:
+            rank: its rank.
+            failure: None if its exit code was 0.
+            now: the current time.
+            stuck: the worker as text if it still runs after SIGKILL and is not waited for.
+        """
+        raise NotImplementedError
+
+    def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
+        """Handles a signal that asks this command to stop; `stop` describes it."""
+        raise NotImplementedError
+
+    def received(self, host: int, kind: str, value: object, now: float) -> None:
+        """Handles a message; raises ValueError if it is not valid."""
+        raise NotImplementedError
+
+    def lost(self, host: int, failure: Failure, now: float) -> None:
+        """Handles the loss of the connection with another host."""
+        raise NotImplementedError
+
+    def advance(self, now: float) -> None:
+        """Handles what is due, and what follows from the events since the last call."""
+        raise NotImplementedError
+
+    # The rest concerns policies that replace workers.
+
+    @property
+    def joining(self) -> Collection[int]:
+        """The replacements whose first step is to be reported by `trained`."""
+        return ()
+
+    @property
+    def wants_spares(self) -> bool:
+        """Whether a replacement may still start."""
+        return False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no host can join the job any more."""
+        return True
+
+    def trained(self, rank: int) -> None:
+        """Records that a replacement has completed a step."""
+
+    def unavailable(self, rank: int, why: str) -> None:
+        """Records that a replacement could not be started."""
+
+    def suspended(self, ranks: Collection[int], now: float) -> None:
+        """Records which workers are suspended (SIGSTOP)."""
+
+    def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
+        """Records that lost hosts have joined again.
+
+        Args:
+            hosts: host number -> IP address.
+            addresses: the addresses of all workers.
+        """
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A failed run of all workers, or of one.
+
+    Attributes:
+        failure: its first failure.
+        seconds: how long it ran.
+    """
+
+    failure: Failure
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The decision to start again, after so many seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The decision not to start again.
+
+    Attributes:
+        reason: why, as a clause; "" if restarts were not requested.
+    """
+
+    reason: str
+
+
+def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Restart | GiveUp:
+    """Decides after a failure.
+
+    Args:
+        history: the failures so far, the latest one last.
+        limit: the number of restarts allowed.
+        at_once: whether the first restart, and one after progress, has no delay.
+
+    Example:
+        >>> failure = Failure(host=0, subject="worker 1", event="was killed", code=137,
+        ...                   rank=1, step=7)
+        >>> decide([Ended(failure, 60.0)], 3)
+        Restart(delay=1.0)
+        >>> decide([Ended(failure, 60.0), Ended(failure, 60.0)], 3)
+        GiveUp(reason='it has failed in the same way at the same step before')
+    """
+    last = history[-1]
+    if limit == 0 or last.failure.stopped:
+        return GiveUp("")
+    if reason := _hopeless(history):
+        return GiveUp(reason)
+    if any(_same(last, earlier) for earlier in history[:-1]):
+        place = "at the same step" if last.failure.step else "before its first step"
+        return GiveUp(f"it has failed in the same way {place} before")
+    if len(history) > limit:
+        return GiveUp(f"--max-restarts {limit} is reached")
+    count = _in_vain(history)
+    if at_once and not count:
+        return Restart(0.0)
+    return Restart(min(_FIRST_DELAY * 2.0 ** min(count - at_once, 99), _LONGEST_DELAY))
+
+
+def all_saved(failure: Failure, codes: Collection[int]) -> bool:
+    """Whether the job was preempted: its workers were asked to stop, and have saved their state.
+
+    Args:
+        failure: the first failure of the job.
+        codes: the exit codes of all its workers, negative for signals.
+    """
+    return failure.preemption and PREEMPTED in codes and {0, PREEMPTED}.issuperset(codes)
+
+
+def _hopeless(history: Sequence[Ended]) -> str:
+    """Why another start would fail like the last one; "" if it may not."""
+    failure = history[-1].failure
+    if failure.rank is None:
+        return "a host that is lost cannot be started again from here"
+    if failure.status == _USAGE_ERROR:
+        return "exit code 2, a usage error, would come again"
+    if found := [name for name in failure.classes if name in _HOPELESS]:
+        return f"{_a(found[0])} would come again"
+    found = [name for name in failure.classes if name in _HOPELESS_AT_FIRST]
+    if found and not any(ended.failure.step for ended in history):
+        return f"{_a(found[0])} before the first step would come again"
+    return ""
+
+
+def _same(one: Ended, other: Ended) -> bool:
+    """Whether two failures are the same one at the same step, on any worker."""
+    if one.failure.step is None and max(one.seconds, other.seconds) >= _LONG:
+        return False  # They trained, and nobody knows how far.
+    return _signature(one.failure) == _signature(other.failure)
+
+
+def _signature(failure: Failure) -> tuple[object, ...]:
+    # Numbers in messages are often ports, process IDs or times.
+    message = _NUMBER.sub("#", failure.message)
+    return failure.step, failure.status, failure.classes[:1], message
+
+
+def _in_vain(history: Sequence[Ended]) -> int:
+    """The number of latest failures without progress since the one before them."""
+    best = 0
+    count = 0
+    for ended in history:
+        step = ended.failure.step or 0
+        if step > best or ended.seconds >= _LONG:
+            count = 0
+        elif ended is not history[0]:
+            count += 1
+        best = max(best, step)
+    return count
+
+
+def _a(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

@@ -1,0 +1,284 @@
+"""The event loop of the workers of one host; a policy decides what follows a failure."""
+
+from __future__ import annotations
+
+import math
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.launch.console import say
+from tfdist._src.launch.hosts.messages import ChannelError
+from tfdist._src.launch.hosts.other_hosts import OtherHosts
+from tfdist._src.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
+from tfdist._src.launch.job.log_routing import Output
+from tfdist._src.launch.job.plan import WorkerPlan
+from tfdist._src.launch.job.progress import VARIABLE as PROGRESS_FILE
+from tfdist._src.launch.job.progress import ProgressMemory
+from tfdist._src.launch.job.report import describe, mark
+from tfdist._src.launch.job.shutdown import SignalEscalation
+from tfdist._src.launch.job.signals import Signals
+from tfdist._src.launch.job.spares import Spares
+from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.launch.job.worker import WorkerProcess
+from tfdist._src.launch.restart_policy import (
+    Action,
+    Begin,
+    End,
+    Harden,
+    RestartPolicy,
+    Say,
+    Send,
+    Show,
+    Start,
+    Stop,
+)
+from tfdist.errors import LaunchError
+
+_GENERATION = "TFDIST_GENERATION"
+FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
+# How often connections of strangers are looked at, while there are any.
+_BUSY_SECONDS = 0.5
+# A file's time may be a little before the clock's.
+_CLOCK_SECONDS = 1.0
+
+
+class Supervisor:
+    """Runs the workers of one host until the policy ends the command.
+
+    Args:
+        policy: decides what to do.
+        plan: returns the plans of this host's workers for the addresses of all workers; an empty
+            sequence stands for the first ones.
+        environment: the environment that the workers inherit.
+        output: routes their output.
+        flight_dir: the folder for their flight logs.
+        hosts: the other hosts.
+        host: this host's number.
+        watchdog: kills the workers if this process dies.
+        spares: processes that become replacements.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: RestartPolicy,
+        plan: Callable[[Sequence[str]], Sequence[WorkerPlan]],
+        environment: Mapping[str, str],
+        output: Output,
+        flight_dir: Path,
+        hosts: OtherHosts,
+        host: int,
+        watchdog: Watchdog,
+        spares: Spares,
+    ) -> None:
+        self._policy = policy
+        self._plan = plan
+        self._environment = dict(environment)
+        self._output = output
+        self._flight_dir = flight_dir
+        self._hosts = hosts
+        self._host = host
+        self._watchdog = watchdog
+        self._spares = spares
+        self._generation = 0
+        self._began = time.time()
+        self._running: dict[int, WorkerProcess] = {}
+        self._progress: dict[int, ProgressMemory] = {}
+        self._stopping: dict[int, SignalEscalation] = {}
+        self._end: End | None = None
+
+    def run(self) -> End:
+        """Starts the workers and returns when the policy ends the command.
+
+        Raises:
+            LaunchError: a worker cannot be started, other than a replacement.
+        """
+        with Signals() as signals:
+            try:
+                self._execute(time.monotonic())
+                while self._end is None:
+                    self._wait(signals)
+                    now = time.monotonic()
+                    for number in signals.take():
+                        self._policy.signaled(number, stopped_by(self._host, number), now)
+                    self._read(now)
+                    self._reap(now)
+                    self._look(now)
+                    self._policy.advance(now)
+                    self._execute(now)
+                    self._send_signals(now)
+            finally:
+                for worker in self._running.values():
+                    worker.signal(signal.SIGKILL)
+                for memory in self._progress.values():
+                    memory.take()
+                self._spares.close()
+        return self._end
+
+    def _execute(self, now: float) -> None:
+        """Executes the policy's actions, and keeps as many spares as it has use for."""
+        while actions := self._policy.take():
+            for action in actions:
+                self._act(action, now)
+        if not self._policy.wants_spares:
+            self._spares.close()
+        elif problem := self._spares.tend():
+            say(problem, below_output=True)
+
+    def _act(self, action: Action, now: float) -> None:
+        match action:
+            case Begin():
+                self._begin(action)
+            case Start():
+                self._start(action, now)
+            case Stop():
+                for rank in self._running.keys() & set(action.ranks):
+                    escalation = SignalEscalation(action.first, action.grace, action.at)
+                    self._stopping[rank] = escalation
+            case Harden():
+                for one in self._stopping.values():
+                    one.harden(action.signal, now)
+            case Send():
+                self._hosts.send(action.kind, action.value)
+            case Say():
+                say(action.text, below_output=action.below_output)
+            case Show():
+                self._show(action.failure)
+            case End():
+                self._end = action
+
+    def _begin(self, begin: Begin) -> None:
+        self._generation, self._began = begin.generation, time.time()
+        self._output.begin(begin.generation)
+        flight_dir = self._output.of_generation(self._flight_dir, begin.generation)
+        self._environment |= {_GENERATION: str(begin.generation), FLIGHT_DIR: str(flight_dir)}
+        if begin.secret:
+            self._environment[SECRET] = begin.secret
+
+    def _start(self, start: Start, now: float) -> None:
+        try:
+            self._running[start.rank] = self._started(start)
+        except LaunchError as error:
+            if not start.replacement:
+                raise
+            if memory := self._progress.pop(start.rank, None):
+                memory.take()
+            self._output.finish(start.rank)
+            self._policy.unavailable(start.rank, str(error))
+            self._policy.advance(now)
+
+    def _started(self, start: Start) -> WorkerProcess:
+        """Starts a worker; a replacement in a spare, if there is one."""
+        rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
+        plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
+        self._progress[rank] = memory = ProgressMemory()
+        environment = {**self._environment, PROGRESS_FILE: memory.path}
+        with self._output.streams(rank, line) as streams:
+            spare = self._spares.take() if start.replacement else None
+            if spare is not None:
+                try:
+                    return spare.become({**environment, **plan.settings}, streams)
+                except OSError:
+                    spare.process.end()  # It has just died.
+                    spare.close()
+            return WorkerProcess(plan, environment, streams, self._watchdog)
+
+    def _wait(self, signals: Signals) -> None:
+        """Sleeps until something happens or is due."""
+        poll = select.poll()
+        poll.register(signals, select.POLLIN)
+        self._output.register(poll)
+        self._hosts.register(poll)
+        times = [
+            self._policy.next_time,
+            self._policy.next_look,
+            *(escalation.next_time for escalation in self._stopping.values()),
+            time.monotonic() + _BUSY_SECONDS if self._hosts.is_busy else None,
+        ]
+        due = min((at for at in times if at is not None), default=None)
+        poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
+
+    def _read(self, now: float) -> None:
+        """Reads what workers have printed and what other hosts have sent."""
+        for rank in _readable(self._output.pipes()):
+            self._output.copy(rank)
+        for host in _readable(self._hosts.descriptors()):
+            try:
+                for kind, value in self._hosts.receive(host):
+                    self._policy.received(host, kind, value, now)
+            except (ChannelError, ValueError):
+                self._policy.lost(host, lost_host(host, self._hosts.drop(host)), now)
+        admitted, addresses = self._hosts.admit(over=self._policy.is_over)
+        if admitted:
+            self._policy.admitted(admitted, addresses)
+        self._hosts.testify()
+
+    def _reap(self, now: float) -> None:
+        """Handles the workers that have exited, and gives up those that SIGKILL does not end."""
+        stuck = {}
+        for rank, worker in list(self._running.items()):
+            status = worker.exit_code()
+            if status is not None:
+                self._exited(rank, status, now)
+            elif rank in self._stopping and self._stopping[rank].exhausted(now):
+                stuck[rank] = f"{rank} (pid {worker.pid})"
+        if stuck:
+            say(f"still running after SIGKILL: worker {', '.join(stuck.values())}; giving up")
+        for rank, text in stuck.items():
+            self._exited(rank, -signal.SIGKILL, now, text)
+
+    def _exited(self, rank: int, status: int, now: float, stuck: str = "") -> None:
+        del self._running[rank]
+        self._stopping.pop(rank, None)
+        self._output.finish(rank)
+        progress = self._progress.pop(rank).take()
+        failure = None
+        if status != 0:
+            failure = worker_failure(
+                host=self._host,
+                rank=rank,
+                status=status,
+                tail=self._output.tail(rank),
+                log="" if self._output.inherited(rank) else str(self._output.log(rank)),
+                progress=progress,
+                time=time.time(),
+            )
+        self._policy.exited(rank, failure, now, stuck)
+
+    def _look(self, now: float) -> None:
+        """Reports what workers do not report themselves."""
+        for rank in self._policy.joining:
+            if rank in self._progress and self._progress[rank].read().steps:
+                self._policy.trained(rank)
+        if self._policy.next_look is not None and now >= self._policy.next_look:
+            suspended = [rank for rank, worker in self._running.items() if worker.stopped]
+            self._policy.suspended(suspended, now)
+
+    def _send_signals(self, now: float) -> None:
+        for rank, escalation in self._stopping.items():
+            number = escalation.due(now)
+            if number is not None:
+                self._running[rank].signal(number)
+
+    def _show(self, failure: Failure | None) -> None:
+        """Prints a failure, and how to see what the workers of this generation were doing."""
+        if failure is not None:
+            say(describe(failure, self._host, self._output.written()), below_output=True)
+        flight_dir = self._output.of_generation(self._flight_dir, self._generation)
+        logs = flight_dir.glob("flight-*.json")
+        if any(log.stat().st_mtime > self._began - _CLOCK_SECONDS for log in logs):
+            say(f"What each worker was doing: tfdist doctor --flight {flight_dir}")
+
+
+def _readable(descriptors: Mapping[int, int]) -> list[int]:
+    """The keys whose descriptors can be read without blocking."""
+    poll = select.poll()
+    keys = {}
+    for key, descriptor in descriptors.items():
+        poll.register(descriptor, select.POLLIN)
+        keys[descriptor] = key
+    return [keys[descriptor] for descriptor, _ in poll.poll(0)]

@@ -1,0 +1,1 @@
+"""Metrics, step times and timelines of this process."""

@@ -1,0 +1,113 @@
+"""The metrics, made from the counts of the native core and of `fit` whenever they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from prometheus_client import Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.registry import Collector as BaseCollector
+
+from tfdist._src.comm.activity import Activity
+from tfdist._src.monitoring.histogram import BOUNDS, Histogram
+from tfdist._src.monitoring.snapshot import Snapshot, take
+from tfdist._src.monitoring.training import record
+from tfdist._version import __version__
+
+
+class Collector(BaseCollector):
+    """This process's metrics, for any registry of `prometheus_client`.
+
+    With `TFDIST_METRICS_PORT` tfdist serves them itself. A process that already serves metrics
+    adds them to its own with this class, before it calls `fit`.
+
+    Args:
+        snapshot: returns the values; those of this process by default.
+
+    Example:
+        ```python
+        prometheus_client.REGISTRY.register(tfdist.monitoring.Collector())
+        ```
+    """
+
+    def __init__(self, snapshot: Callable[[], Snapshot] | None = None) -> None:
+        self._snapshot = snapshot or take
+        record.keeps_durations = True
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the metrics; those of the native core only if it runs."""
+        now = self._snapshot()
+        labels = {
+            "version": __version__,
+            "rank": str(now.rank),
+            "host": now.host,
+            "strategy": now.strategy,
+        }
+        yield InfoMetricFamily("tfdist", "This worker.", labels)
+        yield GaugeMetricFamily("tfdist_workers", "Workers in the job.", now.workers)
+        yield CounterMetricFamily(
+            "tfdist_recoveries",
+            "Times that training went on after a loss.",
+            now.recoveries,
+        )
+        yield CounterMetricFamily(
+            "tfdist_rows", "Rows trained by this worker.", float(now.trained.rows)
+        )
+        yield _steps(now.trained.seconds)
+        if now.activity is not None:
+            yield _waiting(now.activity)
+            yield _collectives(now.activity)
+        if now.sent_bytes is not None:
+            yield CounterMetricFamily(
+                "tfdist_sent_bytes", "Bytes sent to other hosts.", float(now.sent_bytes)
+            )
+        if now.device_bytes is not None:
+            yield CounterMetricFamily(
+                "tfdist_device_bytes",
+                "Bytes of tensors in collectives from GPU to GPU.",
+                float(now.device_bytes),
+            )
+
+    def describe(self) -> Iterator[Metric]:
+        """Yields the metrics without their values."""
+        yield InfoMetricFamily("tfdist", "")
+        yield GaugeMetricFamily("tfdist_workers", "")
+        counters = "recoveries", "rows", "wait_seconds", "collectives", "sent_bytes", "device_bytes"
+        for name in counters:
+            yield CounterMetricFamily(f"tfdist_{name}", "")
+        yield HistogramMetricFamily("tfdist_step_seconds", "")
+
+
+def _steps(seconds: Histogram) -> HistogramMetricFamily:
+    bounds = [*map(str, BOUNDS), "+Inf"]
+    counts = map(float, accumulate(seconds.counts))
+    return HistogramMetricFamily(
+        "tfdist_step_seconds",
+        "Duration of the training steps of fit.",
+        buckets=list(zip(bounds, counts, strict=True)),
+        sum_value=seconds.total,
+    )
+
+
+def _waiting(activity: Activity) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "tfdist_wait_seconds", "Time in which steps could not go on, by cause.", labels=["for"]
+    )
+    for cause in ("input", "workers", "network"):
+        family.add_metric([cause], getattr(activity, cause))
+    return family
+
+
+def _collectives(activity: Activity) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "tfdist_collectives", "Completed collectives and messages, by kind.", labels=["kind"]
+    )
+    for kind, count in activity.operations.items():
+        family.add_metric([kind], float(count))
+    return family

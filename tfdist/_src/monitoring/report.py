@@ -1,0 +1,150 @@
+"""What this process says of itself when an observer asks how the job goes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfdist._src.cluster import Session
+from tfdist._src.cluster.session.crossed_waits import NOTICES, SESSION
+from tfdist._src.comm import activity
+from tfdist._src.comm.activity import Activity
+from tfdist._src.comm.functions import statistics
+from tfdist._src.monitoring import links, training
+
+_MOST = 8
+_MOST_LINKS = 16
+_MOST_TEXT = 300
+_OWN = str(Path(__file__).parents[2])
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
+
+
+def reporter(session: Session) -> Callable[[], dict[str, Any]]:
+    """Returns a function that makes the report, in any thread and without blocking.
+
+    docs/monitoring.md describes the report's keys.
+
+    Args:
+        session: the job's.
+    """
+    ranks = {str(worker): rank for rank, worker in enumerate(session.topology.workers)}
+    joined_ns = time.monotonic_ns()
+
+    def report() -> dict[str, Any]:
+        now = time.monotonic_ns()
+        done = activity.read() or Activity()
+        traffic = statistics()
+        communicators = links.communicators(records=1)
+        exchanges = list(_exchanges(session, now))
+        operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
+        waited = None
+        # The input pipeline has collectives of its own, at the end of the data for example.
+        if done.input_since is not None and not operations:
+            waited = max(0.0, 1e-9 * now - done.input_since)
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": 1e-9 * now,
+            "joined": 1e-9 * (now - joined_ns),
+            "steps": done.steps,
+            "rows": training.record.read().rows,
+            "input": done.input + (waited or 0.0),
+            "workers": done.workers,
+            "network": done.network,
+            "collectives": traffic.collectives,
+            "shared_bytes": traffic.shared_bytes,
+            "sent_bytes": traffic.sent_bytes,
+            "device_bytes": traffic.device_bytes,
+            "resident_bytes": _resident_bytes(),
+            "operations": operations,
+            "queued": sum(len(one["queued"]) for one in communicators),
+            "idle": None if exchanges else _idle(communicators, now),
+            "input_wait": waited,
+            "main": _main_thread(),
+            "links": _links(communicators, ranks),
+            "leader": links.leader(communicators, ranks, session.rank),
+        }
+
+    return report
+
+
+def _operations(
+    communicators: Sequence[dict[str, Any]], ranks: dict[str, int], now: int
+) -> Iterator[dict[str, Any]]:
+    """What this process is in."""
+    for one in communicators:
+        for record in one["records"]:
+            if not record["ended_ns"]:
+                missing = [one["ranks"][peer] for peer in _missing(one, record)]
+                yield {
+                    "communicator": one["name"][:_MOST_TEXT],
+                    "what": record["what"][:_MOST_TEXT],
+                    "number": record["sequence"],
+                    "seconds": max(0.0, 1e-9 * (now - record["begun_ns"])),
+                    "waits_for": [ranks[name] for name in missing if name in ranks][:_MOST],
+                    "missing": len(missing),
+                }
+
+
+def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
+    """The exchange that this process is in, and the notice of rank 0 that it waits for.
+
+    Who has not joined an exchange, the others' reports tell.
+    """
+    for one in session.awaited:
+        yield {
+            "communicator": NOTICES if one.is_notice else SESSION,
+            "what": one.what[:_MOST_TEXT],
+            "number": one.sequence,
+            "seconds": max(0.0, 1e-9 * (now - one.since_ns)),
+            "waits_for": [0] if one.is_notice else None,
+            "missing": int(one.is_notice),
+        }
+
+
+def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
+    """The ranks of the group that have not joined, by what they said last."""
+    if record["peer"] >= 0:
+        return [record["peer"]]
+    peers = communicator["peers"]
+    return [peer["rank"] for peer in peers if peer["sequence"] < record["sequence"]]
+
+
+def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
+    """The connections to other hosts, by rank; the busiest."""
+    found = links.by_rank(communicators, ranks)
+    busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MOST_LINKS]
+    return [(rank, *astuple(found[rank])) for rank in busiest]
+
+
+def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:
+    """Seconds for which this process has been in nothing; None if it is, or never was."""
+    ends = [record["ended_ns"] for one in communicators for record in one["records"]]
+    return max(0.0, 1e-9 * (now - max(ends))) if ends and all(ends) else None
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _main_thread() -> str:
+    """Where the main thread is: its innermost call of the user's program, or of all."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame: FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    shown = frame or innermost
+    if shown is None:
+        return ""
+    code = shown.f_code
+    return f"{code.co_name} ({code.co_filename}:{shown.f_lineno})"[-_MOST_TEXT:]

@@ -1,0 +1,177 @@
+"""Finds a compatible build or compiles one: once, while other processes wait."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from tfdist._src.native import build as builds
+from tfdist._src.native import compiler as compilers
+from tfdist._src.native import gpu_kernels, lock, recipe, store, tensorflow_package
+from tfdist._src.native.build import Build
+from tfdist._src.native.compiler import Compiler
+from tfdist._src.native.console import say
+from tfdist._src.native.recipe import SOURCE, Recipe
+from tfdist._src.options import NativeOptions
+from tfdist.errors import NativeUnavailableError
+
+# How long a failure is not retried: all workers of a job would fail in the same way.
+_FAILURE_SECONDS = 60.0
+
+
+def ensure(
+    options: NativeOptions,
+    source: Path = SOURCE,
+    *,
+    rejected: Collection[str] = (),
+    force: bool = False,
+    retry: bool = False,
+    package: Path | None = None,
+    announce: Callable[[str], object] = say,
+    seconds: float = lock.SECONDS,
+) -> Build:
+    """Finds a build, or compiles one.
+
+    Args:
+        options: the compiler and the cache.
+        source: the directory with the C++ sources.
+        rejected: stamps of builds that did not load.
+        force: whether to compile even if a build exists.
+        retry: whether to compile even if that has just failed.
+        package: the directory to search and to compile into instead of the cache.
+        announce: receives progress messages; prints them to stderr by default.
+        seconds: how long to wait for another process that is compiling.
+
+    Returns:
+        The build.
+
+    Raises:
+        NativeUnavailableError: there is no build, and none can be compiled.
+    """
+    start = time.time()
+    wanted = recipe.read(tensorflow_package.find(), source)
+    compiler = _compiler(options)
+    if not force and (build := _find(wanted, compiler, options, rejected, package)):
+        return build
+    if compiler is None:
+        compiler = compilers.find(options.compiler)  # Raises with the reason.
+    if package:
+        root = store.writable_package(package)
+    else:
+        root = store.writable_cache(options, announce)
+    target = root / store.name(wanted, compiler)
+    log = root / f"{target.name}.log"
+    with lock.held(root / store.LOCK, seconds, announce):
+        build = builds.read(target)
+        known = build and build.stamp not in rejected and (package or store.is_safe(target))
+        if build and known and (not force or build.finished >= start):
+            return build
+        if not retry:
+            _raise_if_failed(log, start - _FAILURE_SECONDS)
+        _make(wanted, compiler, target, log, announce)
+    build = builds.read(target)
+    if build is None:
+        raise NativeUnavailableError(
+            f"The native collectives have disappeared from {target}: try again, and find out what "
+            f"removes them."
+        )
+    return build
+
+
+def find(options: NativeOptions, source: Path = SOURCE) -> Build | None:
+    """Finds a build without compiling one.
+
+    Raises:
+        NativeUnavailableError: TensorFlow or the sources are missing.
+    """
+    wanted = recipe.read(tensorflow_package.find(), source)
+    return _find(wanted, _compiler(options), options, (), None)
+
+
+def clean(
+    options: NativeOptions,
+    keep: Build,
+    *,
+    package: Path | None = None,
+    announce: Callable[[str], object] = say,
+) -> list[Path]:
+    """Removes all builds except one, the remains of failed ones, and GPU kernels of other sources.
+
+    Args:
+        options: the cache.
+        keep: the build to keep.
+        package: the directory to clean instead of the cache.
+        announce: receives progress messages; prints them to stderr by default.
+
+    Returns:
+        The removed directories.
+    """
+    removed = []
+    for root in [package] if package else store.caches(options):
+        if root.is_dir():
+            with lock.held(root / store.LOCK, lock.SECONDS, announce):
+                removed += [*store.clean(root, keep), *gpu_kernels.clean(root)]
+    return removed
+
+
+def _compiler(options: NativeOptions) -> Compiler | None:
+    try:
+        return compilers.find(options.compiler)
+    except NativeUnavailableError:
+        return None  # A build from elsewhere needs none.
+
+
+def _find(
+    wanted: Recipe,
+    compiler: Compiler | None,
+    options: NativeOptions,
+    rejected: Collection[str],
+    package: Path | None,
+) -> Build | None:
+    caches = [] if package else store.caches(options)
+    return store.find(wanted, compiler, caches, [package or store.PACKAGE], rejected)
+
+
+def _make(
+    wanted: Recipe, compiler: Compiler, target: Path, log: Path, announce: Callable[[str], object]
+) -> None:
+    # Imported here because most processes find a build and need no thread pool.
+    from tfdist._src.native.compilation import CompilationError, compile_into
+
+    announce("compiling the native collectives (once per host) ...")
+    start = time.monotonic()
+    folder = store.unfinished(target.parent)
+    try:
+        (folder / "build.log").write_text(compile_into(folder, wanted, compiler))
+        seconds = time.monotonic() - start
+        builds.write(folder, wanted, compiler, seconds)
+        store.put(folder, target)
+        log.unlink(missing_ok=True)
+    except CompilationError as error:
+        message = (
+            f"The native collectives could not be compiled with {compiler} for TensorFlow "
+            f"{wanted.tensorflow.version}. Full log: {log}. Set CXX to another compiler, or "
+            f"TFDIST_NATIVE=0 to disable them. Compiler output:\n{error.shown}"
+        )
+        with contextlib.suppress(OSError):
+            log.unlink(missing_ok=True)  # not what a link points to
+            log.write_text(f"{message}\n\n{error.log}")
+        raise NativeUnavailableError(message) from error
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"The native collectives could not be written to {target.parent}: {error}. Free "
+            f"space there, or set TFDIST_CACHE to another directory."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    announce(f"compiled the native collectives in {seconds:.1f} s ({compiler})")
+
+
+def _raise_if_failed(log: Path, since: float) -> None:
+    """Raises a recent failure of this or another process."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_mtime >= since:
+            raise NativeUnavailableError(log.read_text(errors="replace").partition("\n\n")[0])

@@ -1,0 +1,206 @@
+"""The directories of builds: in the package, in the user's cache, or a temporary one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+from tfdist._src.native import build as builds
+from tfdist._src.native.build import Build
+from tfdist._src.native.compiler import Compiler
+from tfdist._src.native.ownership import writable_by_others
+from tfdist._src.native.recipe import Recipe
+from tfdist._src.options import NativeOptions
+from tfdist.errors import NativeUnavailableError
+
+# The target of `tfdist build --into-package`; wheels built afterwards include it.
+PACKAGE = Path(__file__).parent / "prebuilt"
+LOCK = "lock"
+_UNFINISHED = ".unfinished-"
+_ABANDONED_SECONDS = 3600.0
+_LOG = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.log")
+
+
+def name(recipe: Recipe, compiler: Compiler) -> str:
+    """The name of a build's directory."""
+    return f"{recipe.key}-{compiler.key}"
+
+
+def find(
+    recipe: Recipe,
+    compiler: Compiler | None,
+    caches: Collection[Path],
+    packages: Collection[Path],
+    rejected: Collection[str] = (),
+) -> Build | None:
+    """Finds a compatible build.
+
+    Args:
+        recipe: the sources and flags.
+        compiler: this host's compiler, which builds in `caches` must be made with, so that
+            another compiler recompiles; None if there is none.
+        caches: the directories to search first.
+        packages: the directories to search next. Their builds may be from another compiler.
+        rejected: stamps of builds that did not load.
+    """
+    for folder in _candidates(recipe, compiler, caches, packages):
+        # Who could write to the cache earlier may have put it there. Who can write to the package
+        # can change tfdist itself.
+        if folder.parent in caches and not is_safe(folder):
+            continue
+        build = builds.read(folder)
+        if build and build.runs_here() and build.stamp not in rejected:
+            return build
+    return None
+
+
+def _candidates(
+    recipe: Recipe,
+    compiler: Compiler | None,
+    caches: Collection[Path],
+    packages: Collection[Path],
+) -> Iterator[Path]:
+    for root in caches:
+        if compiler:
+            yield root / name(recipe, compiler)
+        else:
+            yield from sorted(root.glob(f"{recipe.key}-*"))
+    for root in packages:
+        yield from sorted(root.glob(f"{recipe.key}-*"))
+
+
+def caches(options: NativeOptions) -> list[Path]:
+    """The directories that may contain builds of this host, without creating any."""
+    cache = [options.cache / "native"] if options.cache else []
+    return [folder for folder in (*cache, _temporary()) if is_safe(folder)]
+
+
+def writable_cache(options: NativeOptions, announce: Callable[[str], object]) -> Path:
+    """The directory to compile into, created if missing.
+
+    Args:
+        options: contain its path.
+        announce: receives a warning if it is not writable.
+
+    Raises:
+        NativeUnavailableError: the temporary directory is not writable either.
+    """
+    problem = "there is no home directory"
+    if options.cache:
+        root = options.cache / "native"
+        try:
+            _writable(root)
+            insecure = writable_by_others(root)
+            if insecure is None:
+                return root
+            problem = f"{insecure}, so that what is in {root} cannot be trusted"
+        except OSError as error:
+            problem = f"{root} cannot be written ({error.strerror})"
+    temporary = _temporary()
+    try:
+        temporary.mkdir(mode=0o700, exist_ok=True)
+        if not is_safe(temporary):
+            temporary = Path(tempfile.mkdtemp(prefix="tfdist-"))
+        _writable(temporary)
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"No writable directory for the native collectives: {problem}, and {temporary} cannot "
+            f"be written ({error.strerror}). Set TFDIST_CACHE to a writable directory."
+        ) from error
+    announce(
+        f"warning: {problem}, so the native collectives are compiled into {temporary}; set "
+        f"TFDIST_CACHE to a persistent directory"
+    )
+    return temporary
+
+
+def writable_package(root: Path = PACKAGE) -> Path:
+    """The directory in the package to compile into.
+
+    Raises:
+        NativeUnavailableError: it is not writable.
+    """
+    try:
+        return _writable(root)
+    except OSError as error:
+        raise NativeUnavailableError(
+            f"{root} cannot be written ({error.strerror}): run this as the user who "
+            f"installed tfdist."
+        ) from error
+
+
+def unfinished(root: Path) -> Path:
+    """A new directory to compile into, next to the builds; removes abandoned ones."""
+    _remove_abandoned(root)
+    folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
+    # Other users may load what one user (such as root in an image) has compiled.
+    folder.chmod(0o755)
+    return folder
+
+
+def put(folder: Path, target: Path) -> None:
+    """Moves a finished directory into place, replacing what was there."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    # A non-empty directory cannot be replaced by a rename. Processes that have loaded the old
+    # libraries keep them.
+    aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
+    target.rename(aside / target.name)
+    folder.rename(target)
+    _remove(aside)
+
+
+def clean(root: Path, keep: Build) -> list[Path]:
+    """Removes other builds and the remains of failed ones; the caller must hold the lock.
+
+    Returns:
+        The removed builds.
+    """
+    removed = []
+    _remove_abandoned(root)
+    for entry in root.iterdir():
+        if _LOG.fullmatch(entry.name):
+            entry.unlink(missing_ok=True)
+        elif (entry / builds.MANIFEST).exists() and not entry.samefile(keep.folder):
+            _remove(entry)
+            removed.append(entry)
+    return removed
+
+
+def _remove_abandoned(root: Path) -> None:
+    # Newer ones may be in use if the file system has no locks.
+    for entry in root.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if entry.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                _remove(entry)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _writable(root: Path) -> Path:
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o755, exist_ok=True)
+        root.chmod(0o755)  # whatever the umask is
+    with tempfile.TemporaryFile(dir=root):
+        return root
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"tfdist-{os.getuid()}"
+
+
+def is_safe(folder: Path) -> bool:
+    """Whether a directory exists, and no other user can have put libraries there."""
+    with contextlib.suppress(OSError):
+        return not folder.is_symlink() and folder.is_dir() and writable_by_others(folder) is None
+    return False

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: schedules, the partition of models, stages, and the steps that run them."""

@@ -1,0 +1,277 @@
+"""A Keras model split into stages, one or more per worker, that trains with `fit`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.global_view.transfer import Transfer
+from tfdist._src.internals.keras import compiled_loss_of, compiled_metrics_of
+from tfdist._src.keras.fit.call_checks import check_variables
+from tfdist._src.keras.fit.compilation import is_compiled
+from tfdist._src.keras.fit.current_data import batches_done
+from tfdist._src.keras.fit.metric_state import take_over_metrics
+from tfdist._src.keras.fit.partitioned_step import layouts_of_variables
+from tfdist._src.pipeline.partition import linearize
+from tfdist._src.pipeline.placement.auto_partition import choose
+from tfdist._src.pipeline.placement.materialize import build, check_free, materialize
+from tfdist._src.pipeline.placement.model_agreement import (
+    agree_on_compilation,
+    agree_on_model,
+    agree_on_trainable,
+)
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.runtime.engine import Engine
+from tfdist._src.pipeline.runtime.recording import actions_of, gather_timeline
+from tfdist._src.pipeline.runtime.train_step import StepRunner
+from tfdist._src.pipeline.simulation.timeline import Timeline
+from tfdist._src.pipeline.state.full_model import FullModel, Untracked
+from tfdist._src.pipeline.state.saving import Files, compile_arguments
+from tfdist.errors import UnsupportedError
+
+
+class PipelineModel(FullModel):
+    """An ordinary Keras model whose stages are spread over the workers of a pipeline.
+
+    `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
+    single process. Every worker creates the model and calls the same methods.
+
+    Args:
+        model: a Sequential or Functional model, or a function that returns one. With a function,
+            no worker ever holds the variables of the full model; only values that the function
+            reads from a file stay in CPU memory until the model is cut.
+        cuts: the name of the last layer of each stage but the last; by default the model is cut
+            so that the stages take equally long.
+        balance: the cost to balance among the stages: `"time"`, measured on the chief, or
+            `"parameters"`, computed from the parameter counts.
+        remat: whether backward passes recompute the forward pass, which saves the memory of its
+            intermediate values.
+
+    Raises:
+        UnsupportedError: the model is created outside the scope of a pipeline strategy.
+        PartitionError: the model cannot be cut into the required number of stages.
+
+    Example:
+        ```python
+        with strategy.scope():
+            model = tfdist.PipelineModel(build_model)
+            model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        model.fit(dataset)
+        ```
+    """
+
+    def __init__(
+        self,
+        model: keras.Model | Callable[[], keras.Model],
+        cuts: Sequence[str] | None = None,
+        balance: str = "time",
+        remat: bool = False,
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        if not isinstance(strategy, HybridStrategy):
+            raise UnsupportedError(
+                "A PipelineModel requires a tfdist.PipelineStrategy or tfdist.HybridStrategy. "
+                f"Received: {type(strategy).__name__}. Create it inside `with strategy.scope():`."
+            )
+        full_model, made = build(model)
+        check_free(full_model, made, strategy.extended.group)
+        super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
+        agree_on_model(linearize(full_model), strategy.extended.group)
+        partition = choose(full_model, strategy, cuts, balance)
+        mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
+        materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
+        files = Files(full_model, partition, strategy)
+        by_time = cuts is None and balance == "time" and strategy.stages > 1
+        self._untracked = Untracked(full_model, partition, remat, files, by_time)
+        layers = {id(layer): layer for stage in mine for layer in stage.layers}
+        self._own_layers = list(layers.values())
+        # Variables of other layers that a stage reads, as a head tied to an embedding does.
+        own = {id(v) for layer in self._own_layers for v in layer.variables}
+        read = {id(v): v for stage in mine for v in stage.variables if id(v) not in own}
+        self._read_variables = list(read.values())
+        if hasattr(full_model, "output_names"):
+            self.output_names = full_model.output_names
+        self._steps: StepRunner | None = None
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Runs all stages; symbolic only, as no worker holds all of them.
+
+        Raises:
+            UnsupportedError: the model is called eagerly.
+        """
+        if tf.executing_eagerly() and self.distribute_strategy.pipeline_size > 1:
+            raise UnsupportedError(
+                "No worker holds all stages of a PipelineModel, so it cannot be called. Use "
+                "`predict` or `predict_on_batch` on all workers."
+            )
+        graph = self.partition.graph
+        values: dict[int, Any] = dict(graph.unpack_inputs(inputs))
+        for stage in self.partition.stages:
+            values.update(stage(values, training=training))
+        return graph.pack_outputs(values)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Like `keras.Model.compile`; `run_eagerly` is not supported.
+
+        With `jit_compile=True`, XLA compiles each stage's passes and the update.
+        """
+        if kwargs.get("run_eagerly") is True:
+            raise UnsupportedError(
+                "run_eagerly=True is not supported in a pipeline, whose passes are operations of "
+                "one graph. Leave it out."
+            )
+        agree_on_trainable(self.partition, self.distribute_strategy)
+        self._untracked.compiled = compile_arguments(args, kwargs)
+        agree_on_compilation(self._untracked.compiled, self.distribute_strategy.extended.group)
+        kwargs["jit_compile"] = kwargs.get("jit_compile") is True
+        super().compile(*args, **kwargs)
+        self._steps = self._new_steps()
+
+    def timeline_on_batch(self, *args: Any, **kwargs: Any) -> Timeline:
+        """Trains on a batch like `train_on_batch`, and returns when each action ran.
+
+        All workers must call it. The first call retraces the step; use the times of the second.
+        Workers on several hosts need synchronized clocks.
+
+        Args:
+            *args: arguments of `keras.Model.train_on_batch`.
+            **kwargs: keyword arguments of `keras.Model.train_on_batch`.
+
+        Returns:
+            The timeline of this worker's pipeline, on all workers.
+
+        Example:
+            ```python
+            from tfdist.pipeline import draw
+
+            for _ in range(2):
+                timeline = model.timeline_on_batch(x, y)
+            draw(timeline, "timeline.png")
+            ```
+        """
+        if self._steps is None:
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
+        with self._steps.timing() as last:
+            self.train_on_batch(*args, **kwargs)
+        return gather_timeline(self.distribute_strategy, last())
+
+    def explain_on_batch(self, batch: Any) -> list[Transfer]:
+        """What a training step communicates; `strategy.explain` prints it.
+
+        All workers must call it.
+
+        Args:
+            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            Transfers, as those of `strategy.explain`; what stages send each other has the kind
+            "send".
+        """
+        if not self.compiled:
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
+        return self._steps_of_group().explain(batch)
+
+    @contextlib.contextmanager
+    def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
+        """Within this context, training steps record when this worker's actions run.
+
+        All workers enter and leave it at the same step, as it has the step traced anew.
+
+        Yields:
+            A function that returns the actions of the last step: name, start and end, in seconds
+            of Unix time.
+        """
+        if self._steps is None:
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
+        with self._steps.timing() as last:
+            yield lambda: actions_of(self.distribute_strategy, last())
+
+    def _loss_of(self, y: Any, predictions: Any, sample_weight: Any) -> Any:
+        loss = compiled_loss_of(self)
+        return None if loss is None else loss(y, predictions, sample_weight)
+
+    def _update_metrics(self, y: Any, predictions: Any, sample_weight: Any) -> None:
+        metrics = compiled_metrics_of(self)
+        if metrics is not None:
+            metrics.update_state(y, predictions, sample_weight)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Makes the function that `fit` calls for each step."""
+        check_variables(self)
+        take_over_metrics(self)
+        if force and self._steps is not None:
+            self._steps.forget("train")
+        self.train_function = self._function("train")
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Makes the function that `evaluate` calls for each step."""
+        take_over_metrics(self)
+        self.test_function = self._function("test")
+        return self.test_function
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Makes the function that `predict` calls for a list of batches."""
+
+        def predict(batches: list[Any]) -> Any:
+            steps = self._steps_of_group()
+            outputs = [steps.predict(batch) for batch in batches]
+            if len(outputs) == 1:
+                return outputs[0]
+            return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+        self.predict_function = predict
+        return predict
+
+    def _steps_of_group(self) -> StepRunner:
+        """The steps among the present workers, who all call this together if they are new."""
+        before, group = self._steps, self.distribute_strategy.extended.group
+        if before is not None and before.generation == group.generation:
+            return before
+        self._steps = self._new_steps()
+        if before is not None:
+            self._steps.logs = before.logs
+        return self._steps
+
+    def _new_steps(self) -> StepRunner:
+        engine = Engine(
+            self.distribute_strategy,
+            self.partition,
+            self._loss_of,
+            self._update_metrics,
+            lambda: layouts_of_variables(self, self.distribute_strategy.extended),
+            remat=self._untracked.remat,
+            jit=is_compiled(self),
+        )
+        return StepRunner(self, engine, self.distribute_strategy)
+
+    def _function(self, mode: str) -> Callable[[Iterator[Any]], Any]:
+        def run(iterator: Iterator[Any]) -> Any:
+            steps = self._steps_of_group()
+            logs = steps.run(mode, iterator)
+            done = batches_done() if mode == "train" else 0
+            for _ in range(self.steps_per_execution - 1 - done):
+                try:
+                    logs = steps.run(mode, iterator)
+                except StopIteration:
+                    break
+            return logs
+
+        return run
+
+    def reset_metrics(self) -> None:
+        """Like `keras.Model.reset_metrics`."""
+        super().reset_metrics()
+        if self._steps is not None:
+            self._steps.logs = {}
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """The metrics so far, on all workers; only workers with the last stage update them."""
+        if tf.executing_eagerly() and self._steps is not None and self._steps.logs:
+            return dict(self._steps.logs)
+        return super().get_metrics_result()  # type: ignore[no-any-return]

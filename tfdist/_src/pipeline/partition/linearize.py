@@ -1,0 +1,193 @@
+"""Turns a Keras model into a list of calls."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from tfdist._src.internals.keras import Functional, Sequential, graph_of, nodes_of
+from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value, keys_in, mask_of
+from tfdist._src.pipeline.partition.inlining import Convert, nested_graph
+from tfdist._src.pipeline.partition.tracing import needs_trace, trace
+from tfdist.errors import PartitionError
+
+
+def linearize(model: keras.Model) -> Graph:
+    """Turns a model into calls, in the order in which Keras runs them.
+
+    Nested Functional and Sequential models are inlined. Anything with a custom `call`, a layer or
+    a subclassed model, is a single call. No variable is accessed, so the model's may be without
+    values.
+
+    Args:
+        model: a Functional model, or a built Sequential one.
+
+    Returns:
+        The calls.
+
+    Raises:
+        PartitionError: the model has no graph of layers.
+
+    Example:
+
+        >>> [call.name for call in linearize(model).calls]
+        ['embedding', 'encoder/dense', 'encoder/dense_1', 'add']
+    """
+    graph = graph_of(model)
+    if graph is None:
+        raise PartitionError(_why_no_graph(model))
+    walk = _Walk(model)
+    tensors = {id(tensor): walk.new_value(Spec.of(tensor)) for tensor in graph.inputs}
+    inputs = tuple(tensors.values())
+    walk.follow(graph, tensors, path="", training=None)
+    return Graph(
+        model,
+        calls=tuple(walk.calls),
+        inputs=inputs,
+        outputs=tuple(tensors[id(tensor)] for tensor in graph.outputs),
+        specs=walk.specs,
+        functional=graph,
+    )
+
+
+class _Walk:
+    """Walks through the graphs of a model and its nested models, call by call."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.calls: list[Call] = []
+        self.specs: dict[Key, Spec] = {}
+        self._model = model
+        self._masks: dict[Key, Spec | None] = {}
+        self._variables = {id(v) for v in model.variables}
+        self._names: collections.Counter[str] = collections.Counter()
+
+    def new_value(self, spec: Spec) -> Key:
+        key = len(self.specs)
+        self.specs[key] = spec
+        return key
+
+    def follow(
+        self, graph: Functional, tensors: dict[int, Key], path: str, training: bool | None
+    ) -> None:
+        """Adds the calls of a graph.
+
+        Args:
+            graph: the graph.
+            tensors: the keys of its inputs, by the `id` of its symbolic tensors. Those of its
+                calls' outputs are added.
+            path: the names of the nested models, as in `"model/encoder/"`.
+            training: the `training` argument of their calls.
+        """
+        for node in nodes_of(graph):
+            if any(id(tensor) not in tensors for tensor in node.input_tensors):
+                continue  # The node belongs to another model that shares the layer.
+            nested = nested_graph(node, self._model)
+            if nested is not None and self._has_its_masks(node, tensors):
+                self._enter(node, nested, tensors, path, training)
+                continue
+
+            def value(argument: Any) -> Any:
+                if isinstance(argument, keras.KerasTensor):
+                    return Value(tensors[id(argument)])
+                return argument
+
+            args, kwargs = node.arguments.convert(value)
+            call = self._add(node.operation, args, kwargs, node.outputs, path, training)
+            tensors.update(zip(map(id, node.outputs), call.outputs, strict=True))
+
+    def _enter(
+        self,
+        node: Any,
+        nested: Functional,
+        tensors: dict[int, Key],
+        path: str,
+        training: bool | None,
+    ) -> None:
+        name = node.operation.name
+        arguments = [tensors[id(tensor)] for tensor in keras.tree.flatten(node.arguments.args)]
+        # An outer model's argument takes precedence over that of an inner one.
+        inner = training if training is not None else node.arguments.kwargs.get("training")
+        values = {
+            id(tensor): self._convert(key, Spec.of(tensor).dtype, name, path)
+            for key, tensor in zip(arguments, nested.inputs, strict=True)
+        }
+        self.follow(nested, values, f"{path}{name}/", inner)
+        for tensor, inner_tensor in zip(node.outputs, nested.outputs, strict=True):
+            tensors[id(tensor)] = values[id(inner_tensor)]
+
+    def _has_its_masks(self, node: Any, tensors: dict[int, Key]) -> bool:
+        """Whether the masks passed to a call are still on its inputs when it runs."""
+        inputs = keras.tree.flatten(node.arguments.args)
+        masks = keras.tree.flatten(node.arguments.kwargs.get("mask"))
+        return all(
+            mask is None or self._masks.get(tensors[id(tensor)]) is not None
+            for tensor, mask in zip(inputs, masks, strict=False)
+        )
+
+    def _convert(self, key: Key, dtype: str, name: str, path: str) -> Key:
+        if self.specs[key].dtype == dtype:
+            return key
+        converted = keras.KerasTensor(self.specs[key].shape, dtype=dtype)
+        operation = Convert(dtype, name=f"{name}_input")
+        return self._add(operation, (Value(key),), {}, [converted], path).outputs[0]
+
+    def _add(
+        self,
+        operation: keras.Operation,
+        args: Any,
+        kwargs: Any,
+        outputs: Sequence[keras.KerasTensor],
+        path: str,
+        training: bool | None = None,
+    ) -> Call:
+        name = path + operation.name
+        self._names[name] += 1
+        call = Call(
+            operation,
+            name=name if self._names[name] == 1 else f"{name}#{self._names[name]}",
+            args=args,
+            kwargs=kwargs,
+            inputs=keys_in((args, kwargs)),
+            outputs=tuple(self.new_value(Spec.of(tensor)) for tensor in outputs),
+            training=training,
+        )
+        call = self._with_effects(call, outputs)
+        self.calls.append(call)
+        return call
+
+    def _with_effects(self, call: Call, outputs: Sequence[keras.KerasTensor]) -> Call:
+        flat = keras.tree.flatten((call.args, call.kwargs))
+        read = [leaf for leaf in flat if isinstance(leaf, keras.Variable)]
+        masked = any(self._masks.get(key) is not None for key in call.inputs)
+        masks: dict[Key, Spec | None] = {}
+        if masked or needs_trace(call.operation):
+            try:
+                masks, more = trace(call, self.specs, self._masks)
+                read += more
+            except Exception:  # A custom layer that runs on concrete values only.
+                masks = {k: mask_of(t) for k, t in zip(call.outputs, outputs, strict=True)}
+        self._masks.update(masks)
+        owned = {id(v) for v in call.variables}
+        reads = {id(v): v for v in read if id(v) in self._variables - owned}
+        return dataclasses.replace(call, masks=masks, reads=tuple(reads.values()))
+
+
+def _why_no_graph(model: Any) -> str:
+    rule = "A model is divided along its graph of layers, so it must have one. "
+    kind = type(model).__name__
+    if isinstance(model, Sequential) and type(model).call is Sequential.call:
+        return (
+            f"{rule}Received: the Sequential model '{model.name}', which is not built. Give it a "
+            "keras.Input as its first layer, or call model.build(shape)."
+        )
+    if isinstance(model, keras.Model):
+        return (
+            f"{rule}Received: '{model.name}', a {kind} with a custom call(). Write it as a "
+            "Functional model, keras.Model(inputs, outputs); layers with a custom call() are "
+            "allowed and stay in one stage."
+        )
+    return f"{rule}Received: {model!r}, a {kind}. Pass a keras.Model."

@@ -1,0 +1,110 @@
+"""Materializes the variables of this process's stages, and frees the values of all others."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+
+from tfdist._src.group.group import Group
+from tfdist._src.internals.optimizer import is_overwritten
+from tfdist._src.internals.variables import (
+    deferred_variables,
+    draw_value,
+    free_value,
+    has_value,
+    materialize_value,
+)
+from tfdist.errors import UnsupportedError
+
+
+def build(
+    model: keras.Model | Callable[[], keras.Model],
+) -> tuple[keras.Model, list[weakref.ref[Any]]]:
+    """Returns the model and, if a function makes it, that function's variables, without values.
+
+    Raises:
+        ValueError: `model` is neither a Keras model nor a function that returns one.
+        UnsupportedError: it overrides `train_step` or a similar method, or has float8 layers.
+    """
+    deferred: list[weakref.ref[Any]] = []
+    if not isinstance(model, keras.Model):
+        if not callable(model):
+            raise ValueError(
+                "`model` must be a Keras model or a function that returns one. "
+                f"Received: {model!r}."
+            )
+        with deferred_variables() as variables:
+            model = model()
+        deferred = [weakref.ref(variable) for variable in variables]
+        del variables
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"The function must return a Keras model. Received: {model!r}.")
+    for method in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
+        if getattr(type(model), method) is not getattr(keras.Model, method):
+            raise UnsupportedError(
+                "A PipelineModel has its own steps, which the model must not override. Received: "
+                f"{type(model).__name__}, which overrides `{method}`. Use `compile` (losses and "
+                "metrics), or layers with `add_loss`, instead."
+            )
+    recording = next((v.path for v in model.trainable_variables if is_overwritten(v)), None)
+    if recording is not None:
+        raise UnsupportedError(
+            "A float8 layer records the largest values of a whole step, but a pipeline runs it on "
+            f"one microbatch at a time. Received: {recording!r}. Train the model without a "
+            "pipeline, or with another dtype policy."
+        )
+    return model, deferred
+
+
+def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: Group) -> None:
+    """Checks that no other PipelineModel has freed values of a model.
+
+    All ranks must call it together.
+
+    Args:
+        model: the full model.
+        deferred: as returned by `build`.
+        group: all workers.
+
+    Raises:
+        UnsupportedError: values are missing on some worker.
+    """
+    pending = {id(reference()) for reference in deferred}
+    freed = [v.path for v in model.variables if not has_value(v) and id(v) not in pending]
+    found = [path for path in group.exchange("model", freed[0] if freed else "") if path]
+    if found:
+        raise UnsupportedError(
+            "The layers of a PipelineModel cannot be used in another model, as no worker holds all "
+            f"of them. Received: {model.name!r}, in which {found[0]!r} no longer has a value. "
+            "Create new layers, or load them from a file."
+        )
+
+
+def materialize(
+    variables: Sequence[Any], local: Iterable[Any], deferred: Iterable[weakref.ref[Any]]
+) -> None:
+    """Gives a process's variables their initial values, and frees those of all others.
+
+    Args:
+        variables: those of the full model.
+        local: those of this process's stages.
+        deferred: those without values, in the order in which one process would draw them; also
+            those that are not the model's, such as the state of a layer's metric.
+    """
+    local_ids, model_ids = {id(v) for v in local}, {id(v) for v in variables}
+    for reference in deferred:
+        variable = reference()
+        if variable is None:
+            continue
+        if id(variable) in local_ids or id(variable) not in model_ids:
+            materialize_value(variable)
+        else:
+            draw_value(variable)
+    for variable in variables:
+        if id(variable) in local_ids:
+            materialize_value(variable)
+        else:
+            free_value(variable)

@@ -1,0 +1,162 @@
+"""Agreement of all ranks on a model: its layers, how it is compiled, and what is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist._src.group.group import Group
+from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.pipeline.partition.graph import Graph
+from tfdist._src.pipeline.partition.stage import Stage, unique
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist.errors import ProgramMismatchError
+
+
+def agree_on_model(graph: Graph, group: Group) -> None:
+    """Checks that all ranks have made the same model; all of them call it together.
+
+    Each rank runs its own stages only, so no step compares the layers themselves.
+
+    Args:
+        graph: the model's calls.
+        group: all workers.
+
+    Raises:
+        ProgramMismatchError: a layer or its place differs; names the first.
+    """
+    calls = [
+        (
+            f"the layer {call.name!r},",
+            _described(call.operation)
+            + _normal(f"{call.args} {dict(call.kwargs)} {call.outputs} {call.training}"),
+        )
+        for call in graph.calls
+    ]
+    _compare("models", calls, group)
+
+
+def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
+    """Checks that all ranks compile a model alike; all of them call it together.
+
+    Args:
+        compiled: the arguments of `compile`, by name.
+        group: all workers.
+
+    Raises:
+        ProgramMismatchError: an argument differs; names the first.
+    """
+    arguments = [(f"`{k}`,", f"{k}={_described(v)}") for k, v in sorted(compiled.items())]
+    _compare("arguments of `compile`", arguments, group)
+
+
+def _compare(what: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
+    """Compares lists of names and descriptions; names may differ."""
+    everyone = [json.loads(text) for text in group.exchange(what, json.dumps(mine))]
+    for rank, items in enumerate(everyone):
+        pairs = itertools.zip_longest(everyone[0], items, fillvalue=("nothing", ""))
+        for (name, value), (other, found) in pairs:
+            if value != found:
+                chief, worker = group.topology.workers[0], group.topology.workers[rank]
+                raise ProgramMismatchError(
+                    f"The workers have different {what}: {chief} has {_shown(name, value, found)} "
+                    f"where {worker} has {_shown(other, found, value)}. Run the same code with the "
+                    "same arguments on all workers."
+                )
+
+
+# Of a long description, only so much before and after the first difference is shown.
+_BEFORE, _AFTER = 40, 80
+
+
+def _shown(name: str, value: str, other: str) -> str:
+    pairs = itertools.zip_longest(value, other)
+    common = next(i for i, (one, another) in enumerate(pairs) if one != another)
+    first, last = max(0, common - _BEFORE), common + _AFTER
+    cut = f"{'...' if first else ''}{value[first:last]}{'...' if value[last:] else ''}"
+    return f"{name} {cut}".strip()
+
+
+def _described(item: Any) -> str:
+    """Describes a layer, loss or optimizer by its configuration."""
+    if isinstance(item, (list, tuple)):
+        return f"[{', '.join(map(_described, item))}]"
+    if isinstance(item, Mapping):
+        return f"{{{', '.join(f'{k}: {_described(v)}' for k, v in item.items())}}}"
+    if hasattr(item, "get_config") and not isinstance(item, type):
+        config: Any = ""
+        with contextlib.suppress(Exception):  # Keras cannot derive it for every class.
+            config = _plain(item.get_config())
+        return _normal(f"{type(item).__name__}({config})")
+    name = getattr(item, "__qualname__", None)
+    return _normal(repr(item)) if name is None else str(name)
+
+
+# Names may have counters. Seeds are those of the rank that holds the layer, which also decides what
+# is trained. The code of a function names files, which may lie elsewhere on another host.
+_LEFT_OUT = frozenset(
+    {"name", "seed", "trainable", "registered_name", "module", "function", "build_config"}
+)
+
+
+def _plain(config: Any) -> Any:
+    """A configuration as Keras serializes it, without what may differ."""
+    if isinstance(config, Mapping):
+        kind = config.get("class_name")
+        if kind == "__lambda__":
+            return kind
+        if str(kind).endswith("DTypePolicy"):
+            return str(config["config"])
+        return {str(k): _plain(v) for k, v in config.items() if k not in _LEFT_OUT}
+    if isinstance(config, (list, tuple)):
+        return [_plain(v) for v in config]
+    return config
+
+
+def _normal(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
+    """Sets `trainable` of all layers and variables as on the ranks that hold them.
+
+    A rank's `model.layers` are those of its stages, so a script that freezes or unfreezes layers
+    does so only on their ranks. All ranks of the job must call it together.
+
+    Args:
+        partition: the model's partition.
+        strategy: the strategy that places its stages.
+
+    Raises:
+        ValueError: ranks that hold the same layer or variable disagree.
+    """
+    group = strategy.extended.group
+    local = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
+    items = _layers_and_variables(partition.stages)
+    local_ids = {id(item) for item in _layers_and_variables(local)}
+    local_flags = [int(item.trainable) if id(item) in local_ids else None for item in items]
+    all_flags = [json.loads(text) for text in group.exchange("trainable", json.dumps(local_flags))]
+    # Layers first, as they set their variables' flags.
+    for item, flags in zip(items, zip(*all_flags, strict=True), strict=True):
+        known = {rank: flag for rank, flag in enumerate(flags) if flag is not None}
+        if len(set(known.values())) > 1:
+            workers = group.topology.workers
+            yes, no = (min(r for r, flag in known.items() if flag == f) for f in (1, 0))
+            raise ValueError(
+                "`trainable` must be equal on all workers that hold a layer or variable. Received: "
+                f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
+                f"{workers[no]}. Set `trainable` identically on all workers."
+            )
+        # A worker that has yet to join others knows its own stages only.
+        wanted = bool(next(iter(known.values()), item.trainable))
+        if item.trainable != wanted:
+            item.trainable = wanted
+
+
+def _layers_and_variables(stages: Sequence[Stage]) -> list[Any]:
+    layers = unique(layer for stage in stages for layer in stage.layers)
+    return [*layers, *unique(v for stage in stages for v in stage.variables)]

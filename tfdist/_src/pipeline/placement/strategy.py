@@ -1,0 +1,325 @@
+"""Strategies for pipeline parallelism, alone or with data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tfdist._src.cluster import ClusterResolver, Topology
+from tfdist._src.comm.communicator_interface import Alone, Communicator
+from tfdist._src.compression.registry import CompressionLike
+from tfdist._src.compression.registry import read as compression_policy
+from tfdist._src.global_view.transfer import report
+from tfdist._src.group.group import Group
+from tfdist._src.group.joining import join
+from tfdist._src.keras.fit.call_checks import refuse_in_one_piece
+from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.pipeline.placement.arrangement import Arrangement, arrange
+from tfdist._src.pipeline.placement.compression import make_compressor
+from tfdist._src.pipeline.placement.rank_grid import RankGrid
+from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.strategy.communication import (
+    choose,
+    local_devices,
+    part_communicators,
+    sums_on_gpus,
+)
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.multi_worker import MultiWorkerMirroredStrategy, read_cluster, resolver_of
+from tfdist._src.strategy.random_state import share_randomness
+from tfdist.errors import UnsupportedError
+
+
+class PipelineExtended(ReplicatedExtended):
+    """Replicas of some stages of a model on a subset of the workers.
+
+    Args:
+        container: the strategy that this extends.
+        device: this worker's device.
+        group: all workers.
+        mesh: their mesh.
+        place: this worker's pipeline rank.
+        full_size: the number of workers with which the job starts.
+        gpus: the device, if its gradients and messages stay on it.
+        connect: opens the communicators of a mesh; returns those of the workers with these stages,
+            for values on their hosts and of their replicas.
+
+    Attributes:
+        mesh: that of the present group.
+        full_size: as given.
+        gpus: as given.
+    """
+
+    in_stages = True
+
+    def __init__(
+        self,
+        container: tf.distribute.Strategy,
+        device: str,
+        group: Group,
+        mesh: RankGrid,
+        place: int,
+        full_size: int,
+        gpus: Sequence[str],
+        connect: Callable[[Group, RankGrid], tuple[Communicator, Communicator]],
+    ) -> None:
+        workers, replicas = connect(group, mesh)
+        super().__init__(container, [device], [replicas], workers, group)
+        self.mesh, self.full_size, self.gpus = mesh, full_size, gpus
+        self._place, self._connect = place, connect
+
+    def follow_group(self) -> Arrangement:
+        """Forms pipelines of the workers of another group; all of them call this together.
+
+        Returns:
+            Who is where. If somebody is spare or missing, no pipelines have been formed.
+        """
+        places = self.group.exchange("places", str(self._place))
+        arrangement = arrange(list(map(int, places)), self.mesh.pipeline)
+        if arrangement.mesh is not None and not arrangement.spare:
+            self.mesh = arrangement.mesh
+            self._workers, replicas = self._connect(self.group, self.mesh)
+            self._replicas = (replicas,)
+        return arrangement
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self.group.topology.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self.group.topology.is_chief
+
+    def agree_on_variable(self, description: str) -> None:
+        # Stages have different variables. Those that share one compare its shape and type when
+        # they receive the first stage's value.
+        pass
+
+
+class HybridStrategy(MultiWorkerMirroredStrategy):
+    """One or more pipelines of workers, side by side.
+
+    The model is cut into stages, held by the workers of a pipeline; a batch is cut into
+    microbatches, which pass through them. With more workers than `pipeline_size`, several pipelines
+    divide the rows of the batch and sum their gradients. The result is that of a single process.
+
+    Args:
+        pipeline_size: the number of workers per pipeline, a divisor of the number of workers; by
+            default, all of them.
+        microbatches: the number of parts into which a pipeline cuts its rows.
+        schedule: a name in `tfdist.pipeline.SCHEDULES`, or a function
+            `(ranks, microbatches)` that returns the actions of each rank.
+        virtual_stages: the number of stages per worker, for schedules that support several; by
+            default, the schedule's usual number.
+        cluster_resolver: as for `tfdist.MultiWorkerMirroredStrategy`.
+        compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
+        shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
+            see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
+        communication: the collectives of a pipeline are always native, so `"auto"`, the default,
+            and `"native"` are the same.
+
+    Raises:
+        ValueError: the workers do not divide evenly into pipelines.
+        ScheduleError: the schedule is invalid.
+        NativeUnavailableError: the native collectives are unavailable.
+
+    Example:
+        ```python
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=8)
+        with strategy.scope():
+            model = tfdist.PipelineModel(build_model)
+            model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(dataset)
+        ```
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline_size: int | None = None,
+        microbatches: int = 8,
+        schedule: str | Callable[..., Any] = "1f1b",
+        virtual_stages: int | None = None,
+        cluster_resolver: ClusterResolver | None = None,
+        compression: CompressionLike = None,
+        shard_optimizer: bool = False,
+        communication: Literal["auto", "native"] = "auto",
+    ) -> None:
+        if communication not in ("auto", "native"):
+            raise ValueError(
+                f"`communication` must be 'auto' or 'native'. Received: {communication!r}."
+            )
+        if not isinstance(microbatches, int) or microbatches < 1:
+            raise ValueError(f"`microbatches` must be an integer >= 1. Received: {microbatches!r}.")
+        found = read_cluster(cluster_resolver)
+        topology = found.topology
+        policy = compression_policy(compression)
+        size = topology.size if pipeline_size is None else pipeline_size
+        RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits for others.
+        self.microbatches = microbatches
+        self._schedule, self._virtual_stages = schedule, virtual_stages
+        self._schedules: dict[int, Schedule] = {}
+        self._pipeline_size = size
+        self.schedule_for(microbatches)
+        group = join(found)
+        group.agree("shard_optimizer", str(bool(shard_optimizer)))
+        share_randomness(group)
+        name = getattr(schedule, "__qualname__", schedule)
+        group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
+        if topology.size > 1:
+            choose(group, "native")
+            if shard_optimizer:
+                group.fix("its workers shard the optimizer of a model in stages")
+            if policy is not None:
+                group.fix("its workers compress the gradients of a model in stages")
+        hosts: Sequence[int] = (0,)
+        if topology.size > 1:
+            own = group.native().hosts
+            hosts = own if group.joiner is None else _hosts_of(topology)
+        mesh = RankGrid.of_hosts(hosts, size)
+        self._name, self._divides_batches = str(mesh), mesh.data > 1
+        if group.joiner is not None:
+            mesh = RankGrid.of_one(mesh.pipeline_rank_of(topology.rank), size)
+        self._place = mesh.pipeline_rank_of(group.topology.rank)
+        devices = local_devices(group)
+        if len(devices) > 1:
+            raise UnsupportedError(
+                f"A pipeline worker must have one device. Received: {len(devices)} in this "
+                "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
+                "`tfdist run --gpus-per-worker`."
+            )
+        on_gpus = topology.size > 1 and sums_on_gpus(group, devices)
+        self._gpus = devices if on_gpus else []
+        self.pipeline_communicator: Communicator = Alone()
+        extended = PipelineExtended(
+            self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
+        )
+        extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
+        extended.compressor = make_compressor(
+            group, policy, devices[0], extended.workers, extended.replicas[0], mesh
+        )
+        extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
+        tf.distribute.Strategy.__init__(self, extended)
+        group.role_of = self._role_of
+
+    def explain(self, model: Any, batch: Any) -> Any:
+        """Prints what a training step communicates: each value, its bytes, and where it is from.
+
+        For a `tfdist.PipelineModel`, all workers must call it.
+
+        Args:
+            model: a compiled model, created in the scope of this strategy.
+            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            A list of transfers, as of `tfdist.MultiWorkerMirroredStrategy.explain`; what stages
+            send each other has the kind "send".
+
+        Example:
+            >>> strategy.explain(model, (x[:64], y[:64]))
+            The step reduces 0 B, gathers 0 B and sends 64.0 KiB between stages: …
+        """
+        if not in_stages(model):
+            refuse_in_one_piece(model, "explain")
+            return super().explain(model, batch)
+        found = model.explain_on_batch(batch)
+        print(report(found))
+        return found
+
+    def _role_of(self, rank: int) -> str:
+        stages = self.stages_of(self.extended.mesh.pipeline_rank_of(rank))
+        return f"which holds stage {', '.join(map(str, stages))}"
+
+    def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:
+        """Connects the workers of each pipeline; returns the communicators of one's data group."""
+        rank = group.topology.rank
+        if self._pipeline_size > 1 and group.joiner is None:
+            members = list(mesh.pipeline_of(rank))
+            part = group.native_part(f"pipeline of {self._name}", members)
+            assert part is not None
+            self.pipeline_communicator = part
+        if not self._divides_batches:
+            return Alone(), Alone()
+        members = list(mesh.data_group_of(rank))
+        workers, replicas = part_communicators(group, f"data of {self._name}", members, self._gpus)
+        assert workers is not None
+        assert replicas is not None
+        return workers, replicas
+
+    @property
+    def pipeline_size(self) -> int:
+        """The number of workers per pipeline."""
+        return self._pipeline_size
+
+    @property
+    def pipeline_rank(self) -> int:
+        """This worker's pipeline rank, the same for as long as its process lives."""
+        return self._place
+
+    @property
+    def stages(self) -> int:
+        """The number of stages into which a model is cut."""
+        return self.schedule_for(self.microbatches).stages
+
+    def pipeline_rank_of(self, stage: int) -> int:
+        """The pipeline rank of the worker that holds a stage."""
+        return self.schedule_for(self.microbatches).rank_of(stage)
+
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
+        """The stages that the worker with a pipeline rank holds."""
+        return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
+
+    def schedule_for(self, microbatches: int) -> Schedule:
+        """The schedule for a number of microbatches; a short batch has fewer."""
+        if microbatches not in self._schedules:
+            self._schedules[microbatches] = make_schedule(
+                self._schedule, self._pipeline_size, microbatches, self._virtual_stages
+            )
+        return self._schedules[microbatches]
+
+
+def _hosts_of(topology: Topology) -> list[int]:
+    """For each worker the number of its host, by the addresses."""
+    names = [worker.address.rpartition(":")[0] for worker in topology.workers]
+    return [names.index(name) for name in names]
+
+
+class PipelineStrategy(HybridStrategy):
+    """A single pipeline of all workers; see `HybridStrategy`.
+
+    Args:
+        microbatches: the number of parts into which a batch is cut.
+        schedule: as for `HybridStrategy`.
+        virtual_stages: as for `HybridStrategy`.
+        cluster_resolver: as for `HybridStrategy`.
+        communication: as for `HybridStrategy`.
+
+    Example:
+        ```python
+        strategy = tfdist.PipelineStrategy(microbatches=8, schedule="zb_h1")
+        with strategy.scope():
+            model = tfdist.PipelineModel(build_model)
+            model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(dataset)
+        ```
+    """
+
+    def __init__(
+        self,
+        *,
+        microbatches: int = 8,
+        schedule: str | Callable[..., Any] = "1f1b",
+        virtual_stages: int | None = None,
+        cluster_resolver: ClusterResolver | None = None,
+        communication: Literal["auto", "native"] = "auto",
+    ) -> None:
+        super().__init__(
+            microbatches=microbatches,
+            schedule=schedule,
+            virtual_stages=virtual_stages,
+            cluster_resolver=cluster_resolver,
+            communication=communication,
+        )

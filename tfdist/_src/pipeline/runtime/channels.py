@@ -1,0 +1,110 @@
+"""The channels of a pipeline: one for each ordered pair of ranks that communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import tensorflow as tf
+
+from tfdist._src.comm import native_ops
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.pipeline.stages.value_specs import ValueSpec
+
+Pair = tuple[int, int]
+
+
+class Channel:
+    """One rank's end of a channel to or from another rank.
+
+    Messages arrive in the order in which they are sent. Sends and receives return immediately; in
+    a graph, a tensor is sent as soon as it exists and received while the rank computes.
+
+    Args:
+        communicator: the communicator of the two ranks, the sender first.
+    """
+
+    def __init__(self, communicator: NativeCommunicator) -> None:
+        self._communicator = communicator
+
+    def send(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Operation]:
+        """Sends tensors.
+
+        Args:
+            tensors: tensors of the shapes and dtypes that the receiver expects.
+            name: must equal the receiver's.
+
+        Returns:
+            The operations; each is done when it has sent its tensor.
+        """
+        group = self._communicator
+        with tf.device(group.device):
+            return [native_ops.send(group.token, t, 1, group.name, name) for t in tensors]
+
+    def receive(
+        self, value_specs: Sequence[ValueSpec], rows: tf.Tensor, name: str
+    ) -> list[tf.Tensor]:
+        """Receives tensors.
+
+        Args:
+            value_specs: the specs of the tensors.
+            rows: the number of rows of the microbatch.
+            name: must equal the sender's.
+        """
+        group = self._communicator
+        received = []
+        with tf.device(group.device):
+            for value_spec in value_specs:
+                shape = value_spec.shape_for(rows)
+                tensor = native_ops.receive(
+                    group.token, shape, value_spec.dtype, 0, group.name, name
+                )
+                received.append(tf.ensure_shape(tensor, value_spec.spec.shape))
+        return received
+
+
+def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
+    """Groups pairs into rounds in which each rank occurs at most once.
+
+    Example:
+        >>> rounds([(0, 1), (1, 0), (1, 2), (2, 1)])
+        [[(0, 1)], [(1, 0)], [(1, 2)], [(2, 1)]]
+    """
+    done: list[list[Pair]] = []
+    for pair in sorted(set(pairs)):
+        free = (r for r in done if not any(set(pair) & set(other) for other in r))
+        into = next(free, None)
+        if into is None:
+            done.append(into := [])
+        into.append(pair)
+    return done
+
+
+def open_channels(
+    pairs: Iterable[Pair],
+    rank: int,
+    members: Sequence[Sequence[int]],
+    open_part: Callable[[str, list[int]], NativeCommunicator | None],
+) -> dict[Pair, Channel]:
+    """Opens the channels of all pipelines; collective over all ranks of the job.
+
+    Args:
+        pairs: (sender, receiver) by pipeline rank, the same for every pipeline.
+        rank: this process's rank in the job.
+        members: for each pipeline, its ranks in the job by pipeline rank.
+        open_part: makes a communicator from a name and its ranks in the job; returns None on a
+            rank that passes no ranks.
+
+    Returns:
+        The channels of this rank, by pair.
+    """
+    mine = next(ranks for ranks in members if rank in ranks)
+    channels: dict[Pair, Channel] = {}
+    for together in rounds(pairs):
+        pair = next((p for p in together if rank in (mine[p[0]], mine[p[1]])), None)
+        own = [] if pair is None else [mine[pair[0]], mine[pair[1]]]
+        # Unique for each set of ranks: a process may use several meshes, one after the other.
+        between = " ".join(f"{source}>{target}" for source, target in together)
+        part = open_part(f"channels {between} of {len(members)}x{len(mine)}", own)
+        if part is not None and pair is not None:
+            channels[pair] = Channel(part)
+    return channels

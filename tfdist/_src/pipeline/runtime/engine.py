@@ -1,0 +1,369 @@
+"""A rank's programs for a model: one for each kind of step and number of microbatches."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.global_view.layout import Layout
+from tfdist._src.global_view.transfer import Transfer
+from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.pipeline.partition.graph import Key
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.plan.lowering import Send, lower
+from tfdist._src.pipeline.runtime.channels import Channel, Pair, open_channels
+from tfdist._src.pipeline.runtime.microbatch_executor import MicrobatchExecutor
+from tfdist._src.pipeline.runtime.output_masks import OutputMasks
+from tfdist._src.pipeline.runtime.outputs import OutputPrograms
+from tfdist._src.pipeline.runtime.shared_variables import SharedVariables
+from tfdist._src.pipeline.runtime.traffic import between_stages, gradients
+from tfdist._src.pipeline.stages.accumulators import GradientSums
+from tfdist._src.pipeline.stages.stage_functions import StageFunctions
+from tfdist._src.pipeline.stages.value_specs import ValueSpecs
+from tfdist._src.xla import compiled_between_collectives
+
+
+class Engine:
+    """Builds the programs that a rank runs for its stages.
+
+    Args:
+        strategy: the strategy, which selects the schedule.
+        partition: the model's partition.
+        compute_loss: computes the loss from targets, predictions and sample weights.
+        update_metrics: updates the metrics from the same arguments.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        remat: whether backward passes recompute the forward pass.
+        jit: whether XLA compiles the stages' passes and the update.
+
+    Attributes:
+        jit: as above.
+        sums: the accumulated gradients of this rank's variables.
+    """
+
+    def __init__(
+        self,
+        strategy: HybridStrategy,
+        partition: Partition,
+        compute_loss: Callable[[Any, Any, Any], Any],
+        update_metrics: Callable[[Any, Any, Any], None],
+        layouts_of_variables: Callable[[], Mapping[int, Layout]],
+        *,
+        remat: bool = False,
+        jit: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._partition = partition
+        self._compute_loss = compute_loss
+        self._update_metrics = update_metrics
+        self._layouts_of_variables = layouts_of_variables
+        self._remat = remat
+        self.jit = jit
+        self.sums = GradientSums(strategy.extended.worker_devices[0])
+        self._stages: dict[Any, dict[int, StageFunctions]] = {}
+        self._outputs: dict[Any, OutputPrograms] = {}
+        # The line that needs the outputs of all rows before the backward passes; "" if none does.
+        self._couples = ""
+        # What all ranks have learned of a training step.
+        self._of_outputs: list[Transfer] = []
+        self._sparse: frozenset[str] = frozenset()
+        # Values that depend on trainable variables, but for which the loss has no gradient.
+        self._stopped: frozenset[Key] = frozenset()
+        self._channels: dict[Pair, Channel] | None = None
+        self._checked: set[str] = set()
+
+    @functools.cached_property
+    def value_specs(self) -> ValueSpecs:
+        """The specs of the values that pass between stages."""
+        return ValueSpecs(self._partition)
+
+    def outputs(self, mode: str, targets: Any) -> OutputPrograms:
+        """What is computed from the model's outputs, on the rank with the last stage.
+
+        Args:
+            mode: `"train"` or `"test"`.
+            targets: the specs of targets and sample weights, in their structure.
+        """
+        key = (mode, repr(targets))
+        if key not in self._outputs:
+            self._outputs[key] = OutputPrograms(
+                self._partition,
+                self.value_specs,
+                self._masks,
+                targets,
+                self._compute_loss,
+                self._update_metrics,
+                self._trained if mode == "train" else frozenset(),
+                self._layouts_of_variables,
+                jit=self.jit,
+            )
+        return self._outputs[key]
+
+    @functools.cached_property
+    def _masks(self) -> OutputMasks:
+        return OutputMasks(self._partition, self.value_specs)
+
+    @functools.cached_property
+    def shared_variables(self) -> SharedVariables:
+        """The variables that several stages share."""
+        return SharedVariables(self._partition, self._strategy)
+
+    def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step in which XLA compiles what lies between the passes, the update above all.
+
+        Ranks that hold copies of a variable compute its update in different programs, which XLA
+        would round differently: then nothing is compiled but the passes.
+        """
+        if not self.jit or self.shared_variables.has_copies:
+            return step
+        return compiled_between_collectives(step)
+
+    @property
+    def pipeline_rank(self) -> int:
+        """This process's pipeline rank."""
+        return self._strategy.pipeline_rank
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage."""
+        return len(self._partition.stages) - 1
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether this rank holds the last stage."""
+        return self._strategy.pipeline_rank_of(self.last) == self.pipeline_rank
+
+    @functools.cached_property
+    def reads(self) -> bool:
+        """Whether this rank needs the values of batches in training and evaluation."""
+        mine = self._strategy.stages_of(self.pipeline_rank)
+        if self._strategy.extended.group.elastic:
+            return True  # Whoever reads knows the position in the data.
+        return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
+
+    def scratch(self) -> list[tf.Variable]:
+        """The variables whose values do not outlast a step."""
+        return self.sums.variables
+
+    @functools.cached_property
+    def training_ranks(self) -> list[int]:
+        """The pipeline ranks whose stages have trainable variables, in order."""
+        stages = [stage for stage in self._partition.stages if stage.trainable_variables]
+        return sorted({self._strategy.pipeline_rank_of(stage.index) for stage in stages})
+
+    def stage_of(self, variable: Any) -> int | None:
+        """The number of this rank's stage that trains a `tf.Variable`, or None."""
+        return self._stage_of.get(id(variable))
+
+    @functools.cached_property
+    def _stage_of(self) -> dict[int, int]:
+        return {
+            id(variable.value): index
+            for index in self._strategy.stages_of(self.pipeline_rank)
+            for variable in self._partition.stages[index].trainable_variables
+        }
+
+    @property
+    def output_specs(self) -> list[tf.TensorSpec]:
+        """The specs of the model's outputs, flat."""
+        return [self.value_specs.of(key).spec for key in self._partition.graph.outputs]
+
+    def inputs(self, x: Any) -> dict[Key, Any]:
+        """The inputs that a user passes to the model, by key."""
+        return self._partition.graph.unpack_inputs(x)
+
+    def check_inputs(self, x: Any) -> None:
+        """Checks the shapes of the inputs that a user passes to the model.
+
+        Raises:
+            ValueError: an input has the wrong shape.
+        """
+        shapes = repr(keras.tree.map_structure(lambda t: t.shape[1:], x))
+        if shapes in self._checked:
+            return
+        graph = self._partition.graph
+        for tensor, (key, given) in zip(graph.model.inputs, self.inputs(x).items(), strict=True):
+            known = graph.specs[key].shape
+            if any(a not in (None, b) for a, b in zip(known, given.shape, strict=True)):
+                raise ValueError(
+                    f"The model's input {tensor.name!r} has the shape {known}. Received: a batch "
+                    f"of shape {tuple(given.shape)}. Pass batches of the shape the model expects."
+                )
+        self._checked.add(shapes)
+
+    def pack_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Packs flat outputs into the structure of the model's outputs."""
+        graph = self._partition.graph
+        return graph.pack_outputs(dict(zip(graph.outputs, outputs, strict=True)))
+
+    def program(
+        self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
+    ) -> MicrobatchExecutor:
+        """The program of a step; traces this rank's stages on first use.
+
+        Args:
+            mode: `"train"`, `"test"` or `"predict"`.
+            microbatches: the number of microbatches.
+            targets: the specs of targets and sample weights, in their structure.
+            timed: whether to record when each action runs.
+        """
+        schedule = self._strategy.schedule_for(microbatches)
+        if mode != "train":
+            schedule = schedule.forward_only()
+        elif self._couples:
+            schedule = schedule.forward_first()
+        edges = [(e.source, e.target) for e in self._partition.edges]
+        back = self._with_gradient(mode)
+        backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
+        steps = lower(schedule, edges, backward)
+        if self._channels is None:
+            _ = self.shared_variables
+            self._channels = self._open_channels(edges)
+        return MicrobatchExecutor(
+            self.pipeline_rank,
+            steps[self.pipeline_rank],
+            self._stages_for(mode, targets, split=schedule.splits_backward),
+            self._partition,
+            self.value_specs,
+            back,
+            self._channels,
+            timed=timed,
+        )
+
+    def findings(self, program: MicrobatchExecutor, rows: int) -> dict[str, Any]:
+        """What building a program revealed about this rank's gradients, for all ranks.
+
+        Args:
+            program: the program.
+            rows: the number of rows of the batch.
+        """
+        stages = program.stages.values()
+        replicas = self._strategy.extended.mesh.data
+        trained = [p for (mode, _), p in self._outputs.items() if mode == "train"]
+        ends = [trained[-1].loss, trained[-1].metrics] if trained and replicas > 1 else []
+        communicated = [one for p in ends if p for one in p.transfers(rows, replicas)]
+        return {
+            "communicated": [dataclasses.astuple(one) for one in communicated],
+            "sparse": [variable.path for stage in stages for variable in stage.looked_up],
+            "couples": self._found_coupling(),
+            "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
+            "gradient_kinds": self.shared_variables.gradient_kinds(stages),
+        }
+
+    def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
+        """Records the findings of all ranks; returns whether programs must be rebuilt."""
+        self._sparse |= {path for found in findings for path in found["sparse"]}
+        for found in findings:  # The last stages of all pipelines find the same.
+            if found["communicated"]:
+                self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
+        self.shared_variables.learn([found["gradient_kinds"] for found in findings])
+        couples = next((found["couples"] for found in findings if found["couples"]), "")
+        reorders = bool(couples) and not self._couples
+        self._couples = self._couples or couples
+        if reorders and self._strategy.extended.group.topology.is_chief:
+            say(
+                f"tfdist: The loss ({couples}) needs the outputs of all microbatches at once. So "
+                "all forward passes precede the backward passes: workers keep the activations of "
+                "all microbatches."
+            )
+        stopped = {tuple(pair) for found in findings for pair in found["stopped"]}
+        consumers: dict[Key, set[int]] = {}
+        for edge in self._partition.edges:
+            for key in edge.keys:
+                consumers.setdefault(key, set()).add(edge.target)
+        new = {key for _, key in stopped if {(t, key) for t in consumers[key]} <= stopped}
+        if not new:
+            return reorders
+        self._stopped |= new
+        self._stages.clear()
+        return True
+
+    def transfers(self, rows: int) -> list[Transfer]:
+        """What a training step communicates that all ranks have agreed on.
+
+        Args:
+            rows: the number of rows of the batch.
+        """
+        back = self._with_gradient("train")
+        sent = between_stages(self._partition, self.value_specs, self._strategy, back, rows)
+        return [*sent, *gradients(self._partition, self._strategy, self._sparse), *self._of_outputs]
+
+    def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
+        extended = self._strategy.extended
+        schedule = self._strategy.schedule_for(self._strategy.microbatches)
+        pairs = {
+            (rank, step.peer)
+            for rank, steps in enumerate(lower(schedule, edges))
+            for step in steps
+            if isinstance(step, Send)
+        }
+        group = extended.group
+        open_part = functools.partial(group.native_part, gpus=extended.gpus)
+        return open_channels(pairs, group.topology.rank, extended.mesh.pipelines, open_part)
+
+    def _stages_for(self, mode: str, targets: Any, *, split: bool) -> dict[int, StageFunctions]:
+        key = (mode, split, repr(targets))
+        if key not in self._stages:
+            mine = self._strategy.stages_of(self.pipeline_rank)
+            self._stages[key] = {
+                index: StageFunctions(
+                    self._partition,
+                    index,
+                    self.value_specs,
+                    self._with_gradient(mode),
+                    self._partition.stages[index].trainable_variables if mode == "train" else [],
+                    self.sums,
+                    self._layouts_of_variables,
+                    training=mode == "train",
+                    has_loss=mode != "predict",
+                    ends=self._ends(mode, targets) if index == self.last else None,
+                    split=split,
+                    remat=self._remat,
+                    jit=self.jit,
+                )
+                for index in mine
+            }
+        return self._stages[key]
+
+    def _ends(self, mode: str, targets: Any) -> list[Key]:
+        """The model's outputs with a gradient."""
+        if mode != "train":
+            return []
+        return self.outputs(mode, targets).gradients
+
+    def _found_coupling(self) -> str:
+        """The line of a loss that needs the outputs of all rows to train; "" if none does."""
+        losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
+        return next((loss.couples for loss in losses if loss is not None and loss.couples), "")
+
+    def _with_gradient(self, mode: str) -> frozenset[Key]:
+        return self._differentiable - self._stopped if mode == "train" else frozenset()
+
+    @functools.cached_property
+    def _differentiable(self) -> frozenset[Key]:
+        """The values between stages that depend on trainable variables."""
+        between = {key for edge in self._partition.edges for key in edge.differentiable}
+        return self._trained & between
+
+    @functools.cached_property
+    def _trained(self) -> frozenset[Key]:
+        """The floating-point values that depend on trainable variables."""
+        found: set[Key] = set()
+        for stage in self._partition.stages:
+            for call in stage.calls:
+                trained = any(v.trainable for v in call.variables)
+                if trained or found & set(call.inputs):
+                    found.update(call.outputs)
+        specs = self._partition.graph.specs
+        return frozenset(key for key in found if specs[key].is_floating)
+
+
+def _transfer_of(values: Sequence[Any]) -> Transfer:
+    """A transfer, from its attributes as JSON has them."""
+    kind, operation, size, shape, *rest = values
+    return Transfer(kind, operation, size, tuple(shape), *rest)

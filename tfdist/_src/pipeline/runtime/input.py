@@ -1,0 +1,249 @@
+"""The next batch of a pipeline's input: the same rows on all its ranks, or an error on all.
+
+Only the ranks that need the values read the dataset: those that use the model's inputs, and the
+one with the last stage, which uses the targets. They send the others the number of rows and a hash
+of the targets' specs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.data.distribute import without_absent
+from tfdist._src.internals.keras import unpack_x_y_sample_weight
+from tfdist._src.keras.fit.own_rows import count_rows
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.fit.step_functions import shard_batch
+from tfdist._src.keras.fit.timed_input import received, wait_for
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.runtime.error_propagation import AllRanksFailed
+from tfdist.errors import ProgramMismatchError, UnsupportedError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This replica's part of a global batch.
+
+    Attributes:
+        x: the inputs; None on a rank that does not read.
+        targets: targets and sample weights; None on a rank that does not read.
+        rows: the number of rows of each replica, an int32 tensor.
+        spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
+        asked: what ranks ask at the end of the step; see `trainer.fit.step_exchange`.
+    """
+
+    x: Any
+    targets: Any
+    rows: tf.Tensor
+    spec_hash: int
+    asked: Request | None = None
+
+
+class State(NamedTuple):
+    """A rank's state between the steps.
+
+    Attributes:
+        shared: a number for what all ranks must have in common.
+        of_stages: a number for what ranks with the same stages must have in common.
+        check: compares the whole state, and raises an error that names a difference; collective
+            over all ranks.
+    """
+
+    shared: int
+    of_stages: int
+    check: Callable[[], None]
+
+
+def next_batch(
+    strategy: HybridStrategy,
+    iterator: Iterator[Any],
+    reads: bool,
+    check: Callable[[Any], None],
+    state: State,
+) -> Batch:
+    """Returns the next batch; collective over all ranks of the job.
+
+    Args:
+        strategy: the pipeline's strategy.
+        iterator: yields batches.
+        reads: whether this rank needs the values; otherwise it does not advance the iterator.
+        check: raises an error for invalid inputs.
+        state: this rank's, to be compared.
+
+    Raises:
+        StopIteration: the data is exhausted on all ranks.
+        ProgramMismatchError: the ranks of a pipeline have different rows.
+        ReplicaMismatchError: the ranks have different states.
+        AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
+    """
+    if not reads:
+        received(wait_for(lambda: None))
+        rows, spec_hash, asked = _agree(strategy, _Description(_NOT_READ), state)
+        if int(rows[0]) == _END:
+            raise StopIteration
+        return Batch(None, (None, None), rows, spec_hash, asked)
+    try:
+        data = received(wait_for(lambda: next(iterator)))
+    except (StopIteration, tf.errors.OutOfRangeError) as end:
+        _agree(strategy, _Description(_END), state)
+        raise StopIteration from end
+    return agree_on_batch(strategy, data, check, state)
+
+
+def agree_on_batch(
+    strategy: HybridStrategy, data: Any, check: Callable[[Any], None], state: State
+) -> Batch:
+    """This replica's part of a batch; collective over all ranks of the job.
+
+    Args:
+        strategy: the pipeline's strategy.
+        data: the global batch.
+        check: raises an error for invalid inputs.
+        state: this rank's, to be compared.
+
+    Raises:
+        ProgramMismatchError: the ranks of a pipeline have different rows.
+        ReplicaMismatchError: the ranks have different states.
+        AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
+    """
+    try:
+        x, targets, rows = _local_batch(strategy, data)
+        check(x)
+    except Exception as error:
+        with contextlib.suppress(ProgramMismatchError):
+            _agree(strategy, _Description(_FAILED), state)
+        raise AllRanksFailed(error) from error
+    spec_hash = zlib.crc32(repr(keras.tree.map_structure(spec_of, targets)).encode())
+    # A single rank has nothing to compare with.
+    value_hash = _hash_values(targets) if strategy.pipeline_size > 1 else 0
+    return Batch(x, targets, *_agree(strategy, _Description(rows, spec_hash, value_hash), state))
+
+
+def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
+    """This replica's inputs, its targets with sample weights, and its number of rows."""
+    # A list that a generator yields means a tuple.
+    data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
+    data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
+    data = without_absent(data)
+    for leaf in keras.tree.flatten(data):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            raise UnsupportedError(
+                "A batch for a pipeline must consist of dense tensors. Received: a "
+                f"{type(leaf).__name__}. Pad it or convert it to dense in the dataset."
+            )
+    data = keras.tree.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), data)
+    shapes = [v.shape for v in keras.tree.flatten(data) if v is not None and v.shape.rank]
+    if len({shape[0] for shape in shapes}) > 1:
+        found = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise UnsupportedError(
+            "All components of a batch for a pipeline must have the same number of rows. Received: "
+            f"{found} on this worker. Pad them, or use tfdist.MultiWorkerMirroredStrategy."
+        )
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
+    return x, (y, sample_weight), int(count_rows(data))
+
+
+def spec_of(leaf: Any) -> tf.TensorSpec | None:
+    """The spec of a tensor, for any number of rows."""
+    return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+
+# Sent instead of the number of rows.
+_END = -1
+_NOT_READ = -2
+_FAILED = -3
+
+# Of larger targets only a sample of the rows is compared.
+_COMPARED_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class _Description:
+    """A rank's description of its batch.
+
+    Attributes:
+        rows: the number of rows, or one of the codes above.
+        spec_hash: a hash of the specs of targets and sample weights.
+        value_hash: a hash of the values of targets and sample weights.
+    """
+
+    rows: int
+    spec_hash: int = 0
+    value_hash: int = 0
+
+
+def _agree(
+    strategy: HybridStrategy, mine: _Description, state: State
+) -> tuple[tf.Tensor, int, Request]:
+    """The number of rows of each replica, a hash of the specs of all targets, and requests."""
+    extended = strategy.extended
+    group, mesh = extended.group, extended.mesh
+    if group.topology.size == 1:
+        return tf.constant([mine.rows]), mine.spec_hash, step_exchange.wanted
+    with group.naming_lost_workers():
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, step_exchange.wanted, *state[:2]]
+        gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
+    everyone = gathered.numpy().tolist()
+    descriptions = [_Description(*numbers[:3]) for numbers in everyone]
+    asked = functools.reduce(operator.or_, (Request(numbers[3]) for numbers in everyone))
+    workers = group.topology.workers
+    for worker, one in zip(workers, descriptions, strict=True):
+        if one.rows == _FAILED:
+            raise ProgramMismatchError(f"{worker} rejected its batch; its own error says why.")
+    shared = [numbers[4] for numbers in everyone]
+    of_stages = [numbers[5] for numbers in everyone]
+    same_stages = [
+        [of_stages[rank] for rank in ranks] for ranks in zip(*mesh.pipelines, strict=True)
+    ]
+    if any(len(set(numbers)) > 1 for numbers in (shared, *same_stages)):
+        state.check()
+    found = []
+    for ranks in mesh.pipelines:
+        readers = [rank for rank in ranks if descriptions[rank].rows != _NOT_READ]
+        found.append(descriptions[readers[0]])
+        for rank in readers:
+            if descriptions[rank] != found[-1]:
+                difference = _difference(found[-1], descriptions[rank])
+                raise ProgramMismatchError(
+                    f"The workers of a pipeline must read the same batches: {workers[readers[0]]} "
+                    f"has {difference[0]} where {workers[rank]} has {difference[1]}. Give all "
+                    "workers the same dataset in the same order: create it after the strategy, and "
+                    "shuffle with a seed."
+                )
+    rows = tf.constant([one.rows for one in found], tf.int32)
+    # One hash for all pipelines, as all ranks build their programs together.
+    return rows, zlib.crc32(repr([one.spec_hash for one in found]).encode()), asked
+
+
+def _difference(one: _Description, other: _Description) -> tuple[str, str]:
+    if (one.rows, one.spec_hash) == (other.rows, other.spec_hash):
+        return f"a batch of {one.rows} rows", "as many rows with other targets"
+    first, second = (
+        "no more batches"
+        if it.rows == _END
+        else f"a batch of {it.rows} rows with targets of structure {it.spec_hash:08x}"
+        for it in (one, other)
+    )
+    return first, second
+
+
+def _hash_values(targets: Any) -> int:
+    """A hash of the values of targets and sample weights."""
+    total = 0
+    for leaf in keras.tree.flatten(targets):
+        if leaf is not None:
+            values = leaf.numpy()
+            values = values[:: values.nbytes // _COMPARED_BYTES + 1] if values.ndim else values
+            # Strings have the dtype object.
+            words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
+            total = zlib.crc32(words, total)
+    return total

@@ -1,0 +1,140 @@
+"""Loss and logs of a step, equal on all ranks although each rank holds only its layers' metrics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.keras.fit.metric_state import metric_variables
+from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.runtime.microbatch_executor import Outcome
+from tfdist._src.strategy import reduction
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """A result of a layer's metric.
+
+    Attributes:
+        rank: the pipeline rank that holds the layer.
+        shape: the shape of the result.
+    """
+
+    rank: int
+    shape: tuple[int, ...]
+
+
+def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
+    """The results of all layers' metrics by name; collective over all ranks of the job."""
+    mine = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
+    shapes: dict[str, list[int]] = {}
+    for layer in (layer for stage in mine for layer in stage.layers):
+        for metric in layer.metrics:
+            result = metric.result()
+            results = result if isinstance(result, dict) else {metric.name: result}
+            shapes |= {name: list(value.shape) for name, value in results.items()}
+    group, mesh = strategy.extended.group, strategy.extended.mesh
+    answers = group.exchange("metrics of layers", json.dumps(shapes))
+    found: dict[str, LayerResult] = {}
+    for pipeline_rank, rank in enumerate(mesh.pipeline_of(0)):
+        for name, shape in json.loads(answers[rank]).items():
+            found.setdefault(name, LayerResult(pipeline_rank, tuple(shape)))
+    return found
+
+
+def mean_loss(
+    strategy: HybridStrategy, outcome: Outcome, rows: tf.Tensor, total: tf.Tensor
+) -> tf.Tensor:
+    """This replica's loss, on all ranks of its pipeline.
+
+    Weighted by the replicas' rows, its mean is the loss of the batch.
+
+    Args:
+        strategy: the pipeline's strategy.
+        outcome: the step on this rank.
+        rows: the number of rows of this replica.
+        total: the number of rows of the batch.
+    """
+    weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
+    loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
+    # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
+    with tf.control_dependencies(outcome.last):
+        sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
+    return sum_
+
+
+def sum_over_pipelines(
+    model: keras.Model, statistics: Sequence[Any], rows: tf.Tensor, total: tf.Tensor
+) -> tuple[dict[str, Any], list[tf.Tensor]]:
+    """Sums metrics over the pipelines, and averages moving statistics by rows.
+
+    Args:
+        model: the model with the metrics.
+        statistics: the variables that this pipeline has assigned from its own rows.
+        rows: the number of rows of this pipeline.
+        total: the number of rows of the batch.
+
+    Returns:
+        The results of the metrics, and the totals of `metric_variables(model)`.
+    """
+    extended = model.distribute_strategy.extended
+    share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
+    is_first = tf.equal(extended.place_here()[0], 0)
+
+    def part(variable: Any, aggregation: tf.VariableAggregation) -> tf.Tensor:
+        value = tf.convert_to_tensor(variable)
+        if aggregation == tf.VariableAggregation.SUM:
+            return value
+        is_mean = aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if is_mean and (value.dtype.is_floating or value.dtype.is_complex):
+            return tf.where(rows > 0, value * tf.cast(share, value.dtype), tf.zeros_like(value))
+        return tf.where(is_first, value, tf.zeros_like(value))
+
+    metrics = metric_variables(model)
+    parts = [part(v, v.value.aggregation) for v in metrics]
+    parts += [part(v, tf.VariableAggregation.MEAN) for v in statistics]
+    sums = reduction.sum_over_replicas(parts, "metrics")
+    totals, means = sums[: len(metrics)], sums[len(metrics) :]
+    for variable, mean in zip(statistics, means, strict=True):
+        variable.assign(mean)
+    with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
+        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    return results, totals
+
+
+def share_logs(
+    strategy: HybridStrategy,
+    results: Mapping[str, Any],
+    layer_results: Mapping[str, LayerResult],
+) -> dict[str, Any]:
+    """Results on all ranks of a pipeline, each layer's from its rank, the rest from the last rank.
+
+    Args:
+        strategy: the pipeline's strategy.
+        results: this rank's results.
+        layer_results: as returned by `collect_layer_results`.
+    """
+    pipeline_rank = strategy.pipeline_rank
+    holds_last = strategy.pipeline_rank_of(strategy.stages - 1) == pipeline_rank
+    # A metric may have several results, of any shape.
+    model_results = {name: result for name, result in results.items() if name not in layer_results}
+    values = [
+        tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)
+        for value in keras.tree.flatten(model_results)
+    ]
+    layer_values = [
+        tf.cast(results[name], tf.float64)
+        if it.rank == pipeline_rank
+        else tf.zeros(it.shape, tf.float64)
+        for name, it in layer_results.items()
+    ]
+    sums = strategy.pipeline_communicator.all_reduce([*values, *layer_values])
+    totals = [tf.cast(total, tf.float32) for total in sums]
+    logs: dict[str, Any] = keras.tree.pack_sequence_as(model_results, totals[: len(values)])
+    return {**logs, **dict(zip(layer_results, totals[len(values) :], strict=True))}

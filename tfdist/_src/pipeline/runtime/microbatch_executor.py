@@ -1,0 +1,277 @@
+"""Runs a rank's actions, sends and receives as operations of one graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from tfdist._src.pipeline.partition import Edge, Partition, pack, unpack
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.lowering import Receive, Send, Step
+from tfdist._src.pipeline.runtime.channels import Channel, Pair
+from tfdist._src.pipeline.runtime.outputs import Outputs
+from tfdist._src.pipeline.stages.stage_functions import Ran, StageFunctions, Tensors
+from tfdist._src.pipeline.stages.value_specs import ValueSpecs
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The inputs of a step, as functions of the microbatch.
+
+    Attributes:
+        rows: the number of rows.
+        inputs: the model's inputs, by key.
+        place: its number of rows, that of the batch, and the index of its first row in the batch.
+        seed: the gradient with respect to the losses of stages' layers.
+        outputs: the model's outputs, on the rank with the last stage.
+    """
+
+    rows: Callable[[int], tf.Tensor]
+    inputs: Callable[[int], Tensors]
+    place: Callable[[int], Sequence[tf.Tensor]]
+    seed: tf.Tensor
+    outputs: Outputs | None = None
+
+
+# An action with its start and end times in seconds, as tensors.
+Times = tuple[Action, tf.Tensor, tf.Tensor]
+
+
+@dataclass
+class Outcome:
+    """The results of a step on a rank.
+
+    Attributes:
+        losses: what the stages' layers contribute to the loss of the batch.
+        times: each action's start and end, if recorded.
+        last: what exists once all actions have run.
+        sends: the operations that send.
+    """
+
+    losses: list[tf.Tensor] = field(default_factory=list)
+    times: list[Times] = field(default_factory=list)
+    last: list[tf.Tensor] = field(default_factory=list)
+    sends: list[tf.Operation] = field(default_factory=list)
+
+    @property
+    def spans(self) -> tf.Tensor:
+        """The start and end of each action, if recorded; a tensor of two columns."""
+        spans = [tf.stack([start, end]) for _, start, end in self.times]
+        return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)
+
+
+class MicrobatchExecutor:
+    """Executes a rank's part of a schedule.
+
+    Args:
+        rank: the pipeline rank.
+        steps: this rank's steps, as returned by `plan.lowering.lower`.
+        stages: this rank's stages, by number.
+        partition: the model's partition.
+        value_specs: the specs of the values that pass between stages.
+        differentiable: the keys of the values that have a gradient.
+        channels: this rank's channels, by (sender, receiver) pipeline ranks.
+        timed: whether to record when each action runs.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        steps: Sequence[Step],
+        stages: Mapping[int, StageFunctions],
+        partition: Partition,
+        value_specs: ValueSpecs,
+        differentiable: frozenset[int],
+        channels: Mapping[Pair, Channel],
+        *,
+        timed: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.steps = steps
+        self.stages = stages
+        self.partition = partition
+        self.edges = {(edge.source, edge.target): edge for edge in partition.edges}
+        self.value_specs = value_specs
+        self.differentiable = differentiable
+        self.channels = channels
+        self.timed = timed
+
+    def run(self, feed: Feed) -> Outcome:
+        """Adds one step to the graph that is being traced."""
+        run = _Run(self, feed)
+        for step in self.steps:
+            run.add(step)
+        run.finish()
+        return run.outcome
+
+    def edges_into(self, stage: int) -> list[Edge]:
+        """The edges to a stage."""
+        return [edge for edge in self.edges.values() if edge.target == stage]
+
+    def gradients_of(self, edge: Edge) -> list[int]:
+        """The keys of an edge's values whose gradients are sent back over it."""
+        return [key for key in edge.keys if key in self.differentiable]
+
+
+class _Run:
+    """The tensors of one step while its operations are added to the graph."""
+
+    def __init__(self, program: MicrobatchExecutor, feed: Feed) -> None:
+        self.outcome = Outcome()
+        self._program = program
+        self._feed = feed
+        forward = [s for s in program.steps if isinstance(s, Action) and s.kind is Kind.FORWARD]
+        self._last_forward = {action.stage: action for action in forward}
+        # Control inputs: all outputs of the last action, and those that may be sent already.
+        self.last: list[tf.Tensor] = []
+        self._ready: list[tf.Tensor] = []
+        # Tensors from other ranks, by edge and microbatch.
+        self._received_values: dict[tuple[int, int, int], Tensors] = {}
+        self._received_gradients: dict[tuple[int, int, int], Tensors] = {}
+        # Results of the passes that ran on this rank, by stage and microbatch.
+        self._ran: dict[tuple[int, int], Ran] = {}
+        self._input_gradients: dict[tuple[int, int], Tensors] = {}
+        self._saved: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
+
+    def add(self, step: Step) -> None:
+        # Sends start as soon as their tensors exist; receives wait for the preceding computation,
+        # so that their memory is not allocated too early.
+        with tf.control_dependencies(self._ready if isinstance(step, Send) else self.last):
+            if isinstance(step, Send):
+                self._send(step)
+            elif isinstance(step, Receive):
+                self._receive(step)
+            else:
+                self._compute(step)
+
+    def finish(self) -> None:
+        """Adds what follows all actions."""
+        if self._feed.outputs is not None:
+            with tf.control_dependencies(self.last):
+                self._feed.outputs.finish()
+            self.outcome.losses += self._feed.outputs.losses
+        self.outcome.last = self.last
+
+    def _ends_with(self, action: Action) -> bool:
+        """Whether an action's stage is the last of the model."""
+        return action.stage == len(self._program.partition.stages) - 1
+
+    def _compute(self, action: Action) -> None:
+        self._ready = []
+        if action.kind is Kind.FORWARD:
+            self._forward(action)
+        elif action.kind is Kind.WEIGHT_GRADIENT:
+            with self._timing(action, []):
+                self._add_gradients(action)
+        else:
+            self._backward(action)
+        self._ready = self._ready or self.last
+
+    def _forward(self, action: Action) -> None:
+        stage, microbatch = self._program.stages[action.stage], action.microbatch
+        values = dict(self._feed.inputs(microbatch))
+        for edge in self._program.edges_into(action.stage):
+            if edge.source in self._program.stages:
+                ran = self._ran[edge.source, microbatch]
+                values |= {key: ran.values[key] for key in edge.keys}
+            else:
+                values |= self._received_values.pop((edge.source, edge.target, microbatch))
+        is_last = action == self._last_forward[action.stage]
+        place = [*self._feed.place(microbatch), tf.constant(is_last)]
+        with self._timing(action, [*values.values(), *place]):
+            ran = stage.forward(values, place)
+            self.last = stage.done
+            if self._ends_with(action):
+                assert self._feed.outputs is not None
+                self.last = [*self.last, *self._feed.outputs.add(microbatch, ran.values)]
+        self._ran[action.stage, microbatch] = ran
+        if ran.loss is not None:
+            self.outcome.losses.append(ran.loss)
+
+    def _backward(self, action: Action) -> None:
+        stage, microbatch = self._program.stages[action.stage], action.microbatch
+        parts: dict[int, list[tf.Tensor]] = {key: [] for key in stage.takes_gradients}
+        for edge in self._program.edges.values():
+            if edge.source != action.stage or not self._program.gradients_of(edge):
+                continue
+            if edge.target in self._program.stages:
+                gradients = self._input_gradients[edge.target, microbatch]
+            else:
+                gradients = self._received_gradients.pop((edge.source, edge.target, microbatch))
+            for key in self._program.gradients_of(edge):
+                parts[key].append(gradients[key])
+        if self._ends_with(action):
+            assert self._feed.outputs is not None
+            with tf.control_dependencies(self.last):
+                for key, gradient in self._feed.outputs.gradients(microbatch).items():
+                    parts[key].append(gradient)
+        sums = {key: tf.add_n(tensors) for key, tensors in parts.items()}
+        ran = self._ran.pop((action.stage, microbatch))
+        with self._timing(action, list(sums.values())):
+            given, kept = stage.backward(ran.kept, sums, self._feed.seed)
+            self.last = stage.done or self.last
+            self._input_gradients[action.stage, microbatch] = given
+            self._saved[action.stage, microbatch] = kept
+            if action.kind is Kind.BACKWARD:
+                if stage.split:  # Sends wait only for the first part.
+                    self._ready = self.last
+                with tf.control_dependencies(self.last):
+                    self._add_gradients(action)
+
+    def _add_gradients(self, action: Action) -> None:
+        stage = self._program.stages[action.stage]
+        stage.add_gradients(self._saved.pop((action.stage, action.microbatch)))
+        self.last = stage.done or self.last
+
+    @contextlib.contextmanager
+    def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:
+        """Times the operations added in this context, from when the inputs are available."""
+        if not self._program.timed:
+            yield
+            return
+        with tf.control_dependencies(inputs):
+            start = tf.timestamp()
+        with tf.control_dependencies([start]):
+            yield
+        with tf.control_dependencies([start, *self.last]):
+            end = tf.timestamp()
+        self.last = [end]  # The next action starts after this.
+        self.outcome.times.append((action, start, end))
+
+    def _send(self, step: Send) -> None:
+        if step.what == "activation":
+            edge = self._program.edges[step.source, step.target]
+            values = self._ran[step.source, step.microbatch].values
+            tensors = pack(self._program.partition, edge, values)
+        else:
+            edge = self._program.edges[step.target, step.source]
+            given = self._input_gradients[step.source, step.microbatch]
+            tensors = [given[key] for key in self._program.gradients_of(edge)]
+        channel = self._program.channels[self._program.rank, step.peer]
+        self.outcome.sends += channel.send(tensors, _name(step))
+
+    def _receive(self, step: Receive) -> None:
+        program = self._program
+        channel = program.channels[step.peer, program.rank]
+        rows = self._feed.rows(step.microbatch)
+        if step.what == "activation":
+            edge = program.edges[step.source, step.target]
+            received = channel.receive(program.value_specs.of_edge(edge), rows, _name(step))
+            self._received_values[step.source, step.target, step.microbatch] = unpack(
+                edge, received
+            )
+        else:
+            edge = program.edges[step.target, step.source]
+            keys = program.gradients_of(edge)
+            received = channel.receive(
+                [program.value_specs.of(key) for key in keys], rows, _name(step)
+            )
+            key = (step.target, step.source, step.microbatch)
+            self._received_gradients[key] = dict(zip(keys, received, strict=True))
+
+
+def _name(step: Send | Receive) -> str:
+    return f"{step.what} {step.source}>{step.target}.{step.microbatch}"

@@ -1,0 +1,299 @@
+"""The loss and the metrics of a pipeline's model, from its outputs and the targets.
+
+Both have the result of the whole batch. What treats rows independently is computed for each
+microbatch. A loss that needs the outputs of all rows, such as the root of a mean, waits for the
+last microbatch; then all forward passes precede the backward passes. Metrics that need them wait
+for the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.data.shares import share_of_rows, take_share
+from tfdist._src.global_view.layout import SETTLED_SUM, Layout, Symbol
+from tfdist._src.global_view.partition import Lane
+from tfdist._src.global_view.resharding import Communication, Share
+from tfdist._src.internals.keras import get_keras_mask, set_keras_mask
+from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.pipeline.partition.graph import Key
+from tfdist._src.pipeline.runtime.output_masks import OutputMasks
+from tfdist._src.pipeline.stages.output_program import OutputProgram
+from tfdist._src.pipeline.stages.stage_functions import Tensors
+from tfdist._src.pipeline.stages.value_specs import ValueSpecs
+
+
+class OutputPrograms:
+    """The programs of a model's outputs, for targets of some specs.
+
+    Args:
+        partition: the model's partition.
+        value_specs: the specs of the model's values.
+        masks: computes the masks of the outputs.
+        targets: the specs of targets and sample weights, in their structure.
+        compute_loss: computes the loss from targets, predictions and sample weights; or None.
+        update_metrics: updates the metrics from the same arguments.
+        differentiable: the values that have a gradient; empty if nothing is trained.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        jit: whether XLA compiles the programs.
+
+    Attributes:
+        loss: the loss with its gradients; None if there is none.
+        metrics: the update of the metrics.
+        gradients: the outputs with a gradient.
+        masked: the outputs with a mask.
+        masks: as above.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        value_specs: ValueSpecs,
+        masks: OutputMasks,
+        targets: Any,
+        compute_loss: Callable[[Any, Any, Any], Any],
+        update_metrics: Callable[[Any, Any, Any], None],
+        differentiable: frozenset[Key],
+        layouts_of_variables: Callable[[], Mapping[int, Layout]],
+        *,
+        jit: bool = False,
+    ) -> None:
+        graph = partition.graph
+        self.masks = masks
+        self.keys = list(dict.fromkeys(graph.outputs))
+        self.masked = [key for key in self.keys if value_specs.has_mask(key)]
+        self.value_specs = {key: value_specs.of(key) for key in self.keys}
+        self.gradients: list[Key] = []
+        symbol = Symbol()
+        layouts = {key: spec.value(symbol).layout for key, spec in self.value_specs.items()}
+        # By output: the axis of its rows, and how many elements there are for each.
+        self.rows: dict[Key, tuple[int, int] | None] = {
+            key: (at.axis, at.inner.value or 1) if at.kind == "rows" else None
+            for key, at in layouts.items()
+        }
+        has_loss = [False]
+
+        def arguments(outputs: list[Any], given_masks: list[Any], leaves: list[Any]) -> Any:
+            values = dict(zip(self.keys, outputs, strict=True))
+            for key, mask in zip(self.masked, given_masks, strict=True):
+                set_keras_mask(values[key], mask)
+            rest = iter(leaves)
+            y, sample_weight = keras.tree.map_structure(
+                lambda leaf: None if leaf is None else next(rest), targets
+            )
+            return y, graph.pack_outputs(values), sample_weight
+
+        def loss(
+            outputs: list[Any], given_masks: list[Any], leaves: list[Any], others: list[Any]
+        ) -> list[Any]:
+            (scale,) = others
+            wanted = [i for i, key in enumerate(self.keys) if key in differentiable]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([outputs[i] for i in wanted])
+                value = compute_loss(*arguments(outputs, given_masks, leaves))
+                if value is None:
+                    return []
+                has_loss[0] = True
+                scaled = value * tf.cast(scale, value.dtype)
+            # Keras differentiates the sum of a loss that is not reduced, and reports its mean.
+            results = [(tf.reduce_mean(tf.cast(value, tf.float32)), SETTLED_SUM)]
+            found = tape.gradient(scaled, [outputs[i] for i in wanted])
+            for i, gradient in zip(wanted, found, strict=True):
+                if gradient is not None:
+                    key = self.keys[i]
+                    self.gradients.append(key)
+                    at = layouts[key]
+                    results.append((gradient, at if at.kind == "rows" else SETTLED_SUM))
+            return results
+
+        def metrics(
+            outputs: list[Any], given_masks: list[Any], leaves: list[Any], others: list[Any]
+        ) -> list[Any]:
+            update_metrics(*arguments(outputs, given_masks, leaves))
+            return []
+
+        specs = [self.value_specs[key] for key in self.keys]
+        of_masks = [value_specs.mask_of(key) for key in self.masked]
+        leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
+
+        def program(name: str, function: Any, others: list[tf.TensorSpec]) -> OutputProgram:
+            return OutputProgram(
+                name,
+                function,
+                specs,
+                of_masks,
+                leaves,
+                others,
+                known_masks=masks.are_known,
+                layouts_of_variables=layouts_of_variables,
+                jit=jit,
+            )
+
+        made = program("loss", loss, [tf.TensorSpec([])])
+        self.loss = made if has_loss[0] else None
+        self.metrics = program("metrics", metrics, [])
+
+
+class Outputs:
+    """The outputs of a step's microbatches, on the rank with the last stage.
+
+    Args:
+        programs: what is computed from them; None in prediction.
+        microbatches: the number of microbatches.
+        inputs: the model's inputs for this replica's rows, flat.
+        targets: the targets and sample weights of the same rows, in their structure.
+        share: the replica's rows.
+        communication: that of the replicas.
+        scale: by which the gradients are multiplied.
+
+    Attributes:
+        values: the outputs of each microbatch that are still needed.
+        losses: this rank's contributions to the loss.
+    """
+
+    def __init__(
+        self,
+        programs: OutputPrograms | None,
+        microbatches: int,
+        inputs: Sequence[Any] = (),
+        targets: Any = None,
+        share: Share | None = None,
+        communication: Communication | None = None,
+        scale: Any = 1.0,
+    ) -> None:
+        self.values: dict[int, Tensors] = {}
+        self.losses: list[tf.Tensor] = []
+        self._programs, self._microbatches = programs, microbatches
+        self._gradients: dict[int, Tensors] = {}
+        self._is_done = False
+        if programs is None:
+            return
+        assert share is not None
+        assert communication is not None
+        self._share, self._scale = share, tf.convert_to_tensor(scale)
+        self._lane = Lane(share, communication)
+        self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
+        masks = programs.masks(inputs) if self._each or self._each_metrics else []
+        # What all microbatches need to know of all rows.
+        if self._each is not None:
+            self._early_loss = self._each.compute_early(
+                self._lane, masks, self._leaves, [self._scale]
+            )
+        if self._each_metrics is not None:
+            self._early_metrics = self._each_metrics.compute_early(
+                self._lane, masks, self._leaves, []
+            )
+
+    @property
+    def _each(self) -> OutputProgram | None:
+        """The loss, if each microbatch computes its part."""
+        loss = None if self._programs is None else self._programs.loss
+        return None if loss is None or loss.couples else loss
+
+    @property
+    def _each_metrics(self) -> OutputProgram | None:
+        """The metrics, if each microbatch updates them."""
+        metrics = None if self._programs is None else self._programs.metrics
+        return None if metrics is None or metrics.couples else metrics
+
+    def add(self, microbatch: int, values: Tensors) -> list[tf.Tensor]:
+        """Takes the outputs of a microbatch.
+
+        Returns:
+            What exists when all has been computed from them that can be.
+        """
+        self.values[microbatch] = values
+        programs, done = self._programs, []
+        if programs is None:
+            return []
+        outputs, masks = self._of_microbatch(microbatch)
+        share = self._share_of(microbatch)
+        leaves = take_share(self._leaves, microbatch, self._microbatches, self._microbatches)
+        if self._each is not None:
+            *results, ended = self._each.microbatch(
+                share, self._early_loss, outputs, masks, leaves, [self._scale]
+            )
+            self.losses.append(results[0])
+            self._gradients[microbatch] = dict(zip(programs.gradients, results[1:], strict=True))
+            done.append(ended)
+        if self._each_metrics is not None:
+            *_, ended = self._each_metrics.microbatch(
+                share, self._early_metrics, outputs, masks, leaves, []
+            )
+            done.append(ended)
+        waits = programs.metrics.couples or (programs.loss is not None and programs.loss.couples)
+        if not waits:
+            del self.values[microbatch]
+        return done
+
+    def gradients(self, microbatch: int) -> Tensors:
+        """The gradients of a microbatch's outputs."""
+        if self._programs is None or self._programs.loss is None:
+            return {}
+        self._compute_loss()
+        return self._gradients[microbatch]
+
+    def finish(self) -> None:
+        """Computes what is left, once all microbatches have run."""
+        self._compute_loss()
+        programs = self._programs
+        if programs is not None and programs.metrics.couples:
+            outputs, masks = self._of_all()
+            programs.metrics.whole(self._lane, outputs, masks, self._leaves, [])
+
+    def _compute_loss(self) -> None:
+        programs = self._programs
+        if programs is None or programs.loss is None or not programs.loss.couples or self._is_done:
+            return
+        self._is_done = True
+        outputs, masks = self._of_all()
+        loss, *gradients = programs.loss.whole(
+            self._lane, outputs, masks, self._leaves, [self._scale]
+        )
+        self.losses.append(loss)
+        for m in range(self._microbatches):
+            parts = {}
+            for key, gradient in zip(programs.gradients, gradients, strict=True):
+                place = programs.rows[key]
+                if place is not None:
+                    parts[key] = self._rows_of(gradient, m, *place)
+                else:
+                    parts[key] = gradient if m == 0 else tf.zeros_like(gradient)
+            self._gradients[m] = parts
+
+    def _of_microbatch(self, microbatch: int) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        assert self._programs is not None
+        values = self.values[microbatch]
+        outputs = [values[key] for key in self._programs.keys]
+        return outputs, [get_keras_mask(values[key]) for key in self._programs.masked]
+
+    def _of_all(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """The outputs and masks of all microbatches."""
+        programs = self._programs
+        assert programs is not None
+        outputs = []
+        for key in programs.keys:
+            parts = [self.values[m][key] for m in range(self._microbatches)]
+            place = programs.rows[key]
+            outputs.append(parts[0] if place is None else tf.concat(parts, axis=place[0]))
+        masks = []
+        for key in programs.masked:
+            parts = [get_keras_mask(self.values[m][key]) for m in range(self._microbatches)]
+            masks.append(tf.concat(parts, axis=0))
+        return outputs, masks
+
+    def _rows_of(self, value: tf.Tensor, microbatch: int, axis: int, per_row: int) -> tf.Tensor:
+        start, stop = share_of_rows(self._share.rows, microbatch, self._microbatches)
+        return value[(*(slice(None),) * axis, slice(start * per_row, stop * per_row))]
+
+    def _share_of(self, microbatch: int) -> Share:
+        whole = self._share
+        start, stop = share_of_rows(whole.rows, microbatch, self._microbatches)
+        first = tf.minimum(whole.first + start, whole.total - 1)
+        leads = tf.equal(whole.first + start, 0) & whole.counts
+        is_first = whole.is_first if microbatch == 0 else tf.constant(False)
+        return Share(stop - start, whole.total, first, whole.counts, leads, is_first)

@@ -1,0 +1,402 @@
+"""Training, evaluation and prediction steps on a pipeline, from batch to logs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.data.shares import share_of_rows, take_share
+from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.transfer import Transfer
+from tfdist._src.internals.keras import loss_tracker_of
+from tfdist._src.keras.fit import atomic_step
+from tfdist._src.keras.fit.atomic_step import AtomicStep
+from tfdist._src.keras.fit.call_checks import training_call
+from tfdist._src.keras.fit.compared_state import StageComparison
+from tfdist._src.keras.fit.metric_state import metric_variables, totals_of
+from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.fit.traffic_notes import note_step
+from tfdist._src.keras.optimizers.late_update import Trial, update_late
+from tfdist._src.monitoring.training import record
+from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.runtime.engine import Engine
+from tfdist._src.pipeline.runtime.error_propagation import propagating_errors
+from tfdist._src.pipeline.runtime.frozen_rank import loss_scale
+from tfdist._src.pipeline.runtime.input import Batch, State, agree_on_batch, next_batch, spec_of
+from tfdist._src.pipeline.runtime.logs import (
+    collect_layer_results,
+    mean_loss,
+    share_logs,
+    sum_over_pipelines,
+)
+from tfdist._src.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor
+from tfdist._src.pipeline.runtime.outputs import Outputs
+from tfdist._src.pipeline.runtime.program_agreement import agree_on_program, agree_on_update
+from tfdist._src.pipeline.runtime.recording import Recorded
+from tfdist._src.pipeline.runtime.step_context import PipelineStep
+from tfdist._src.pipeline.runtime.update import prepare_update
+
+
+class StepRunner:
+    """Runs the steps of a model on this rank.
+
+    Args:
+        model: the PipelineModel.
+        engine: builds its programs.
+        strategy: the model's strategy.
+
+    Attributes:
+        generation: that of the group among whose workers they run.
+        logs: those of the last step.
+    """
+
+    def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
+        self._model = model
+        self._engine = engine
+        self._strategy = strategy
+        self._functions: dict[Any, Any] = {}
+        self._timed = False
+        self.generation = strategy.extended.group.generation
+        self._layer_results = collect_layer_results(model.partition, strategy)
+        self.logs: dict[str, Any] = {}
+        self._compared = StageComparison(model)
+        self._microbatches = 0
+        self._times: Any = None
+
+    def run(self, mode: str, iterator: Iterator[Any]) -> dict[str, Any]:
+        """Runs a training or evaluation step.
+
+        Args:
+            mode: `"train"` or `"test"`.
+            iterator: yields batches.
+
+        Returns:
+            The logs, equal on all ranks.
+
+        Raises:
+            StopIteration: no batch is left.
+        """
+        with propagating_errors(self._strategy):
+            engine = self._engine
+            is_fit = mode == "train" and isinstance(iterator, tf.distribute.DistributedIterator)
+            state = self._state(training_call() if is_fit else None)
+            batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs, state)
+        atomic = mode == "train" and atomic_step.applies(self._strategy)
+        progress = self._strategy.extended.progress
+        with progress.undoing() if atomic else contextlib.nullcontext():
+            logs, totals, times = self._call(mode, batch, atomic=atomic)
+        if totals:
+            for variable, total in zip(metric_variables(self._model), totals, strict=True):
+                variable.value.know_total(total)
+        self.logs = dict(logs)
+        self._times = times
+        if mode == "train":
+            progress.add(1, logged=atomic)
+            rows = batch.rows.numpy().tolist()
+            own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
+            record.add(1, own, sum(rows))
+            step_exchange.grant(batch.asked or Request(0))
+        return self.logs
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[Callable[[], Recorded]]:
+        """Within this context, steps record when their actions run.
+
+        Yields:
+            A function that returns what the last step has recorded on this rank.
+        """
+        self._timed = True
+        try:
+            yield lambda: Recorded(self._microbatches, self._times.numpy())
+        finally:
+            self._timed = False
+
+    def forget(self, mode: str) -> None:
+        """Drops the functions of a mode, to be rebuilt on next use; collective over all ranks."""
+        self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for a batch, on all ranks."""
+        with propagating_errors(self._strategy):
+            batch = agree_on_batch(
+                self._strategy, data, self._engine.check_inputs, self._state(None)
+            )
+        return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
+
+    def _state(self, call: Any) -> State:
+        return State(*self._compared.numbers(call, steps=1), self._compared.check)
+
+    def _call(self, mode: str, batch: Batch, *, atomic: bool = False) -> Any:
+        x, targets, all_rows = batch.x, batch.targets, batch.rows
+        microbatches = self._microbatches_for(all_rows.numpy().tolist())
+        self._microbatches = microbatches
+        x, targets = self._with_rows_of_others((x, targets), all_rows.numpy().tolist())
+        specs = keras.tree.map_structure(spec_of, targets)
+        elastic = atomic and self._strategy.extended.group.elastic
+        key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
+        if key not in self._functions:
+            # Traced for any number of rows, or the first shorter batch would cause a retrace.
+            x_specs = keras.tree.map_structure(spec_of, x)
+            given = x_specs, specs, tf.TensorSpec.from_tensor(all_rows)
+            total = sum(all_rows.numpy().tolist())
+            self._functions[key] = self._make(mode, microbatches, given, total, atomic=atomic)
+            if mode == "train":
+                note_step(self._model, self._engine.transfers(total), total)
+        with propagating_errors(self._strategy):
+            return self._functions[key](x, targets, all_rows)
+
+    def _with_rows_of_others(self, data: Any, all_rows: list[int]) -> Any:
+        """The data; on a replica without rows, for each microbatch a row of another replica.
+
+        It does not count there. Many kernels do not accept empty tensors.
+        """
+        if all(all_rows) or not any(all_rows):
+            return data
+        extended = self._strategy.extended
+        own = all_rows[extended.worker_rank]
+        leads = own > 0 and not any(all_rows[: extended.worker_rank])
+
+        def fill(leaf: Any) -> Any:
+            if leaf is None or not leaf.shape.rank:
+                return leaf
+            row = extended.gather_rows([leaf[: int(leads)]])
+            return leaf if own else tf.repeat(row, self._microbatches, axis=0)
+
+        return keras.tree.map_structure(fill, data)
+
+    def explain(self, data: Any) -> list[Transfer]:
+        """What a training step communicates for a global batch; all ranks call this together."""
+        with propagating_errors(self._strategy):
+            batch = agree_on_batch(
+                self._strategy, data, self._engine.check_inputs, self._state(None)
+            )
+            targets = keras.tree.map_structure(spec_of, batch.targets)
+            rows = batch.rows.numpy().tolist()
+            self._program("train", self._microbatches_for(rows), targets, sum(rows))
+        return self._engine.transfers(sum(rows))
+
+    def _microbatches_for(self, all_rows: Sequence[int]) -> int:
+        # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
+        fewest = min((rows for rows in all_rows if rows > 0), default=1)
+        return int(min(self._strategy.microbatches, fewest))
+
+    def _program(self, mode: str, microbatches: int, targets: Any, rows: int) -> MicrobatchExecutor:
+        group = self._strategy.extended.group
+        with self._in_replica():
+            return agree_on_program(
+                self._engine, group, rows, mode, microbatches, targets, timed=self._timed
+            )
+
+    def _make(
+        self, mode: str, microbatches: int, given: tuple[Any, ...], rows: int, *, atomic: bool
+    ) -> Any:
+        program = self._program(mode, microbatches, given[1], rows)
+
+        def compiled(trial: Trial | None = None) -> Any:
+            def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
+                with self._in_replica():
+                    return self._step(mode, microbatches, program, x, targets, all_rows, trial)
+
+            step = self._engine.compiled(step)
+            return tf.function(step, autograph=False, reduce_retracing=True)
+
+        with propagating_errors(self._strategy):
+            if atomic:
+                group = self._strategy.extended.group
+                scratch, confirm = self._engine.scratch, self._confirm if group.elastic else None
+                step = AtomicStep(self._model, compiled, scratch, confirm)
+                can = step.puts_update_off
+                if not agree_on_update(group, lambda: can(*given)):
+                    step.update_in_place()
+                function = tf.function(step.__call__, autograph=False, reduce_retracing=True)
+            else:
+                function = compiled()
+            function.get_concrete_function(*given)
+        return function
+
+    def _confirm(self) -> tf.Tensor:
+        # No other worker has the state of these stages if it is the only pipeline that is left.
+        return self._strategy.extended.group.native().all_reduce([tf.constant(1.0)])[0]
+
+    @contextlib.contextmanager
+    def _in_replica(self) -> Iterator[None]:
+        extended = self._strategy.extended
+        with (
+            self._strategy.scope(),
+            tf.distribute.ReplicaContext(self._strategy, extended.worker_rank),
+            tf.device(extended.worker_devices[0]),
+        ):
+            yield
+
+    def _step(
+        self,
+        mode: str,
+        microbatches: int,
+        program: MicrobatchExecutor,
+        x: Any,
+        targets: Any,
+        all_rows: tf.Tensor,
+        trial: Trial | None,
+    ) -> Any:
+        rank = self._strategy.extended.worker_rank
+        rows, total = all_rows[rank], tf.reduce_sum(all_rows)
+        inputs = {} if x is None else self._engine.inputs(x)
+        scale = tf.constant(1.0)
+        if mode == "train":
+            scale = loss_scale(self._model.optimizer, self._strategy, self._engine)
+        with PipelineStep(rows, self._strategy, self._engine) as step:
+            feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
+            if mode == "train":
+                self._engine.shared_variables.save_states()
+                self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
+            before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
+            outcome = program.run(feed)
+            if mode == "predict":
+                return self._predictions(feed.outputs, microbatches, rows)
+            if self._strategy.extended.communicates:
+                self._forget_without_rows(before, rows)
+            loss = mean_loss(self._strategy, outcome, rows, total)
+            statistics = [v for s in program.stages.values() for v in s.written]
+            if mode != "train":
+                return *self._logs(mode, loss, rows, total, statistics), outcome.spans
+            update = prepare_update(self._model, self._strategy, self._engine, step)
+            if trial is None:
+                update.apply()
+                return *self._logs(mode, loss, rows, total, statistics), outcome.spans
+            step.late_in, step.late = tf.compat.v1.get_default_graph(), update
+            results = *self._logs(mode, loss, rows, total, statistics), outcome.spans
+            update.communicated += [*outcome.sends, *outcome.last, *tf.nest.flatten(results)]
+            update_late(step, trial)
+            return results
+
+    def _feed(
+        self,
+        mode: str,
+        microbatches: int,
+        inputs: dict[int, Any],
+        targets: Any,
+        all_rows: tf.Tensor,
+        scale: tf.Tensor,
+    ) -> Feed:
+        share = self._share(all_rows, microbatches)
+        bounds = [share_of_rows(share.rows, m, microbatches) for m in range(microbatches)]
+
+        def place(m: int) -> Sequence[tf.Tensor]:
+            start, stop = bounds[m]
+            first = tf.minimum(share.first + start, share.total - 1)
+            return [stop - start, share.total, first]
+
+        return Feed(
+            rows=lambda m: bounds[m][1] - bounds[m][0],
+            inputs=lambda m: take_share(inputs, m, microbatches, microbatches),
+            place=place,
+            seed=scale,
+            outputs=self._outputs_of(mode, microbatches, inputs, targets, share, scale),
+        )
+
+    def _share(self, all_rows: tf.Tensor, microbatches: int) -> Share:
+        """The rows with which this replica computes."""
+        rank = self._strategy.extended.worker_rank
+        own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
+        counts = own > 0
+        return Share(
+            rows=tf.where(counts, own, microbatches),
+            total=tf.reduce_sum(all_rows),
+            first=first,
+            counts=counts,
+            leads=tf.equal(first, 0) & counts,
+            is_first=tf.constant(rank == 0),
+        )
+
+    def _outputs_of(
+        self,
+        mode: str,
+        microbatches: int,
+        inputs: dict[int, Any],
+        targets: Any,
+        share: Share,
+        scale: tf.Tensor,
+    ) -> Outputs | None:
+        if not self._engine.holds_last:
+            return None
+        if mode == "predict":
+            return Outputs(None, microbatches)
+        extended = self._strategy.extended
+        return Outputs(
+            self._engine.outputs(mode, keras.tree.map_structure(spec_of, targets)),
+            microbatches,
+            list(inputs.values()),
+            targets,
+            share,
+            ReplicaCommunication(extended) if extended.communicates else _OneReplica(),
+            scale,
+        )
+
+    def _forget_without_rows(self, before: Sequence[tf.Tensor], rows: tf.Tensor) -> None:
+        """Restores the metrics of a replica without rows, whose updates may be NaN."""
+        variables = metric_variables(self._model)
+        # A metric that was built during the step starts from zero.
+        known = [*before, *(tf.zeros_like(v) for v in variables[len(before) :])]
+        for variable, value in zip(variables, known, strict=True):
+            variable.assign(tf.where(rows > 0, variable, value))
+
+    def _logs(
+        self,
+        mode: str,
+        loss: tf.Tensor,
+        rows: tf.Tensor,
+        total: tf.Tensor,
+        statistics: Sequence[Any],
+    ) -> tuple[Any, Any]:
+        loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
+        results = self._model.get_metrics_result()
+        totals: list[Any] = []
+        if self._strategy.extended.communicates:
+            results, totals = sum_over_pipelines(self._model, statistics, rows, total)
+        kept = totals_of(self._model)
+        if mode == "train" and kept is not None:
+            kept.keep(totals or [tf.convert_to_tensor(v) for v in metric_variables(self._model)])
+        return share_logs(self._strategy, results, self._layer_results), totals
+
+    def _predictions(self, made: Outputs | None, microbatches: int, rows: tf.Tensor) -> Any:
+        graph = self._model.partition.graph
+        if made is not None:
+            parts = [[made.values[m][key] for key in graph.outputs] for m in range(microbatches)]
+            outputs = [tf.concat(some, axis=0) for some in zip(*parts, strict=True)]
+            if self._strategy.extended.communicates:
+                outputs = [tf.cond(rows > 0, lambda t=t: t, lambda t=t: t[:0]) for t in outputs]
+        else:
+            specs = self._engine.output_specs
+            outputs = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
+        pipeline = self._strategy.pipeline_communicator
+        gathered = [pipeline.all_gather(t) for t in outputs]
+        if self._strategy.extended.communicates:
+            gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
+        return self._engine.pack_outputs(gathered)
+
+
+class _OneReplica:
+    """The communication of the only replica, which has all rows."""
+
+    scatters = False
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        pass
+
+    def begin(self) -> None:
+        pass

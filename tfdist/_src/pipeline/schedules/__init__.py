@@ -1,0 +1,112 @@
+"""The built-in schedules by name, and custom ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.validation import check
+from tfdist._src.pipeline.schedules.custom import from_lists
+from tfdist._src.pipeline.schedules.dualpipev import dualpipev
+from tfdist._src.pipeline.schedules.gpipe import gpipe
+from tfdist._src.pipeline.schedules.interleaved import interleaved
+from tfdist._src.pipeline.schedules.interleaved_zb import interleaved_zb
+from tfdist._src.pipeline.schedules.looped_bfs import looped_bfs
+from tfdist._src.pipeline.schedules.one_f_one_b import one_f_one_b
+from tfdist._src.pipeline.schedules.zb_h1 import zb_h1
+from tfdist._src.pipeline.schedules.zbv import zbv
+from tfdist.errors import ScheduleError
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "looped_bfs": looped_bfs,
+    "zb_h1": zb_h1,
+    "interleaved_zb": interleaved_zb,
+    "zbv": zbv,
+    "dualpipev": dualpipev,
+}
+
+
+def make_schedule(
+    schedule: str | Callable[..., Any],
+    ranks: int,
+    microbatches: int,
+    virtual_stages: int | None = None,
+    costs: Costs | None = None,
+) -> Schedule:
+    """Makes a schedule and checks it.
+
+    The same arguments yield the same schedule on every rank.
+
+    Args:
+        schedule: a key of `SCHEDULES`; or a function of `ranks` and `microbatches`, and of
+            `virtual_stages` and `costs` if it has parameters with these names. It returns a
+            `Schedule`, or for each rank a list of `Action`s or of tuples
+            (kind, stage, microbatch).
+        ranks: the number of ranks in the pipeline.
+        microbatches: the number of microbatches per batch.
+        virtual_stages: the number of stages per rank; by default, one for `gpipe`, `1f1b` and
+            `zb_h1`, and two for the others.
+        costs: the costs of the passes, by which the zero-bubble schedules order theirs. By
+            default, all kinds cost the same.
+
+    Returns:
+        A schedule that passes `plan.validation.check`.
+
+    Raises:
+        ValueError: an argument is invalid, or the schedule does not support `virtual_stages`.
+        ScheduleError: a custom function returns an invalid schedule; it is also a `ValueError`.
+
+    Example:
+        >>> make_schedule("zbv", ranks=4, microbatches=8).stages
+        8
+        >>> def mine(ranks, microbatches):
+        ...     passes = [(kind, m) for kind in "FB" for m in range(microbatches)]
+        ...     return [[(kind, rank, m) for kind, m in passes] for rank in range(ranks)]
+        >>> make_schedule(mine, ranks=2, microbatches=4).name
+        'mine'
+    """
+    build = _builder(schedule)
+    sizes = {"ranks": ranks, "microbatches": microbatches, "virtual_stages": virtual_stages}
+    for name, value in sizes.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"`{name}` must be an integer >= 1. Received: {value!r}.")
+    options = {"virtual_stages": virtual_stages, "costs": costs}
+    names = inspect.signature(build).parameters
+    result = build(
+        ranks,
+        microbatches,
+        **{name: value for name, value in options.items() if value is not None and name in names},
+    )
+    if not isinstance(result, Schedule):
+        result = from_lists(getattr(build, "__name__", "custom"), result)
+    check(result)
+    if (result.ranks, result.microbatches) != (ranks, microbatches):
+        raise ScheduleError(
+            f"The schedule {result.name} must have the requested numbers of ranks and "
+            f"microbatches. Received: {result.ranks} ranks with {result.microbatches} "
+            f"microbatches. Return lists for {ranks} ranks with {microbatches}."
+        )
+    if virtual_stages is not None and result.stages != ranks * virtual_stages:
+        raise ValueError(
+            f"The schedule {result.name} has {result.stages} stages on {ranks} ranks. Received: "
+            f"virtual_stages={virtual_stages}. Omit `virtual_stages`, or use interleaved, "
+            f"looped_bfs or interleaved_zb, which accept any number."
+        )
+    return result
+
+
+def _builder(schedule: str | Callable[..., Any]) -> Callable[..., Any]:
+    if callable(schedule):
+        return schedule
+    if str(schedule) not in SCHEDULES:
+        raise ValueError(
+            f"`schedule` must be one of {', '.join(SCHEDULES)}, or a function of ranks and "
+            f"microbatches. Received: {schedule!r}."
+        )
+    return SCHEDULES[schedule]

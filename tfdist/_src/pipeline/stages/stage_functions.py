@@ -1,0 +1,273 @@
+"""A stage's forward and backward pass as functions, traced once for all microbatches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.global_view.layout import Layout
+from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, sublayers_of
+from tfdist._src.pipeline.partition import Key, Partition, Stage, masks_of, pack
+from tfdist._src.pipeline.stages.accumulators import GradientSums
+from tfdist._src.pipeline.stages.split_backward import Part, cut, flatten
+from tfdist._src.pipeline.stages.subgraph import make_function
+from tfdist._src.pipeline.stages.trace import Forward, trace_for_microbatches
+from tfdist._src.pipeline.stages.value_specs import ValueSpec, ValueSpecs
+
+# Values between stages by key; tensors carry Keras masks.
+Tensors = dict[Key, tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The result of a microbatch's forward pass.
+
+    Attributes:
+        values: the values that later stages consume; of the last stage, the model's outputs.
+        loss: the losses of the stage's layers for the microbatch, or None.
+        kept: tensors of the stage's graph, by name, for the backward pass.
+    """
+
+    values: Tensors
+    loss: Any
+    kept: dict[str, tf.Tensor]
+
+
+class StageFunctions:
+    """A stage that this rank holds, for training or not.
+
+    Args:
+        partition: the model's partition.
+        index: the stage's index.
+        specs: the specs of the values between stages.
+        differentiable: the values that have a gradient; empty if nothing is trained.
+        variables: the variables to differentiate.
+        sums: the sums to which the variables' gradients are added.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        training: as for Keras layers.
+        has_loss: whether the losses of its layers count.
+        ends: of the last stage, the model's outputs with a gradient.
+        split: whether the variables' gradients are computed separately.
+        remat: whether the backward pass reruns the forward pass.
+        jit: whether XLA compiles the passes.
+
+    Attributes:
+        stage: the stage.
+        variables: as above.
+        takes_gradients: the outputs whose gradients it receives.
+        gives_gradients: the inputs whose gradients it sends back.
+        without_gradient: those of `gives_gradients` on which nothing differentiable depends.
+        split: whether the variables' gradients are computed separately.
+        written: the variables that each microbatch assigns from its own rows.
+        summed: the variables with a dense gradient.
+        looked_up: the variables with a sparse gradient.
+        done: tensors of the latest call to wait for; empty if nothing had to run.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        index: int,
+        specs: ValueSpecs,
+        differentiable: frozenset[Key],
+        variables: Sequence[Any],
+        sums: GradientSums,
+        layouts_of_variables: Callable[[], Mapping[int, Layout]],
+        *,
+        training: bool,
+        has_loss: bool,
+        ends: Sequence[Key] | None = None,
+        split: bool = False,
+        remat: bool = False,
+        jit: bool = False,
+    ) -> None:
+        self.stage = partition.stages[index]
+        self.variables = list(variables)
+        self.done: list[tf.Tensor] = []
+        self.written = _statistics(partition.stages[index]) if training else []
+        self._has_loss = has_loss
+        self._sums = sums
+        self._training = training
+        self._has_objective = False
+        into = [edge for edge in partition.edges if edge.target == index]
+        out = [edge for edge in partition.edges if edge.source == index]
+        self._partition, self._out = partition, out
+        self._masked = sorted({key for edge in into for key in edge.masked})
+        sent = {key for edge in out for key in edge.keys}
+        self._gives_masks = sorted({key for edge in out for key in edge.masked})
+        self.takes_gradients = sorted(sent & differentiable)
+        if ends is not None:
+            sent = set(self.stage.outputs)
+            self._gives_masks = [key for key in self.stage.outputs if specs.has_mask(key)]
+            self.takes_gradients = sorted(ends)
+        self._others = sorted(sent.difference(self.takes_gradients))
+        crossing = {key for edge in into for key in edge.keys}
+        self.gives_gradients = sorted(crossing & differentiable)
+        inputs = [specs.of(key) for key in self.stage.inputs]
+        inputs += [specs.mask_of(key) for key in self._masked]
+        wanted = [key in self.gives_gradients for key in self.stage.inputs]
+        self._trace = trace_for_microbatches(
+            self._forward,
+            inputs,
+            wanted + [False] * len(self._masked),
+            lambda: self._result_specs(specs),
+            [v.value for v in self.variables],
+            layouts_of_variables,
+            _statistics(self.stage) if training else [],
+            backward=bool(self.variables or self.gives_gradients),
+        )
+        self._parts = cut(self._trace, split=split, remat=remat)
+        self.split = self._parts.weight_gradient is not None
+        self.summed: list[Any] = []
+        accumulators: dict[str, list[tf.Variable]] = {}
+        for variable, gradient in zip(self.variables, self._trace.variable_gradients, strict=False):
+            if isinstance(gradient, tf.Tensor):
+                accumulator = sums.accumulator(variable, gradient)
+                accumulators.setdefault(gradient.name, []).append(accumulator)
+                self.summed.append(variable)
+        self._run = {
+            name: make_function(self._trace, part, f"stage_{index}_{name}", accumulators, jit=jit)
+            for name, part in vars(self._parts).items()
+            if part is not None
+        }
+        self._input_names = dict(
+            zip(self.stage.inputs, (t.name for t in self._trace.inputs), strict=False)
+        )
+        pairs = zip(self.stage.inputs, self._trace.input_gradients, strict=False)
+        found = {key for key, gradient in pairs if gradient is not None}
+        self.without_gradient = [key for key in self.gives_gradients if key not in found]
+        self._sparse = [
+            g if isinstance(g, tf.IndexedSlices) else None for g in self._trace.variable_gradients
+        ]
+        self.looked_up = [
+            v for v, g in zip(self.variables, self._sparse, strict=False) if g is not None
+        ]
+        self._kept_for_variables = {t.name for t in flatten(self._sparse)}
+        if self._parts.weight_gradient is not None:
+            self._kept_for_variables |= {t.name for t in self._parts.weight_gradient.feeds}
+
+    def forward(self, values: Tensors, place: Sequence[tf.Tensor]) -> Ran:
+        """Runs the forward pass of a microbatch.
+
+        Args:
+            values: the stage's inputs.
+            place: its rows, a tensor for each of `PLACE`.
+        """
+        given = [values[key] for key in self.stage.inputs]
+        given += [*(get_keras_mask(values[key]) for key in self._masked), *place]
+        named = dict(zip((t.name for t in self._trace.inputs), given, strict=True))
+        made = self._call("forward", named)
+        outputs = [made[t.name] for t in self._trace.outputs]
+        objective = outputs.pop() if self._has_objective else None
+        others = iter([made[t.name] for t in self._trace.others])
+        result = dict(zip(self.takes_gradients, outputs, strict=True))
+        result.update((key, next(others)) for key in self._others)
+        for key in self._gives_masks:
+            set_keras_mask(result[key], next(others))
+        return Ran(result, objective, {**named, **made})
+
+    def backward(
+        self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
+    ) -> tuple[Tensors, dict[str, tf.Tensor]]:
+        """Runs the backward pass; only the chain of input gradients if it is split.
+
+        Args:
+            kept: the tensors kept by the forward pass.
+            gradients: those of `takes_gradients`.
+            seed: the gradient of the objective.
+
+        Returns:
+            The gradients of `gives_gradients`, and the tensors kept for `add_gradients`.
+        """
+        self.done = []
+        if self._parts.input_gradient is None:
+            # Its outputs have no gradient, but other stages still wait for those of its inputs.
+            zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
+            return zeros, {}
+        seeds = [gradients[key] for key in self.takes_gradients]
+        if self._has_objective:
+            seeds.append(tf.cast(seed, self._trace.seeds[-1].dtype))
+        named = zip((t.name for t in self._trace.seeds), seeds, strict=True)
+        kept = {**kept, **dict(named)}
+        kept |= self._call("input_gradient", kept)
+        by_name = zip(
+            (t.name for t in self._trace.inputs), self._trace.input_gradients, strict=True
+        )
+        found = dict(by_name)
+        given = {}
+        for key in self.gives_gradients:
+            name = self._input_names[key]
+            gradient = found[name]
+            given[key] = (
+                tf.zeros_like(kept[name])
+                if gradient is None
+                else tf.convert_to_tensor(_rebuilt(gradient, kept))
+            )
+        return given, {name: kept[name] for name in self._kept_for_variables if name in kept}
+
+    def add_gradients(self, kept: dict[str, tf.Tensor]) -> None:
+        """Adds the variables' gradients of a microbatch to the sums.
+
+        Args:
+            kept: the tensors kept by `backward`.
+        """
+        self.done = []
+        if self.split:
+            kept = {**kept, **self._call("weight_gradient", kept)}
+        # The dense ones were added as they were computed.
+        sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
+        self._sums.add(self.variables, sparse)
+
+    def _call(self, name: str, given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        part: Part = getattr(self._parts, name)
+        *results, done = self._run[name]([given[t.name] for t in part.feeds])
+        self.done = [done]
+        return dict(zip((t.name for t in part.fetches), results, strict=True))
+
+    def _forward(self, *tensors: tf.Tensor) -> Forward:
+        rest = iter(tensors)
+        values = {key: next(rest) for key in self.stage.inputs}
+        for key in self._masked:
+            set_keras_mask(values[key], next(rest))
+        made = self.stage(values, training=self._training)
+        steps, self.stage.steps = self.stage.steps, []
+        losses = self.stage.losses() if self._has_loss else []
+        self._has_objective = bool(losses)
+        outputs = [made[key] for key in self.takes_gradients]
+        if losses:
+            outputs.append(_sum(losses))
+        others = [made[key] for key in self._others]
+        for edge in self._out:
+            pack(self._partition, edge, made)  # Raises if a mask is missing.
+        masks = masks_of(self._partition, self._gives_masks, made)
+        return Forward(outputs, [*others, *masks], steps)
+
+    def _result_specs(self, specs: ValueSpecs) -> tuple[list[ValueSpec | None], list[ValueSpec]]:
+        """The specs of what `_forward` returns."""
+        outputs: list[ValueSpec | None] = [specs.of(key) for key in self.takes_gradients]
+        others = [specs.of(key) for key in self._others]
+        others += [specs.mask_of(key) for key in self._gives_masks]
+        return outputs + ([None] if self._has_objective else []), others
+
+
+def _statistics(stage: Stage) -> list[Any]:
+    """The statistics of batches in a stage, which are those of microbatches."""
+    layers = [one for layer in stage.layers for one in sublayers_of(layer)]
+    normalizing = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+    return [v.value for one in normalizing for v in one.non_trainable_variables]
+
+
+def _sum(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in terms])
+
+
+def _rebuilt(gradient: Any, made: Mapping[str, tf.Tensor]) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            made[gradient.values.name], made[gradient.indices.name], made[gradient.dense_shape.name]
+        )
+    return made[gradient.name]

@@ -1,0 +1,433 @@
+"""Traces a stage's forward and backward pass into a single graph, which can be cut into parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.global_view.analysis import Analysis
+from tfdist._src.global_view.decision import Value, dims_of
+from tfdist._src.global_view.explain import where
+from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Layout, Symbol
+from tfdist._src.global_view.partition import Lane, Partition
+from tfdist._src.global_view.resharding import Share
+from tfdist._src.internals.extended import copy_here
+from tfdist._src.internals.graphs import trace_into_graph
+from tfdist._src.internals.tensorflow import element_type
+from tfdist._src.pipeline.stages.value_specs import ValueSpec
+from tfdist._src.strategy.step import GlobalStep
+from tfdist.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The result of a stage's forward pass.
+
+    Attributes:
+        outputs: tensors that have a gradient.
+        others: tensors that have none.
+        steps: intermediate values. The operations that lead to their gradients are the chain of
+            input gradients; those that lead only to the variables' gradients can run later.
+    """
+
+    outputs: Sequence[tf.Tensor]
+    others: Sequence[tf.Tensor] = ()
+    steps: Sequence[tf.Tensor] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The graph of a stage's forward and backward pass, and the tensors at its boundary.
+
+    Attributes:
+        graph: the graph.
+        captured: the captured outer tensors, by the names of their inner placeholders.
+        inputs: the placeholders of the inputs.
+        outputs: the outputs of the forward pass that have a gradient.
+        others: those that have none.
+        seeds: the placeholders of the outputs' gradients.
+        input_gradients: for each input, its gradient or None.
+        step_gradients: the gradients of the intermediate values that have one.
+        variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
+        effects: the operations of the forward pass with a side effect, in order.
+        backward_effects: likewise of the backward pass.
+    """
+
+    graph: Any
+    captured: dict[str, Any]
+    inputs: list[tf.Tensor]
+    outputs: list[tf.Tensor]
+    others: list[tf.Tensor]
+    seeds: list[tf.Tensor]
+    input_gradients: list[Any]
+    step_gradients: list[tf.Tensor]
+    variable_gradients: list[Any]
+    effects: list[tf.Operation]
+    backward_effects: list[tf.Operation] = field(default_factory=list)
+
+
+def trace_forward(forward: Callable[..., Forward], inputs: Sequence[tf.TensorSpec]) -> Trace:
+    """Traces a forward pass without its gradients.
+
+    Args:
+        forward: a function of one tensor for each of `inputs`.
+        inputs: the specs of the inputs.
+    """
+    made: dict[str, Any] = {}
+    both = _both(forward, [False] * len(inputs), [], made, backward=False)
+
+    def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        both(*tensors)
+        return [tf.identity(t) for t in made["result"].outputs]
+
+    concrete = tf.function(traced, autograph=False).get_concrete_function(*inputs)
+    return Trace(
+        graph=concrete.graph,
+        captured=_captured(concrete, len(inputs)),
+        inputs=list(concrete.inputs[: len(inputs)]),
+        outputs=list(made["result"].outputs),
+        others=list(made["result"].others),
+        seeds=[],
+        input_gradients=[None] * len(inputs),
+        step_gradients=[],
+        variable_gradients=[],
+        effects=made["effects"],
+    )
+
+
+def _both(
+    forward: Callable[..., Forward],
+    differentiable: Sequence[bool],
+    variables: Sequence[Any],
+    made: dict[str, Any],
+    *,
+    backward: bool,
+) -> Callable[..., None]:
+    """A function that adds a forward pass and its gradients to the default graph.
+
+    Args:
+        forward: the forward pass.
+        differentiable: for each of its inputs, whether its gradient is computed.
+        variables: the variables to differentiate.
+        made: where it notes what it has added.
+        backward: whether it adds gradients.
+    """
+
+    def both(*tensors: tf.Tensor) -> None:
+        watched = [t for t, wanted in zip(tensors, differentiable, strict=True) if wanted]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            if backward:
+                tape.watch([*watched, *variables])
+            result = forward(*tensors)
+        graph = tf.compat.v1.get_default_graph()
+        made["result"] = result
+        made["effects"] = [op for op in graph.get_operations() if _has_effect(op)]
+        if backward:
+            made["seeds"] = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in result.outputs]
+            steps = [t for t in result.steps if t.dtype.is_floating]
+            gradients = tape.gradient(
+                list(result.outputs), [*watched, *steps, *variables], made["seeds"]
+            )
+            made["gradients"] = (
+                gradients[: len(watched)],
+                gradients[len(watched) : len(watched) + len(steps)],
+                gradients[len(watched) + len(steps) :],
+            )
+            forward_effects = set(made["effects"])
+            made["backward effects"] = [
+                op for op in graph.get_operations() if _has_effect(op) and op not in forward_effects
+            ]
+
+    return both
+
+
+def _captured(concrete: Any, given: int) -> dict[str, Any]:
+    pairs = zip(concrete.inputs[given:], concrete.captured_inputs, strict=True)
+    return {inner.name: outer for inner, outer in pairs}
+
+
+# What a microbatch's part of a stage has to know: the number of its rows, of those of the batch,
+# the index of its first row in the batch, and whether it is the last one to pass through the stage.
+PLACE = (*(tf.TensorSpec([], tf.int32),) * 3, tf.TensorSpec([], tf.bool))
+
+
+def trace_for_microbatches(
+    forward: Callable[..., Forward],
+    inputs: Sequence[ValueSpec],
+    differentiable: Sequence[bool],
+    outputs: Callable[[], tuple[Sequence[ValueSpec | None], Sequence[ValueSpec]]],
+    variables: Sequence[Any],
+    layouts_of_variables: Callable[[], Mapping[int, Layout]],
+    own_state: Sequence[Any],
+    *,
+    backward: bool,
+) -> Trace:
+    """Traces a forward pass and its gradients for the whole batch, and cuts it for a microbatch.
+
+    Args:
+        forward: a function of one tensor for each of `inputs`, for all rows of the batch.
+        inputs: the specs of the inputs.
+        differentiable: for each input, whether its gradient is computed.
+        outputs: called after `forward`; returns the specs of its outputs, None for a contribution
+            to the loss, and of its other results.
+        variables: the variables to differentiate.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
+        own_state: the variables that each microbatch assigns from its own rows.
+        backward: False for the forward pass only.
+
+    Returns:
+        A trace whose inputs are `inputs` and `PLACE`.
+
+    Raises:
+        UnsupportedError: the forward pass needs the rows of all microbatches.
+    """
+    whole = _WholeTrace(forward, inputs, differentiable, variables, backward=backward)
+    of_outputs, of_others = outputs()
+    whole.analyze(of_outputs, of_others, layouts_of_variables(), own_state)
+    return whole.cut()
+
+
+class _WholeTrace:
+    """The passes of a stage for all rows of the batch.
+
+    Args:
+        forward: as for `trace_for_microbatches`.
+        inputs: likewise.
+        differentiable: likewise.
+        variables: likewise.
+        backward: likewise.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Forward],
+        inputs: Sequence[ValueSpec],
+        differentiable: Sequence[bool],
+        variables: Sequence[Any],
+        *,
+        backward: bool,
+    ) -> None:
+        self._inputs = list(inputs)
+        self._differentiable = [wanted and backward for wanted in differentiable]
+        self._variables = variables
+        made: dict[str, Any] = {}
+        both = _both(forward, differentiable, variables, made, backward=backward)
+
+        def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            with GlobalStep(own_statistics=True, assigns_own_statistics=True):
+                both(*tensors)
+            result: Forward = made["result"]
+            gradients = [g for some in made.get("gradients", ()) for g in some]
+            return [tf.identity(t) for t in (*result.outputs, *result.others, *_tensors(gradients))]
+
+        self._graph = trace_into_graph("stage", traced, tuple(spec.spec for spec in inputs))
+        self._result: Forward = made["result"]
+        self._effects = made["effects"]
+        self._backward_effects = made.get("backward effects", [])
+        self._seeds: list[tf.Tensor] = made.get("seeds", [])
+        self._of_inputs, self._of_steps, self._of_variables = made.get("gradients", ([], [], []))
+        self._captures = list(self._graph.captures)
+
+    def analyze(
+        self,
+        of_outputs: Sequence[ValueSpec | None],
+        of_others: Sequence[ValueSpec],
+        layouts: Mapping[int, Layout],
+        own_state: Sequence[Any],
+    ) -> None:
+        """Finds out how a microbatch computes its part.
+
+        Args:
+            of_outputs: the specs of the outputs, None for a contribution to the loss.
+            of_others: the specs of the other results of the forward pass.
+            layouts: those of variables, by the ids of their resources.
+            own_state: the variables that each microbatch assigns from its own rows.
+
+        Raises:
+            UnsupportedError: it needs the rows of others.
+        """
+        batch = Symbol()
+        graph = self._graph
+        values = [spec.value(batch) for spec in self._inputs]
+        values += self._of_captures(layouts, own_state)
+        ends = [SETTLED_SUM if s is None else s.value(batch).layout for s in of_outputs]
+        for tensor, spec in zip(self._seeds, of_outputs, strict=False):
+            known = Value(WHOLE, dims_of(tensor)) if spec is None else spec.value(batch)
+            if spec is not None and known.layout.kind == "whole":
+                known = dataclasses.replace(known, layout=SETTLED_SUM)
+            values.append(known)
+            graph.inputs.append(tensor)
+        self._analysis = Analysis(graph, values, batch)
+        self._layouts = [*ends, *(spec.value(batch).layout for spec in of_others)]
+        rest = iter(self._analysis.outputs[len(self._layouts) :])
+        self._layouts += self._of_gradients([value.layout for value in rest], batch)
+        _check_apart(self._analysis, self._layouts)
+
+    def _of_captures(
+        self, layouts: Mapping[int, Layout], own_state: Sequence[Any]
+    ) -> Iterator[Value]:
+        written = {id(tensor) for tensor, _ in writes(self._graph.get_operations())}
+        own = {id(_handle(v)) for v in own_state}
+        trained = {id(_handle(v)) for v in self._variables}
+        # The resources and types of variables that all microbatches would change alike.
+        self._saved: list[tuple[Any, Any]] = []
+        for outer, inner in self._captures:
+            layout = layouts.get(id(outer), WHOLE)
+            if id(inner) in written and id(outer) in own:
+                layout = LOCAL
+            elif id(inner) in written and layout == WHOLE and id(outer) not in trained:
+                dtype = element_type(inner)
+                self._saved += [] if dtype is None else [(outer, dtype)]
+            yield Value(layout, dims_of(inner))
+
+    def _of_gradients(self, known: Sequence[Layout], batch: Symbol) -> list[Layout]:
+        """The layouts that a microbatch needs of gradients, of which it has its contributions."""
+        found: list[Layout] = []
+        at = iter(known)
+        wanted = zip(self._inputs, self._differentiable, strict=True)
+        for gradient, spec in zip(self._of_inputs, [s for s, w in wanted if w], strict=True):
+            own = [next(at) for _ in _tensors([gradient])]
+            layout = spec.value(batch).layout
+            layout = layout if layout.kind == "rows" else SETTLED_SUM
+            found += _of_slices(own) if len(own) > 1 else [layout for _ in own]
+        found += [next(at) for _ in _tensors(self._of_steps)]
+        for gradient in self._of_variables:
+            own = [next(at) for _ in _tensors([gradient])]
+            found += _of_slices(own) if len(own) > 1 else [SETTLED_SUM for _ in own]
+        return found
+
+    def cut(self) -> Trace:
+        """The trace of a microbatch."""
+        made: dict[str, Any] = {}
+        count = len(self._inputs)
+
+        def microbatch(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            before = [(outer, _read(outer, dtype)) for outer, dtype in self._saved]
+            own, total, first, is_last = tensors[count:]
+            leads = tf.equal(first, 0) & (own > 0)
+            share = Share(own, total, first, None, leads, leads)
+            partition = Partition(self._analysis, Lane(share, NoPeers()))
+            made["seeds"] = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in self._seeds]
+            outside = [outer for outer, _ in self._captures]
+            given = [*tensors[:count], *outside, *made["seeds"]]
+            made["results"] = partition.add(given, self._layouts)
+            made["effects"] = [op for one in self._effects for op in partition.made(one)]
+            made["backward effects"] = [
+                op for one in self._backward_effects for op in partition.made(one)
+            ]
+            # All microbatches begin with the same state, which the last one changes.
+            made["effects"] += [
+                tf.raw_ops.AssignVariableOp(
+                    resource=outer, value=tf.where(is_last, _read(outer, value.dtype), value)
+                )
+                for outer, value in before
+            ]
+            return [tf.identity(t) for t in made["results"][: len(self._result.outputs)]]
+
+        specs = [*(spec.spec for spec in self._inputs), *PLACE]
+        concrete = tf.function(microbatch, autograph=False).get_concrete_function(*specs)
+        results = iter(made["results"])
+        outputs = [next(results) for _ in self._result.outputs]
+        others = [next(results) for _ in self._result.others]
+        of_inputs, of_steps, of_variables = (
+            [_like(gradient, results) for gradient in gradients]
+            for gradients in (self._of_inputs, self._of_steps, self._of_variables)
+        )
+        rest = iter(of_inputs)
+        return Trace(
+            graph=concrete.graph,
+            captured=_captured(concrete, len(specs)),
+            inputs=list(concrete.inputs[: len(specs)]),
+            outputs=outputs,
+            others=others,
+            seeds=made["seeds"],
+            input_gradients=[
+                *(next(rest) if wanted else None for wanted in self._differentiable),
+                *(None for _ in PLACE),
+            ],
+            step_gradients=[g for g in of_steps if g is not None],
+            variable_gradients=of_variables,
+            effects=made["effects"],
+            backward_effects=made["backward effects"],
+        )
+
+
+def _tensors(gradients: Sequence[Any]) -> list[tf.Tensor]:
+    present = [gradient for gradient in gradients if gradient is not None]
+    return list(tf.nest.flatten(present, expand_composites=True))
+
+
+def _like(gradient: Any, tensors: Iterator[tf.Tensor]) -> Any:
+    """The next tensors as a gradient: None, a tensor or slices."""
+    if gradient is None:
+        return None
+    return tf.nest.map_structure(lambda _: next(tensors), gradient, expand_composites=True)
+
+
+def _of_slices(known: Sequence[Layout]) -> list[Layout]:
+    """The layouts of the values, the indices and the shape of slices."""
+    values, indices, *rest = known
+    of_rows = next((one for one in (values, indices) if one.kind in ("rows", "local")), None)
+    first = [of_rows, of_rows] if of_rows is not None else [SETTLED_SUM, WHOLE]
+    return [*first, *(WHOLE for _ in rest)]
+
+
+def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
+    """Raises UnsupportedError if a microbatch needs the rows of others."""
+    for _, op in analysis.communicated(wanted):
+        raise UnsupportedError(
+            "A layer in a stage of a pipeline must treat the rows of a batch independently, since "
+            f"they come in microbatches. Received: {op.name!r} ({where(op)}), which needs all "
+            "rows. Compute it in the loss or a metric, or use tfdist.MultiWorkerMirroredStrategy."
+        )
+
+
+def _handle(variable: Any) -> Any:
+    """The resource of this replica's copy of a `tf.Variable`."""
+    return (copy_here(variable) if hasattr(variable, "values") else variable).handle
+
+
+def _read(resource: Any, dtype: Any) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=resource, dtype=dtype)
+
+
+class NoPeers:
+    """The communication of a microbatch, which knows nothing of the others."""
+
+    scatters = False
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch reduces {tensors}.")
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch gathers {tensors}.")
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch scatters {tensors}.")
+
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        pass
+
+    def begin(self) -> None:
+        raise AssertionError("A microbatch communicates.")
+
+
+def writes(operations: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Operation]]:
+    """The resources that operations may write, each with its operation."""
+    return [
+        (tensor, op)
+        for op in operations
+        for tensor in op.inputs
+        if tensor.dtype == tf.resource and op.type not in _READ
+    ]
+
+
+_READ = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Placeholder")
+
+
+def _has_effect(op: tf.Operation) -> bool:
+    return op.op_def is not None and op.op_def.is_stateful and op.type not in _READ

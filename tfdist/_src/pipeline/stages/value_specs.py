@@ -1,0 +1,164 @@
+"""The values passed between stages: the shape, type and mask of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm.native_ops import TYPES
+from tfdist._src.global_view.decision import Value
+from tfdist._src.global_view.layout import WHOLE, Dim, Symbol, rows
+from tfdist._src.internals.keras import get_keras_mask
+from tfdist._src.pipeline.partition.cut import Edge, Partition
+from tfdist._src.pipeline.partition.graph import Call, Key
+from tfdist.errors import UnsupportedError
+
+# Shapes are inferred with this many rows: a dimension unknown to Keras that is a multiple of it is
+# a multiple of the rows.
+_ROWS = 1_000_003
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """The spec of a tensor whose number of rows is known at run time.
+
+    Attributes:
+        shape: for each dimension, its size with no rows, and its growth per row.
+        dtype: its type.
+    """
+
+    shape: tuple[tuple[int, int], ...]
+    dtype: tf.DType
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The same as a `tf.TensorSpec`."""
+        return tf.TensorSpec(
+            [None if per_row else size for size, per_row in self.shape], self.dtype
+        )
+
+    def shape_for(self, rows: tf.Tensor) -> tf.Tensor:
+        """The shape for a number of rows."""
+        rows = tf.cast(rows, tf.int64)
+        return tf.stack([size + per_row * rows for size, per_row in self.shape])
+
+    def value(self, batch: Symbol) -> Value:
+        """What is known of such a value.
+
+        Args:
+            batch: the number of rows of the batch.
+        """
+        axes = [axis for axis, (_, per_row) in enumerate(self.shape) if per_row]
+        of_rows = len(axes) == 1 and not self.shape[axes[0]][0]
+        dims = [Dim(size) for size, _ in self.shape]
+        for axis in axes:
+            per_row = self.shape[axis][1]
+            dims[axis] = Dim(per_row, (batch,)) if of_rows else Dim(1, (Symbol(self, axis),))
+        layout = rows(axes[0], inner=Dim(self.shape[axes[0]][1])) if of_rows else WHOLE
+        return Value(layout, tuple(dims))
+
+
+class ValueSpecs:
+    """The specs of all values between the stages of a model.
+
+    Traces the full model's forward pass symbolically; no rank needs the values of its variables.
+
+    Args:
+        partition: the model's partition.
+
+    Raises:
+        UnsupportedError: a shape depends on the data, or a value between stages is not numeric.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self._tensors: dict[Key, ValueSpec] = {}
+        self._masks: dict[Key, ValueSpec] = {}
+        self._made: dict[Key, tf.TensorSpec] = {}
+        self._specs = partition.graph.specs
+        graph = partition.graph
+
+        def note(call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
+            specs = {key: tf.TensorSpec(v.shape, v.dtype, call.name) for key, v in made.items()}
+            self._made.update(specs)
+            return made
+
+        def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            values: dict[Key, Any] = dict(zip(graph.inputs, inputs, strict=True))
+            with keras.StatelessScope(initialize_variables=False):
+                for stage in partition.stages:
+                    values.update(stage(values, training=False, after=note))
+            crossing = {key for edge in partition.edges for key in edge.keys}
+            for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
+                self._tensors[key] = _value_spec(values[key], graph.specs[key].shape)
+            masked = {key for edge in partition.edges for key in edge.masked}
+            masked.update(key for key in graph.outputs if get_keras_mask(values[key]) is not None)
+            for key in masked:
+                self._masks[key] = _value_spec(get_keras_mask(values[key]))
+            return []
+
+        specs = [graph.specs[key].with_rows(_ROWS).form for key in graph.inputs]
+        tf.function(forward, autograph=False).get_concrete_function(*specs)
+        for key in [key for key, _ in self._tensors.items() if key in graph.inputs]:
+            spec = graph.specs[key]
+            self._tensors[key] = _value_spec(spec.with_rows(_ROWS).form, spec.shape)
+        for edge in partition.edges:
+            _check_numeric(edge, self.of_edge(edge))
+
+    def of(self, key: Key) -> ValueSpec:
+        """The spec of a value between stages, or of a model input or output."""
+        return self._tensors[key]
+
+    def anywhere(self, key: Key) -> ValueSpec:
+        """The spec of any value, whether or not it crosses stages.
+
+        Raises:
+            UnsupportedError: its shape depends on the data.
+        """
+        return _value_spec(self._made[key], self._specs[key].shape)
+
+    def has_mask(self, key: Key) -> bool:
+        """Whether a value between stages, or a model output, has a mask."""
+        return key in self._masks
+
+    def mask_of(self, key: Key) -> ValueSpec:
+        """The spec of a value's mask."""
+        return self._masks[key]
+
+    def of_edge(self, edge: Edge) -> list[ValueSpec]:
+        """The specs of what `partition.packing.pack` returns for an edge."""
+        return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
+
+
+def _value_spec(tensor: Any, known: Sequence[int | None] = ()) -> ValueSpec:
+    if tensor.shape.rank is None or None in tensor.shape.as_list():
+        raise UnsupportedError(
+            f"The shape of {tensor.name!r} depends on the data: {tensor.shape}. Between stages, "
+            "all dimensions but the rows must be known. Give the model's inputs fixed shapes, or "
+            "cut the model elsewhere with `cuts`."
+        )
+    sizes = tensor.shape.as_list()
+    # A layer's custom `compute_output_shape` may be wrong.
+    known = known if len(known) == len(sizes) else [None] * len(sizes)
+    dimensions = [_dimension(*each) for each in zip(sizes, known, strict=True)]
+    return ValueSpec(tuple(dimensions), tensor.dtype)
+
+
+def _check_numeric(edge: Edge, specs: Sequence[ValueSpec]) -> None:
+    wrong = sorted({spec.dtype.name for spec in specs if spec.dtype not in TYPES})
+    if wrong:
+        raise UnsupportedError(
+            f"A value of type {wrong[0]} cannot cross from stage {edge.source} to stage "
+            f"{edge.target}. Cast it to a number or a bool, or cut the model elsewhere with `cuts`."
+        )
+
+
+def _dimension(size: int, known: int | None) -> tuple[int, int]:
+    if known == size:
+        return size, 0
+    per_row = round(size / _ROWS)
+    rest = size - per_row * _ROWS
+    return (rest, per_row) if abs(rest) < _ROWS // 4 and per_row else (size, 0)

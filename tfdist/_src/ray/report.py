@@ -1,0 +1,106 @@
+"""Reports metrics and checkpoints of `fit` to Ray."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import ray.train
+
+from tfdist._src.callbacks.arguments import is_positive
+from tfdist._src.callbacks.backup_and_restore import BackupAndRestore
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.this_worker import is_chief
+from tfdist._src.keras.fit.added_callbacks import RunsLast
+
+MODEL = "model.keras"
+
+
+class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports the logs of each epoch, with a checkpoint that holds the model.
+
+    All workers report, as Ray wants it; the checkpoint is the chief's: a folder with `model.keras`,
+    which `keras.models.load_model` reads. It has the weights of that epoch, also where
+    `EarlyStopping` restores better ones afterwards. To resume a training exactly, add
+    `tfdist.callbacks.BackupAndRestore`.
+
+    With `backup`, it also heeds Ray's notice that a node is about to be taken away: the state is
+    saved, and the training goes on until Ray starts it again elsewhere.
+
+    Args:
+        checkpoint_every: how many epochs there are from one checkpoint to the next; the last epoch
+            has one, too, unless this is 0. Ray's `Result.metrics` are those of the last checkpoint.
+        backup: the callback that saves when a node is about to be taken away.
+        preemption_every: how many steps there are from one question to the next whether one is. All
+            workers wait for one another then, for about 3 ms.
+
+    Raises:
+        ValueError: `checkpoint_every` is negative, or `preemption_every` is not positive.
+
+    Example:
+        ```python
+        backup = tfdist.callbacks.BackupAndRestore("/shared/run7", save_every=500)
+        model.fit(dataset, callbacks=[tfdist.ray.ReportCallback(backup=backup), backup])
+        # On the driver:
+        with result.checkpoint.as_directory() as folder:
+            model = keras.models.load_model(f"{folder}/model.keras")
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(
+        self,
+        checkpoint_every: int = 1,
+        backup: BackupAndRestore | None = None,
+        preemption_every: int = 50,
+    ) -> None:
+        super().__init__()
+        if checkpoint_every < 0:
+            raise ValueError(
+                "`checkpoint_every` must be a number of epochs, or 0. Received: "
+                f"{checkpoint_every}. Pass 1."
+            )
+        if not is_positive(preemption_every):
+            raise ValueError(
+                "`preemption_every` must be a positive number of steps. Received: "
+                f"{preemption_every!r}. Pass 50."
+            )
+        self._every = checkpoint_every
+        self._backup = backup
+        self._ask_every = preemption_every
+        self._steps = 0
+        self._announced: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"ReportCallback(checkpoint_every={self._every})"
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        """Needs nothing of them, but that they have decided whether this is the last epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        self._steps += 1
+        if self._backup is None or self._steps % self._ask_every:
+            return
+        notice = ray.train.get_preemption_info()
+        if notice is None or self._announced.issuperset(notice.preempted_node_ids):
+            return
+        self._announced.update(notice.preempted_node_ids)
+        if is_chief():
+            say("tfdist: Ray is about to take away a node: saving the state")
+        self._backup.save_soon()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        metrics = {name: np.asarray(value).tolist() for name, value in (logs or {}).items()}
+        last = epoch + 1 == self.params["epochs"] or self.model.stop_training
+        if not self._every or ((epoch + 1) % self._every and not last):
+            ray.train.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save(Path(folder) / MODEL)  # by all workers: each may hold a part
+            checkpoint = ray.train.Checkpoint.from_directory(folder) if is_chief() else None
+            ray.train.report(metrics, checkpoint=checkpoint)

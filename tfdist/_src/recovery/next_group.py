@@ -1,0 +1,112 @@
+"""Which group of workers is formed next, and when others are admitted to it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+from tfdist._src.cluster import Membership, Session
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.keras.fit.delivered_once import DeliveredOnce
+from tfdist._src.recovery.preemption import preemption
+from tfdist._src.recovery.stages import OthersLeave, Stages, StagesMissing
+from tfdist.errors import GroupLostError
+
+
+class NextGroup:
+    """Forms one group after the other.
+
+    Args:
+        stages: of the model in training.
+        callbacks: those of the call of `fit`.
+        membership: decides on the group; None for a process that has yet to be admitted.
+        min_workers: how many workers it must have.
+        max_workers: how many it may admit; None for any number.
+
+    Attributes:
+        membership: this process's, once it has one.
+        min_workers: as given.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        callbacks: DeliveredOnce,
+        membership: Membership | None,
+        *,
+        min_workers: int,
+        max_workers: int | None,
+    ) -> None:
+        self.membership = membership
+        self.min_workers = min_workers
+        self._stages, self._group = stages, stages.group
+        self._callbacks = callbacks
+        self._most = stages.most(max_workers)
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether processes wait that the next group would admit."""
+        waiting = len(self.membership.waiting) if self.membership is not None else 0
+        size, most = self._group.topology.size, self._most
+        if not waiting or (most is not None and size >= most):
+            return False
+        # Fewer may be in no pipeline.
+        return not self._stages.divided or size + waiting >= (most or 0)
+
+    def first(self) -> Session:
+        """A group that may be too small for training, if a callback saves then."""
+        return self._of_those_left(())
+
+    def after(self, error: OthersLeave | StagesMissing) -> Session:
+        """The group after one that has formed no pipelines, or not only pipelines.
+
+        Args:
+            error: why.
+
+        Raises:
+            GroupLostError: there are no workers for a single pipeline.
+        """
+        if isinstance(error, OthersLeave):
+            return self._of_those_left(error.ranks)
+        size = max(self._group.topology.size + len(error.missing), self.min_workers)
+        snapshots = any(hasattr(one, "on_state_lost") for one in self._callbacks.callbacks)
+        if not snapshots:
+            raise GroupLostError(error.without_others)
+        if self._group.topology.is_chief:
+            say(f"tfdist: {error} Training waits for new workers, to go back to a snapshot.")
+        try:
+            # There is nothing to save.
+            check = functools.partial(preemption.check, saved=False)
+            return self._form(check, min_workers=size, max_workers=size)
+        except GroupLostError as lost:
+            raise GroupLostError(f"{error.without_others} {lost}") from lost
+
+    def large_enough(self, *, saved: bool = False) -> Session:
+        """A group that is large enough for training.
+
+        Args:
+            saved: whether the state is saved, so that SIGTERM while this waits is answered as in a
+                step.
+        """
+        check = functools.partial(preemption.check, saved=saved)
+        return self._form(check)
+
+    def _of_those_left(self, leaving: Collection[int]) -> Session:
+        lost = len({*self._group.session.lost_ranks, *leaving})
+        left, check = self._group.topology.size - lost, preemption.later_check()
+        if left < self.min_workers and any(map(save_of, self._callbacks.callbacks)):
+            return self._form(check, min_workers=1, joiners_welcome=False)
+        if lost and left >= self.min_workers and self._stages.divided:
+            return self._form(check, joiners_welcome=False)  # they may be in no pipeline
+        return self._form(check)
+
+    def _form(self, check: Callable[[], None], **changes: Any) -> Session:
+        assert self.membership is not None
+        terms = {"min_workers": self.min_workers, "max_workers": self._most}
+        return self.membership.regroup(**{**terms, **changes}, check=check)
+
+
+def save_of(callback: Any) -> Any:
+    """What a callback does before the workers wait for others, who may never come."""
+    return getattr(callback, "on_group_wait", None)

@@ -1,0 +1,142 @@
+"""SIGTERM from a scheduler asks this worker to save the state and to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+
+_FORMS_SECONDS = 10.0
+"""How long a group may still take to form after SIGTERM: then the next step saves the state."""
+
+
+class Preemption:
+    """This process's answer to SIGTERM during `fit`.
+
+    Attributes:
+        asked: whether SIGTERM has arrived during `fit`.
+        release: called by all workers at the end of a step if one was asked; raises if only some of
+            them leave, and returns if all have to. Set by what can go on without workers.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.release: Callable[[], object] = lambda: None
+        self._before: Any = None  # the handling outside of `fit`, if it is not in force
+        self._pid = 0
+
+    @contextlib.contextmanager
+    def releasing(self, release: Callable[[], object]) -> Iterator[None]:
+        """Sets `release` within this context."""
+        before, self.release = self.release, release
+        try:
+            yield
+        finally:
+            self.release = before
+
+    @contextlib.contextmanager
+    def heeding(self) -> Iterator[None]:
+        """Within this context, SIGTERM makes a request and does not end the process.
+
+        Nor do further ones: a scheduler's signal reaches a worker twice if it also goes to the
+        launcher, which passes it on. For the same reason, SIGTERM is ignored from then on if the
+        context is left with the exit code of a worker that has saved its state. In processes that
+        are forked meanwhile, the handling from before is in force.
+
+        Outside of the main thread, where Python allows no handlers, nothing changes.
+        """
+        before = signal.getsignal(signal.SIGTERM)
+        # None if another language has installed it.
+        if before in (None, self._handle) or not _in_main_thread():
+            yield
+            return
+        self.asked, self._before, self._pid = False, before, os.getpid()
+        signal.signal(signal.SIGTERM, self._handle)
+        after = before
+        try:
+            with step_exchange.asking(Request.SAVE_AND_EXIT, lambda: self.asked):
+                yield
+        except SystemExit as error:
+            self.asked = False  # This process ends, as it was asked to.
+            if error.code == PREEMPTED:
+                after = signal.SIG_IGN
+            raise
+        finally:
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, after)
+            if after is before:
+                self._before = None
+            if self.asked:  # The training ended first.
+                self.asked = False
+                signal.raise_signal(signal.SIGTERM)
+
+    def check(self, *, saved: bool) -> None:
+        """Ends a wait for other workers if SIGTERM has arrived.
+
+        Without a saved state, the handling outside of `fit` decides.
+
+        Args:
+            saved: whether the state of the training is saved.
+
+        Raises:
+            SystemExit: SIGTERM has arrived, and the state is saved.
+        """
+        if not self.asked:
+            return
+        if saved:
+            say(f"tfdist: SIGTERM: exiting with code {PREEMPTED}, to be started again.")
+            raise SystemExit(PREEMPTED)
+        self.asked = False
+        signal.signal(signal.SIGTERM, self._before)
+        signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def later_check(self) -> Callable[[], None]:
+        """Returns a check for one wait for a group whose next step would save the state.
+
+        A group usually forms within a second, and the request is granted in its first step. If it
+        takes longer, because a worker is busy or silent, the check ends the wait: the launcher
+        kills this process soon in any case.
+        """
+        since: float | None = None
+
+        def check() -> None:
+            nonlocal since
+            if self.asked:
+                since = time.monotonic() if since is None else since
+                if time.monotonic() - since >= _FORMS_SECONDS:
+                    self.check(saved=False)
+
+        return check
+
+    def in_child(self) -> None:
+        """Restores the handling from before in a process that has just been forked."""
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before, self.asked = None, False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self.asked = True
+        else:  # It has arrived before `in_child` was called.
+            self.in_child()
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+preemption = Preemption()
+"""This process's."""
+
+os.register_at_fork(after_in_child=preemption.in_child)

@@ -1,0 +1,353 @@
+"""Goes on with training in another group of workers, in the same process."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.cluster import Membership, Session
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.added_callbacks import Entries
+from tfdist._src.keras.fit.metric_state import keep_totals
+from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.optimizers.accumulation import accumulate_sums
+from tfdist._src.monitoring.training import record
+from tfdist._src.recovery.from_snapshot import BeginsAnew, go_back
+from tfdist._src.recovery.group_info import report_change, tell_of_change
+from tfdist._src.recovery.live_training_data import begin_live, keep_validation
+from tfdist._src.recovery.lost_workers import is_loss
+from tfdist._src.recovery.membership import be_admitted
+from tfdist._src.recovery.newcomer import decode, encode, enter_at, entry_of
+from tfdist._src.recovery.next_group import NextGroup, save_of
+from tfdist._src.recovery.peer_state import ReplacedValues, share_state
+from tfdist._src.recovery.preemption import preemption
+from tfdist._src.recovery.release import release
+from tfdist._src.recovery.stages import OthersLeave, Stages, StagesMissing
+from tfdist._src.recovery.stale_graphs import StaleGraphs
+from tfdist._src.recovery.standing import Agreement, Standing, agree
+from tfdist._src.snapshots.shard_state import ShardState
+from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist.errors import GroupLostError, TfdistError
+
+_MOST_CHANGES = 8
+"""How often the group may change without a step in between."""
+
+
+class Recovery:
+    """One call of `fit` on a group of workers that may change.
+
+    Args:
+        model: in training.
+        entries: what all entries of the call have in common.
+        membership: decides on the group; None for a process that has yet to be admitted.
+        min_workers: how many workers it must have.
+        max_workers: how many it may admit; None for any number.
+        keeps_rows: whether a worker's part of a batch keeps its rows, rather than the whole batch.
+        shards: what each worker holds of a sharded optimizer.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        entries: Entries,
+        membership: Membership | None,
+        *,
+        min_workers: int,
+        max_workers: int | None,
+        keeps_rows: bool,
+        shards: ShardState,
+    ) -> None:
+        self._model, self._stages = model, Stages(model)
+        self._extended = model.distribute_strategy.extended
+        self._group = self._extended.group
+        self._group.elastic = True
+        self._entries, self._callbacks, self._data = entries, entries.callbacks, entries.data
+        self._keeps_rows = keeps_rows
+        self._live = begin_live(self._model, self._data, keeps_rows=keeps_rows)
+        self._validation = keep_validation(model, self._data)
+        self._totals = keep_totals(model)
+        self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
+        accumulate_sums(model, joins=membership is None)
+        self._next = NextGroup(
+            self._stages,
+            entries.callbacks,
+            membership,
+            min_workers=min_workers,
+            max_workers=max_workers,
+        )
+        self._steps_before: dict[int, int] = {}  # epochs
+        self._known = self._group.topology  # what callbacks know
+        self._lost: GroupLostError | None = None  # why no worker has the state
+        self._changed_at = (-1, 0)  # after which step, and how often
+
+    @property
+    def membership(self) -> Membership | None:
+        """This process's membership, once it has one."""
+        return self._next.membership
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether processes wait that the next group would admit."""
+        return self._next.can_grow
+
+    def release(self) -> None:
+        """Lets the workers leave that SIGTERM has asked, if the others can go on; called by all.
+
+        Raises:
+            SystemExit: this worker leaves, and others go on.
+            OthersLeave: others leave.
+            TfdistError: a worker is lost.
+        """
+        assert self.membership is not None
+        release(
+            self._group,
+            self.membership,
+            self._stages.alike(),
+            self.shards.held(),
+            min_workers=self._next.min_workers,
+            steps=self._extended.progress.standing,
+        )
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Records how many steps stood before an epoch."""
+        recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
+        before = self._extended.progress.standing - self._data.batches_before
+        self._steps_before = {epoch: before} | recent
+        self._data.epoch_begins()
+
+    def batch_begins(self) -> None:
+        """Makes the state that has been restored count, once it has been on all workers."""
+        if self._extended.progress.torn:
+            self._group.exchange("state restored", "")
+            self._extended.progress.torn = False
+        self.shards.batch_begins()
+        self.graphs.step_begins()
+
+    def can_help(self, error: BaseException) -> bool:
+        """Whether an error is that of a group that has lost a worker."""
+        steps, times = self._changed_at
+        if self._extended.progress.standing == steps and times > _MOST_CHANGES:
+            return False
+        silence = self._group.options.heartbeat_timeout
+        return is_loss(error, self._group.session, silence, check=preemption.later_check())
+
+    def change(self, leave: OthersLeave | None = None) -> None:
+        """Forms another group, and brings this worker to where it goes on.
+
+        Args:
+            leave: who leaves; None if workers are lost or wait to be admitted.
+
+        Raises:
+            SystemExit: SIGTERM has arrived while this worker waits for others.
+            TfdistError: training cannot go on here.
+        """
+        began, lost = time.monotonic(), bool(leave or self._group.session.lost_ranks)
+        self._callbacks.stopped = bool(self._model.stop_training)
+        step_exchange.grant(Request(0))  # What still holds is asked again in the next step.
+        form: Callable[[], Session] = self._next.first
+        if leave is not None:
+            form = functools.partial(self._next.after, leave)
+        while True:
+            try:
+                agreement = self._enter(form(), is_new=False)
+                if self._group.topology.size < self._next.min_workers:
+                    saved = False
+                    if agreement and not agreement.newcomers:  # They have nothing to save.
+                        saved = self._save_before_waiting(agreement)
+                    session = self._next.large_enough(saved=saved)
+                    agreement = self._enter(session, is_new=False)
+                if agreement is None:
+                    self._go_back()
+                break
+            except (StagesMissing, OthersLeave) as error:
+                form = functools.partial(self._next.after, error)
+            except (tf.errors.OpError, TfdistError) as error:
+                if not self.can_help(error):
+                    raise
+                form = self._next.first
+        if agreement is not None:
+            self._go_on(agreement)
+        self._report(time.monotonic() - began, lost=lost)
+
+    def join(self) -> None:
+        """Waits to be admitted, and brings this worker to where the others go on.
+
+        Raises:
+            CallHasEnded: the others have ended this call of `fit`.
+            BeginsAnew: the others are lost with the state, and `fit` is to be entered once more.
+            TfdistError: it was not admitted, or cannot go on.
+        """
+        self._next.membership, session = be_admitted(self._group)
+        self._live.came_later = True
+        while True:
+            form: Callable[[], Session] = self._next.large_enough
+            try:
+                agreement = self._enter(session, is_new=True)
+                if self._group.topology.size >= self._next.min_workers:
+                    if agreement is None:
+                        self._go_back()
+                    break
+            except (StagesMissing, OthersLeave) as error:
+                form = functools.partial(self._next.after, error)
+            except (tf.errors.OpError, TfdistError) as error:
+                if not self.can_help(error):
+                    raise
+            session = form()
+        self._known = self._group.topology
+        if agreement is None:
+            raise BeginsAnew
+
+    def _enter(self, session: Session, *, is_new: bool) -> Agreement | None:
+        """Enters a group and takes the state over; returns None if no worker has it."""
+        self._group.regroup(session)
+        self._stages.follow_group(self._next.membership)
+        standing = Standing(is_new=True, came_later=True) if is_new else self._standing()
+        standing = dataclasses.replace(standing, shards=self.shards.held())
+        texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
+        answers = [json.loads(text) for text in texts]
+        standings = [Standing.from_json(text) for text, _ in answers]
+        came = any(one.came_later for one in standings)
+        try:
+            with self.shards.following():
+                agreement = agree(standings, self._stages.alike())
+        except GroupLostError as error:
+            self._validation.group_changes(-1, is_new=is_new, others_came=came)
+            self._lose(error, max(one.steps for one in standings))
+            return None
+        takes = session.rank in agreement.takers
+        redoes = session.rank in agreement.redo
+        replaced = None
+        if takes:
+            has_own = not (is_new or standing.is_torn or redoes)
+            replaced = ReplacedValues() if has_own else None
+            self._extended.progress.torn = True  # until it has all
+        if redoes:
+            self._extended.progress.redo()
+        if agreement.shards is not None:
+            self.shards.take(agreement.shards, agreement.steps)
+        if agreement.takers:
+            self._share_state(agreement, takes=takes, replaced=replaced)
+        self._stand_at(agreement.steps)
+        if takes or redoes:
+            self._live.logs = answers[agreement.source][1]
+        self.graphs.group_changes()
+        self._live.compares = came
+        self._validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
+        set_initial_epoch(self._model, agreement.epoch)
+        if any(one.is_new for one in standings):
+            self._share_entry(agreement, is_new=is_new)
+        if not is_new:
+            self._end_last_batch(agreement)
+        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
+        return agreement
+
+    def _share_state(
+        self, agreement: Agreement, *, takes: bool, replaced: ReplacedValues | None
+    ) -> None:
+        """Passes the state on; if that fails, a worker has what it had before."""
+        source = self._stages.position_of(agreement.sources[self._group.session.rank])
+        workers = self._extended.workers
+        try:
+            share_state(self._model, self._totals, workers, source, takes=takes, replaced=replaced)
+        except BaseException:
+            if replaced is not None:
+                # The one that was a step ahead may have been the only one, and lost.
+                self._extended.progress.torn = not replaced.put_back()
+            raise
+
+    def _stand_at(self, steps: int) -> None:
+        self._extended.progress.restore(steps)
+        self.shards.settle()
+        before, times = self._changed_at
+        self._changed_at = steps, times + 1 if before == steps else 1
+
+    def _lose(self, error: GroupLostError, steps: int) -> None:
+        """Takes note that the state is lost; all workers count on from the same step."""
+        self._lost = error
+        self._stand_at(steps)
+        self._extended.progress.torn = True
+        self.graphs.group_changes()
+        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
+
+    def _go_back(self) -> None:
+        """Has `fit` begin anew from the last snapshot, on all workers."""
+        assert self._lost is not None
+        go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
+        self._live = begin_live(self._model, self._data, keeps_rows=self._keeps_rows)
+        self._steps_before = {}
+
+    def _save_before_waiting(self, agreement: Agreement) -> bool:
+        """Has callbacks save, since the workers that are needed may never come.
+
+        Returns:
+            Whether the state is saved.
+        """
+        saved = False
+        before, self._known = self._known, self._group.topology
+        live, batches = self._live, self._batches(agreement)
+        if live.has_ended:
+            batches = 0
+        if agreement.epoch > live.read or not live.has_ended:
+            if batches:
+                self._totals.restore()
+            for save in filter(None, map(save_of, self._callbacks.callbacks)):
+                saved |= bool(save(agreement.epoch, batches))
+        if self._known.rank == 0:
+            say(
+                f"tfdist: {self._known.size} of {before.size} workers are left, and at least "
+                f"{self._next.min_workers} are needed: training waits for others."
+            )
+        return saved
+
+    def _standing(self) -> Standing:
+        progress, batch = self._extended.progress, self._live.last_batch
+        return Standing(
+            is_torn=progress.torn,
+            can_redo=self._stages.divided and progress.has_undone,
+            steps=progress.standing,
+            epochs_ended=self._callbacks.epochs_ended,
+            seen=0 if batch is None else self._callbacks.seen_of(*batch),
+            came_later=self._live.came_later,
+        )
+
+    def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:
+        """Has the workers that are new learn where `fit` is, and what callbacks remember."""
+        contents = b""
+        if self._group.session.rank == agreement.source:
+            batches = self._batches(agreement)
+            contents = encode(entry_of(self._callbacks, self._data, batches))
+        contents = broadcast_bytes(contents, agreement.source, workers_of(self._extended))
+        if is_new:
+            entry = decode(contents)
+            enter_at(entry, agreement.epoch, self._callbacks, self._data, self._totals.restore)
+            self._steps_before = {entry.epoch: agreement.steps - entry.batches}
+
+    def _go_on(self, agreement: Agreement) -> None:
+        """Prepares the next entry into `fit`."""
+        batches = self._batches(agreement)
+        self._live.go_on(batches, self._totals.restore if batches else lambda: None)
+        self._data.enter_again()
+
+    def _end_last_batch(self, agreement: Agreement) -> None:
+        """Tells the callbacks that have not seen the end of the last batch that stands."""
+        live, batches = self._live, self._batches(agreement)
+        if live.last_batch is not None and batches >= live.taken:
+            self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
+
+    def _batches(self, agreement: Agreement) -> int:
+        """How many batches of the epoch that was read last have been trained."""
+        return agreement.steps - self._steps_before.get(self._live.read, agreement.steps)
+
+    def _report(self, seconds: float, *, lost: bool) -> None:
+        before, self._known = self._known, self._group.topology
+        record.recoveries += lost
+        steps, rows = self._extended.progress.standing, self._live.batch_size.rows
+        own = self._data.own is not None and self._data.own.is_shared_out
+        report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)

@@ -1,0 +1,1 @@
+"""Snapshots of a whole training, and exact resume from them."""

@@ -1,0 +1,236 @@
+"""What this worker holds of a training's state: each variable under a name that all workers use.
+
+Names do not depend on how many workers there are, nor on which of them holds what: weights and
+slots are numbered as in a single process, and a shard is a range of elements of its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.internals.keras import global_seed_state
+from tfdist._src.internals.optimizer import accumulators, updating_optimizers, wrappers
+from tfdist._src.keras.fit.metric_state import totals_of
+from tfdist._src.keras.optimizers.accumulation import accumulates_own
+from tfdist._src.keras.optimizers.of_model import optimizers_of
+from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.sharding.full_state import FullSlot, FullState
+from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.snapshots.part_file import Array, Piece
+from tfdist._src.snapshots.untracked_variables import untracked_variables
+from tfdist._src.strategy.variables import SummedVariable
+
+
+@dataclass(frozen=True)
+class Held:
+    """A variable of the training's state, or some elements of one.
+
+    Attributes:
+        key: its name; that of a value which differs between workers is completed by `own_key`.
+        variable: the TensorFlow variable; of several equal copies, the first.
+        assign: sets it, on all devices, to an array of its shape.
+        start: the index of its first element in the flattened whole; None if it is the whole.
+        is_own: whether each worker has another value.
+        device: for a value of one's own, the number of the device.
+        sum_here: of a value whose sum over the workers counts: whether another number of workers
+            sets this one to the sum, and the others to zero; None for other values.
+        total: that sum, where all workers know it.
+    """
+
+    key: str
+    variable: Any
+    assign: Callable[[Any], object]
+    start: int | None = None
+    is_own: bool = False
+    device: int = 0
+    sum_here: bool | None = None
+    total: tf.Variable | None = None
+
+    def read(self) -> tf.Tensor:
+        """The value now. Nothing is copied, unless the variable changes while this is kept."""
+        with tf.device(self.variable.device):
+            return self.variable.read_value()
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it is equal on all workers that hold the same part of the model."""
+        return not self.is_own and self.start is None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its values."""
+        return tuple(self.variable.shape)
+
+
+OF_WORKER = " of worker "
+
+
+def own_key(held: Held, rank: int) -> str:
+    """The name of a worker's value of something that differs between workers."""
+    return f"{held.key}{OF_WORKER}{rank}, device {held.device}"
+
+
+def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[Held]:
+    """The variables of a model in training that this worker holds.
+
+    Args:
+        model: compiled and built, as is its optimizer.
+        stored: the names in a snapshot, if the variables are to be read from one.
+    """
+    return [*_model_state(model), *_metrics(model), *_global_seed(stored)]
+
+
+def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
+    """The classes of what updates a model's variables, by the names of `optimizers_of`."""
+    return {
+        name: [
+            type(one).__name__ for one in (*wrappers(optimizer), *updating_optimizers(optimizer))
+        ]
+        for name, optimizer in optimizers_of(model).items()
+    }
+
+
+def held_as_wholes(model: keras.Model) -> set[str]:
+    """What each worker holds all variables of: `"model"`, and the names of optimizers."""
+    if in_stages(model):
+        return set()
+    optimizers = optimizers_of(model).items()
+    return {"model", _UNTRACKED, *(name for name, one in optimizers if sharded_by(one) is None)}
+
+
+def read_all(
+    variables: Sequence[Held], rank: int, *, shared: bool
+) -> list[tuple[str, int | None, tf.Tensor]]:
+    """Names, starts and values of variables, to be written.
+
+    Args:
+        variables: this worker's.
+        rank: its rank.
+        shared: whether to include what other workers hold as well.
+    """
+    found: list[tuple[str, int | None, tf.Tensor]] = []
+    for held in variables:
+        if held.total is not None:  # What a worker alone has may be lost with it.
+            if shared:
+                found.append((held.key, None, held.total.read_value()))
+        elif held.is_own:
+            found.append((own_key(held, rank), None, held.read()))
+        elif shared or held.start is not None:
+            found.append((held.key, held.start, held.read()))
+    return found
+
+
+def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
+    """Values as arrays; takes as long as copying them."""
+    return [Piece(key, np.asarray(value.numpy()), start) for key, start, value in read]
+
+
+def _model_state(model: keras.Model) -> Iterator[Held]:
+    own = set()
+    for optimizer in optimizers_of(model).values():
+        if accumulates_own(optimizer, model.distribute_strategy.extended):
+            own |= {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
+    if in_stages(model):
+        weights, slots = model.held_variables()
+    else:
+        weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
+        untracked = untracked_variables(model)
+        weights |= {f"{_UNTRACKED}/{i}": v for i, v in enumerate(untracked)}
+        slots = {
+            f"{name}/{i}": v
+            for name, optimizer in optimizers_of(model).items()
+            for i, v in enumerate(_full_variables(optimizer))
+        }
+    for key, variable in weights.items():
+        yield _equal(key, variable)
+    for key, variable in slots.items():
+        if isinstance(variable, FullSlot):
+            for start, slot, assign in variable.parts:
+                yield Held(key, _copies(slot)[0], assign, start=start)
+        elif id(variable) in own:
+            yield from _one_per_device(key, variable, _is_first(model))
+        else:
+            yield _equal(key, variable)
+
+
+def _full_variables(optimizer: Any) -> list[Any]:
+    if sharded_by(optimizer) is None:
+        return list(optimizer.variables)
+    return FullState(optimizer).variables
+
+
+def _metrics(model: keras.Model) -> Iterator[Held]:
+    variables = {id(v): v for metric in model.metrics for v in metric.variables}
+    # In a pipeline, those of the last stage count.
+    kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
+    first = _is_first(model) and kind == "metrics"
+    totals = totals_of(model)
+    for number, variable in enumerate(variables.values()):
+        summed = isinstance(getattr(variable, "value", None), SummedVariable)
+        if in_stages(model) or summed:
+            total = totals.of(variable) if summed and totals is not None else None
+            yield from _one_per_device(f"{kind}/{number}", variable, first, total)
+        else:
+            yield _equal(f"{kind}/{number}", variable)
+
+
+def _is_first(model: keras.Model) -> bool:
+    """Whether this is the first of the workers that hold the same part of the model."""
+    return bool(model.distribute_strategy.extended.worker_rank == 0)
+
+
+def _global_seed(stored: Container[str] | None) -> Iterator[Held]:
+    state = global_seed_state(create=stored is not None and _SEED in stored)
+    if state is not None and (stored is None or _SEED in stored):
+        yield _equal(_SEED, state)
+
+
+_SEED = "global seed"
+_UNTRACKED = "beside the model"
+
+
+def _equal(key: str, variable: Any) -> Held:
+    """A variable that is equal on all devices, and on all workers that hold it."""
+    return Held(key, _copies(variable)[0], variable.assign)
+
+
+def _one_per_device(
+    key: str, variable: Any, first: bool, total: tf.Variable | None = None
+) -> Iterator[Held]:
+    for device, copy in enumerate(_copies(variable)):
+
+        def assign(value: Any, copy: Any = copy) -> None:
+            with tf.device(copy.device):
+                copy.assign(value)
+            if isinstance(variable.value, SummedVariable):
+                variable.value.forget_total()
+
+        here = first and device == 0
+        yield Held(key, copy, assign, is_own=True, device=device, sum_here=here, total=total)
+
+
+def _copies(variable: Any) -> list[Any]:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return list(getattr(value, "values", [value]))
+
+
+def fitting(held: Held, values: Array) -> Array:
+    """Values in the shape of a variable.
+
+    Raises:
+        ValueError: they are of another shape or type, so they belong to another model.
+    """
+    expected = np.dtype(held.variable.dtype.as_numpy_dtype)
+    shape = values.shape if held.start is None else (values.size,)
+    if held.shape != tuple(shape) or values.dtype != expected:
+        raise ValueError(
+            f"{held.key} is {values.dtype.name}{list(shape)} there, and "
+            f"{expected.name}{list(held.shape)} in {held.variable.name!r} of this model"
+        )
+    return values.reshape(held.shape)

@@ -1,0 +1,254 @@
+"""A sharded optimizer's state on this worker, while workers are lost and come."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.internals.optimizer import inner_optimizer
+from tfdist._src.keras.optimizers.sharded_optimizers import rebuild
+from tfdist._src.sharding.full_state import FullState
+from tfdist._src.sharding.neighbour_copies import NeighbourCopies
+from tfdist._src.sharding.sharded import (
+    ShardedVariables,
+    sharded_by,
+    sharded_optimizers,
+    trained_by,
+)
+from tfdist._src.snapshots.held_shards import HeldShards, ShardSource
+from tfdist.errors import GroupLostError, UnsupportedError
+
+
+class ShardState:
+    """The slots of a model's optimizer that this worker holds, if it is sharded.
+
+    When the group changes, the slots are divided anew: what each worker held stays until all
+    workers have what they are to hold.
+
+    Args:
+        model: in training.
+        callbacks: all that this takes part with in `fit`.
+        copies: of how many other workers' slots each keeps a copy, 0 or 1.
+        joins: whether this worker has yet to take over what it is to hold.
+    """
+
+    def __init__(
+        self, model: keras.Model, callbacks: Sequence[Any], copies: int, *, joins: bool
+    ) -> None:
+        self._callbacks = callbacks
+        self._model, self._extended = model, model.distribute_strategy.extended
+        self._keeps_copies = copies > 0
+        self._now: _Division | None = None
+        self._is_whole = not joins  # what is held now
+        self._before: list[_Division] = []
+        self._steps: int | None = None  # after which what is held is the state, once training rests
+        self._redoable = False
+
+    def begin(self) -> None:
+        """Begins once the optimizer has its variables.
+
+        Raises:
+            UnsupportedError: several optimizers are sharded, or a callback exchanges shards.
+        """
+        if self._now is None and sharded_by(self._model.optimizer) is not None:
+            self._check_alone()
+            if any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
+                raise UnsupportedError(
+                    "Elastic cannot undo a half of what SwapEMAWeights exchanges among workers "
+                    "that shard their optimizer. Omit SwapEMAWeights and set the optimizer's "
+                    "`ema_overwrite_frequency`, or train without `shard_optimizer=True`."
+                )
+            self._extended.progress.redoable = True
+            self._divide()
+            self._model.make_train_function(force=True)
+
+    def batch_begins(self) -> None:
+        """Copies the slots if something else than a step has set them; called by all workers."""
+        if self._now is None:
+            return
+        self.settle()
+        self._is_whole = True
+        if self._now.copies is not None and self._now.copies.stale:
+            self._now.copies.renew()
+
+    def held(self) -> tuple[HeldShards, ...] | None:
+        """What this worker holds, to be told the others; None if the optimizer is not sharded.
+
+        Raises:
+            UnsupportedError: several optimizers are sharded.
+        """
+        if self._now is None:
+            return None
+        self._check_alone()
+        if self._steps is None:
+            progress = self._extended.progress
+            self._steps, self._redoable = progress.standing, progress.has_undone
+        if self._is_whole and self._now not in self._before:
+            self._before.append(self._now)
+        steps, redoable = self._steps, self._redoable
+        return tuple(
+            HeldShards(one.generation, one.ranks, one.holds, steps, redoable)
+            for one in self._before
+        )
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Makes room for what this worker is to hold in the group that there is now.
+
+        Within this context it is decided where that comes from. If it is lost, nothing of what this
+        worker has held counts any more.
+        """
+        if self._now is not None:
+            self._follow(self._now)
+        try:
+            yield
+        except GroupLostError:
+            self._before.clear()
+            raise
+
+    def _follow(self, now: _Division) -> None:
+        place = self._extended.group.topology
+        self._is_whole = False
+        if (now.rank, now.ranks) == (place.rank, place.size):
+            self._now = dataclasses.replace(now, generation=place.generation)
+            return
+        rebuild(self._model.optimizer)
+        self._divide()
+        self._extended.traces_know_group = True
+
+    def take(self, source: ShardSource, steps: int) -> None:
+        """Takes over what this worker is to hold; called by all workers.
+
+        Args:
+            source: who has what.
+            steps: after how many steps all of them go on.
+        """
+        now, workers = self._now, self._extended.workers
+        assert now is not None
+        if self._redoable and steps != self._steps:
+            self._extended.progress.redo()
+        self._steps, self._redoable = steps, False
+        mine = next((d for d in self._before if d.generation == source.generation), None)
+        me = self._extended.group.topology.rank
+        for kind, number in now.places:
+            parts = []
+            first, end = now.elements(number, now.rank)
+            for rank, sender in enumerate(source.senders):
+                start, stop = now.elements(number, rank, ranks=len(source.senders))
+                if start == stop:
+                    continue
+                if sender == me:
+                    assert mine is not None
+                    value = mine.read(rank, kind, number)
+                else:
+                    value = tf.zeros([stop - start], now.sharded.dtypes[number])
+                given = workers.broadcast(value, sender)
+                parts.append(given[max(first - start, 0) : max(end - start, 0)])
+            now.assign(kind, number, tf.concat(parts, axis=0))
+        if now.copies is not None:
+            now.copies.renew()
+        self._is_whole = True
+        # Behind it, all workers know that all have what they are to hold.
+        workers.all_reduce([tf.zeros([])], "shards are taken over")
+
+    def settle(self) -> None:
+        """Forgets what was held before, once training is to go on."""
+        self._before.clear()
+        self._steps = None
+
+    def end(self) -> None:
+        """Has steps do no more for the state than they do where workers cannot be lost."""
+        if self._now is not None:
+            self._extended.progress.redoable = False
+            self._now.sharded.copies = None
+            self._model.train_function = None
+
+    def _divide(self) -> None:
+        """Takes note of what the optimizer has been built for."""
+        sharded, optimizer = sharded_by(self._model.optimizer), self._model.optimizer
+        assert sharded is not None
+        slots = FullState(optimizer).own
+        if self._keeps_copies and sharded.ranks > 1:
+            communicator = self._extended.workers
+            assert isinstance(communicator, NativeCommunicator)
+            sharded.copies = NeighbourCopies(
+                slots, sharded.buckets, sharded.dtypes, sharded.rank, communicator
+            )
+        self._now = _Division(self._extended.group.generation, sharded, slots)
+
+    def _check_alone(self) -> None:
+        trained = {id(variable) for variable in self._model.trainable_variables}
+        for optimizer in sharded_optimizers():
+            others = trained_by(optimizer)
+            if optimizer is not inner_optimizer(self._model.optimizer) and any(
+                id(variable) in trained for variable in others
+            ):
+                raise UnsupportedError(
+                    "Elastic passes on the shards of the model's own optimizer only. Received: "
+                    f"{optimizer.name!r}, which is sharded and trains variables of "
+                    f"{self._model.name!r}, too. Train without `shard_optimizer=True`."
+                )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Division:
+    """What this worker holds in one division of the slots among ranks.
+
+    Attributes:
+        generation: that of the group which the division was made for.
+        sharded: the variables that the optimizer was built for.
+        slots: for each kind of slot, this rank's.
+    """
+
+    generation: int
+    sharded: ShardedVariables
+    slots: list[list[Any]]
+
+    @property
+    def copies(self) -> NeighbourCopies | None:
+        return self.sharded.copies
+
+    @property
+    def rank(self) -> int:
+        return self.sharded.rank
+
+    @property
+    def ranks(self) -> int:
+        return self.sharded.ranks
+
+    @property
+    def holds(self) -> tuple[int, ...]:
+        """Whose slots this worker has."""
+        copies = self.copies
+        return (self.rank,) if copies is None or copies.stale else (self.rank, copies.rank)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The kinds of slots, each with the numbers of all buckets."""
+        return [(k, b) for k in range(len(self.slots)) for b in range(len(self.sharded.buckets))]
+
+    def elements(self, number: int, rank: int, ranks: int | None = None) -> tuple[int, int]:
+        """The first element of a rank's shard of a bucket and the one past its last."""
+        bucket, _ = self.sharded.buckets[number]
+        return dataclasses.replace(bucket, ranks=ranks or self.ranks).elements(rank)
+
+    def read(self, rank: int, kind: int, number: int) -> tf.Tensor:
+        """A rank's slots of a kind in a bucket, end to end."""
+        if rank == self.rank:
+            _, own = self.sharded.buckets[number]
+            return tf.concat([tf.convert_to_tensor(self.slots[kind][i]) for i in own], axis=0)
+        assert self.copies is not None
+        return self.copies.of(kind, number)
+
+    def assign(self, kind: int, number: int, values: tf.Tensor) -> None:
+        """Sets this rank's slots of a kind in a bucket."""
+        _, own = self.sharded.buckets[number]
+        for i in own:
+            piece = self.sharded.shards[i].piece
+            self.slots[kind][i].assign(values[piece.offset : piece.offset + piece.size])

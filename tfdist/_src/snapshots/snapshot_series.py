@@ -1,0 +1,162 @@
+"""The snapshots that the workers of a training take, one after the other."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+
+import keras
+
+from tfdist._src.snapshots.held_state import held_as_wholes, held_by, optimizer_classes
+from tfdist._src.snapshots.restore import Restored, read_newest
+from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId, new_run
+from tfdist._src.snapshots.snapshot_writer import SnapshotWriter
+from tfdist._src.snapshots.workers import Workers, workers_of, writes_for_others
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist.errors import SnapshotError
+
+# The calls of `fit` of this process, by the folder of their snapshots.
+_calls: collections.Counter[Path] = collections.Counter()
+
+
+class SnapshotSeries:
+    """Writes a training's snapshots in the background, and deletes those that nobody needs.
+
+    Args:
+        folder: where they are kept.
+        keep: how many that all workers have written.
+        asynchronous: whether training goes on while one is written.
+
+    Attributes:
+        folder: where they are kept.
+        writes_shared: whether this worker writes what others hold as well.
+        call: which call of `fit` with this folder this is, from 1.
+    """
+
+    workers: Workers
+
+    def __init__(self, folder: SnapshotFolder, *, keep: int, asynchronous: bool) -> None:
+        self.folder = folder
+        self.writes_shared = False
+        self.call = 0
+        self._keep = keep
+        self._writer = SnapshotWriter(asynchronous=asynchronous)
+        self._run = ""
+        self._last: SnapshotId | None = None
+        self._complete: list[SnapshotId] = []
+        self._found: Restored | None = None
+
+    def begin(self, extended: ReplicatedExtended) -> None:
+        """Begins a training; called by all workers."""
+        self._complete = []
+        self.call = _calls[self.folder.path] + 1
+        self._meet(extended, new_run())
+
+    def change_workers(self, extended: ReplicatedExtended) -> None:
+        """Goes on with other workers, all of which call this."""
+        self._writer.wait()
+        self._meet(extended, self._run, goes_on=True)
+
+    def find(self, model: keras.Model) -> SnapshotId | None:
+        """Reads the newest snapshot that can be put together, for `read`; called by all workers.
+
+        Raises:
+            SnapshotError: the snapshots are those of another model, or all are damaged.
+        """
+        if self._found is not None:
+            self._found.parts.close()
+        self._found = read_newest(
+            self.folder,
+            lambda stored: held_by(model, stored),
+            self.workers,
+            optimizer_classes(model),
+            wholes=held_as_wholes(model),
+        )
+        return None if self._found is None else self._found.snapshot
+
+    def read(self, model: keras.Model) -> Restored | None:
+        """The snapshot that has been found, or else the newest one; called by all workers.
+
+        Raises:
+            SnapshotError: see `find`; or the snapshot is one of a later call of `fit`.
+        """
+        if self._found is None:
+            self.find(model)
+        restored, self._found = self._found, None
+        if restored is not None:
+            call = restored.document["call"]
+            if call > self.call:
+                raise SnapshotError(
+                    f"The snapshots in {str(self.folder.path)!r} are of call {call} of `fit` with "
+                    f"this directory, and this is call {self.call}. Give each call a directory of "
+                    "its own, or delete this one to train from the beginning."
+                )
+            # It goes on with that one, which this process may have interrupted.
+            self.call = _calls[self.folder.path] = call
+        return restored
+
+    def resume_from(self, snapshot: SnapshotId) -> None:
+        """Goes on behind a snapshot of an earlier call."""
+        self.folder.forget_later_than(snapshot)
+        self._complete = [snapshot]
+
+    @property
+    def complete(self) -> int | None:
+        """The step of the last snapshot that all workers are known to have written, if any."""
+        return self._complete[-1].step if self._complete else None
+
+    def finish_last(self) -> bool:
+        """Waits for the last snapshot; called by all workers. Whether they all have written it."""
+        self._writer.wait()
+        if self._last is None:
+            return False
+        last, self._last = self._last, None
+        failed = self.workers.exchange("snapshot written", str(self._writer.failed))
+        if str(True) in failed:
+            return False
+        self._complete.append(last)
+        return True
+
+    def add(self, step: int, write: Callable[[SnapshotFolder, SnapshotId], None]) -> None:
+        """Adds a snapshot, once the last one has been finished.
+
+        Args:
+            step: how many steps have been trained.
+            write: writes this worker's part, from another thread.
+        """
+        snapshot = SnapshotId(step, self._run, self.workers.size)
+        oldest = self._complete[-self._keep :][:1]
+
+        def write_and_prune() -> None:
+            write(self.folder, snapshot)
+            for kept in oldest:
+                self.folder.forget_earlier_than(kept)
+
+        self._last = snapshot
+        self._writer.submit(step, write_and_prune)
+
+    def wait(self) -> None:
+        """Waits until this worker writes nothing."""
+        self._writer.wait()
+
+    def end(self, *, delete: bool) -> None:
+        """Ends the training, once all workers have trained to the end.
+
+        Args:
+            delete: whether no call will resume from it.
+        """
+        self._writer.wait()
+        if delete:
+            self.folder.clear()
+
+    def _meet(self, extended: ReplicatedExtended, run: str, *, goes_on: bool = False) -> None:
+        self.workers, self._last = workers_of(extended), None
+        answers = self.workers.exchange("run", f"{self.call} {run}")
+        self._run = answers[0].partition(" ")[2]
+        # A process that has come later has not made all the calls.
+        self.call = max(int(answer.partition(" ")[0]) for answer in answers)
+        _calls[self.folder.path] = self.call
+        self.writes_shared = writes_for_others(
+            self.folder.path, self.workers, extended, goes_on=goes_on
+        )

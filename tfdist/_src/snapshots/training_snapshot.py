@@ -1,0 +1,182 @@
+"""The whole state of a call of `fit` between two steps: taken, written, and put back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.keras.fit.position import Position
+from tfdist._src.keras.fit.validation_data import NextValidation
+from tfdist._src.snapshots.callback_states import load_states, states_of
+from tfdist._src.snapshots.compression_states import codec_arrays, load_codec_arrays
+from tfdist._src.snapshots.held_state import Held, as_pieces, optimizer_classes, read_all
+from tfdist._src.snapshots.part_file import Array, Piece, write_part
+from tfdist._src.snapshots.parts import Parts
+from tfdist._src.snapshots.restore import FRESH, POSITION, VALIDATION, Restored, names
+from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist._src.snapshots.snapshot_series import SnapshotSeries
+from tfdist._src.snapshots.workers import Workers
+from tfdist._src.strategy.random_state import random_states, set_random_states
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between which steps of a training.
+
+    Attributes:
+        steps: the number of steps that have been trained.
+        epoch: the number of epochs that have ended.
+        batch: the number of batches of the next epoch that have been trained.
+        stopped: whether a callback has ended the training with the last epoch.
+    """
+
+    steps: int
+    epoch: int
+    batch: int
+    stopped: bool = False
+
+
+def take(
+    model: keras.Model,
+    held: Sequence[Held],
+    callbacks: Sequence[Any],
+    position: Position,
+    validation: NextValidation,
+    place: Place,
+    series: SnapshotSeries,
+) -> Callable[[SnapshotFolder, SnapshotId], None]:
+    """Takes the state without waiting for a copy of it.
+
+    Args:
+        model: in training.
+        held: its variables on this worker.
+        callbacks: all of them, in their order.
+        position: where its data stands.
+        validation: what the next validation reads.
+        place: where training stands.
+        series: the snapshots that it is to be one of.
+
+    Returns:
+        Writes this worker's part, from any thread.
+    """
+    rank, shared = series.workers.rank, series.writes_shared
+    read = read_all(held, rank, shared=shared)
+    states, arrays = states_of(callbacks)
+    own = {**codec_arrays(model, rank), **(arrays if shared else {})}
+    positions = {
+        POSITION: position.state,
+        FRESH: position.fresh,
+        VALIDATION: validation.position,
+    }
+    for name, contents in positions.items():
+        if contents is not None:
+            own[f"{name} {rank}"] = np.frombuffer(contents, np.uint8)
+    document = {
+        "complete": series.complete,
+        "call": series.call,
+        "optimizers": optimizer_classes(model),
+        "place": dataclasses.asdict(place),
+        "callbacks": states,
+        "position": position.to_json(),
+        "validation": {"again": validation.again, "made": validation.made},
+        "random": random_states(),
+    }
+
+    def write(folder: SnapshotFolder, snapshot: SnapshotId) -> None:
+        pieces = [*as_pieces(read), *(Piece(key, value) for key, value in own.items())]
+        folder.prepare(snapshot)
+        write_part(folder.part(snapshot, rank), pieces, document)
+
+    return write
+
+
+class Resumption:
+    """Puts a state back.
+
+    Args:
+        restored: a snapshot that has been read.
+        model: in training.
+        callbacks: all of them, in their order.
+        workers: all workers.
+        elastic: whether they may become others.
+
+    Attributes:
+        place: where training goes on.
+        position: where its data goes on.
+        validation: what the next validation reads.
+    """
+
+    def __init__(
+        self,
+        restored: Restored,
+        model: keras.Model,
+        callbacks: Sequence[Any],
+        workers: Workers,
+        *,
+        elastic: bool,
+    ) -> None:
+        self._restored, self._model, self._callbacks = restored, model, callbacks
+        self._workers, rank = workers, workers.rank
+        self.place = Place(**restored.document["place"])
+        parts = restored.parts
+        states = restored.document["callbacks"]
+        self._weights = {key: parts.whole(key) for key in parts.keys if key.startswith("callback ")}
+        self._states = states
+        self._codecs: dict[str, Array] = {}
+        source = rank if restored.is_own else None
+        if restored.is_own:
+            prefix = f"compression/worker {rank}/"
+            self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
+        elif elastic and restored.document["position"].get("is_common"):
+            # Otherwise its buffers hold a worker's rows, of no use to another number of workers.
+            source = next((r for r in parts.ranks if _has_position(parts, r)), None)
+        state, fresh, validation = (
+            parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
+            for name in (POSITION, FRESH, VALIDATION)
+        )
+        self.position = Position.from_json(restored.document["position"], state, fresh)
+        self.validation = NextValidation(validation, **restored.document["validation"])
+        parts.close()
+
+    def announce(self) -> None:
+        """Has rank 0 say where training goes on, and what is lost."""
+        if self._workers.rank:
+            return
+        place, restored = self.place, self._restored
+        say(
+            f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
+            f"after {place.steps} steps, from the snapshots in {restored.folder}."
+        )
+        if restored.lost:
+            say(
+                f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
+                f"{self._workers.size}; not taken over: {names(restored.lost)}."
+            )
+
+    def load(self, skipped: tuple[int, float] | None = None) -> None:
+        """Sets all variables, what callbacks remember, and the random states.
+
+        Args:
+            skipped: the number of batches that were read to get to the position, and the seconds
+                that it took.
+        """
+        self._restored.assign()
+        load_codec_arrays(self._model, self._workers.rank, self._codecs)
+        load_states(self._callbacks, self._states, self._weights.__getitem__)
+        set_random_states(self._restored.document["random"])
+        if skipped is not None and self._workers.rank == 0:
+            batches, seconds = skipped
+            say(
+                f"tfdist: the position in the data could not be saved; {batches} batches were read "
+                f"again to get there, which took {seconds:.1f} s."
+            )
+
+
+def _has_position(parts: Parts, rank: int) -> bool:
+    return any(f"{name} {rank}" in parts for name in (POSITION, VALIDATION))

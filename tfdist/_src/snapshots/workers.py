@@ -1,0 +1,127 @@
+"""The workers that take and read snapshots together, and who writes what several of them hold."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.snapshots.atomic_file import make_folder
+from tfdist._src.strategy.extended import ReplicatedExtended
+
+_PIECE_BYTES = 64 << 20
+_FULL = errno.ENOSPC, errno.EDQUOT
+
+
+@dataclass(frozen=True)
+class Workers:
+    """All workers of a job, as seen by one of them.
+
+    Attributes:
+        rank: this one's.
+        size: their number.
+        exchange: every worker's text for a topic, in rank order.
+        gather: concatenates the bytes of all workers.
+    """
+
+    rank: int
+    size: int
+    exchange: Callable[[str, str], list[str]]
+    gather: Callable[[tf.Tensor], tf.Tensor]
+
+
+def workers_of(extended: ReplicatedExtended) -> Workers:
+    """The workers of a strategy."""
+    group = extended.group
+    in_stages = extended.in_stages and group.topology.size > 1
+    everyone = group.native() if in_stages else extended.workers
+    topology = group.topology
+    return Workers(topology.rank, topology.size, group.exchange, everyone.all_gather)
+
+
+def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
+    """One worker's bytes on all workers, all of which call this.
+
+    Args:
+        contents: those of the sender; empty on the others.
+        sender: its rank.
+        workers: all of them.
+    """
+    counts = workers.exchange("number of bytes", str(len(contents)))
+    pieces = []
+    for start in range(0, int(counts[sender]), _PIECE_BYTES):
+        mine = np.frombuffer(contents[start : start + _PIECE_BYTES], np.uint8)
+        pieces.append(workers.gather(tf.constant(mine, tf.uint8)).numpy().tobytes())
+    return b"".join(pieces)
+
+
+def writes_for_others(
+    directory: Path, workers: Workers, extended: ReplicatedExtended, *, goes_on: bool = False
+) -> bool:
+    """Whether this worker writes what other workers hold as well, on their behalf.
+
+    The first of those that share a directory does; in pipelines, the first one of each stage.
+    Called by all workers.
+
+    Args:
+        directory: this worker's, which is created.
+        workers: all of them.
+        extended: the strategy's engine.
+        goes_on: whether training goes on, with a line, on workers that cannot write there; each
+            of them then tries to write by itself later.
+
+    Raises:
+        ValueError: some worker cannot write to its directory, which is not just full; the same
+            error on all.
+    """
+    token, problem, is_full = uuid.uuid4().hex, "", False
+    mark = _mark(directory, workers.rank)
+    try:
+        make_folder(directory)
+        mark.write_text(token)
+    except OSError as error:
+        problem, is_full = error.strerror or str(error), error.errno in _FULL
+    texts = workers.exchange("directory", json.dumps([token, problem, is_full]))
+    answers = [json.loads(text) for text in texts]
+    if problem and (goes_on or is_full):
+        say(
+            f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
+            "on, and later snapshots are tried. Free space, or correct the directory of "
+            "tfdist.callbacks.BackupAndRestore."
+        )
+    for rank, (_, text, full) in enumerate(answers):
+        if text and not (goes_on or full):
+            with contextlib.suppress(OSError):
+                mark.unlink()
+            raise ValueError(
+                "`directory` must be a folder that every worker can write to. Received: "
+                f"{str(directory)!r}, on worker {rank}: {text}. Choose another one."
+            )
+    tokens = [token for token, *_ in answers]
+    seen = (r for r, one in enumerate(tokens) if _text_of(_mark(directory, r)) == one)
+    first = next(seen, workers.rank)
+    firsts = workers.exchange("directory seen", str(first))
+    with contextlib.suppress(OSError):
+        mark.unlink()
+    if extended.in_stages:
+        return extended.worker_rank == 0 or len(set(firsts)) > 1
+    return first == workers.rank
+
+
+def _mark(directory: Path, rank: int) -> Path:
+    return directory / f".worker-{rank}"
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

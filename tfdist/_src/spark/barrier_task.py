@@ -1,0 +1,215 @@
+"""One task of the barrier stage: it runs a worker in a process of its own, and follows it."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import BarrierTaskContext, SparkFiles
+
+from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.launch.job.cores import available_cores, thread_settings
+from tfdist._src.launch.job.gpus import VISIBLE
+from tfdist._src.launch.job.line_buffer import LineAssembler
+from tfdist._src.launch.job.plan import WorkerPlan
+from tfdist._src.launch.job.ports import Reservation
+from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.launch.job.worker import WorkerProcess
+from tfdist._src.spark.dataset_shard import ROWS, Lengths, description, merge, write_rows
+from tfdist._src.spark.driver_log import DriverLogClient
+from tfdist._src.spark.program import Program
+
+SCHEMA = "chunk binary"
+_CHUNK_BYTES = 1 << 20
+_READ_SIZE = 1 << 16
+_TAIL_LINES = 30
+_ENDED, _END = "ended with", "(the end of its output)"
+# A process that has left the group of a worker may hold its output for ever.
+_LAST_OUTPUT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class BarrierTask:
+    """What Spark calls in each task, with the rows of its partition.
+
+    Attributes:
+        program: what the worker runs.
+        secret: the job's.
+        settings: environment variables.
+        use_gpu: whether the worker uses the GPUs of its task.
+        log: host and port of the driver's log.
+        with_rows: whether the rows are for the worker.
+    """
+
+    program: Program = field(repr=False)
+    secret: str = field(repr=False)
+    settings: dict[str, str] = field(repr=False)
+    use_gpu: bool
+    log: tuple[str, int]
+    with_rows: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs the worker, and yields what the function has returned, on rank 0 only."""
+        context = BarrierTaskContext.get()
+        rank = context.partitionId()
+        # The executor's folder. The rows have no name, so they go with a process that is killed.
+        with (
+            tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
+            tempfile.TemporaryFile(dir=name) as rows,
+            Reservation(1) as reservation,
+        ):
+            variables = self._variables(context, reservation.ports[0])
+            if self.with_rows:
+                try:
+                    variables[ROWS] = _receive_rows(batches, context, rows.fileno())
+                except ValueError as error:
+                    raise ValueError(f"{error}\n{_END}") from error
+            folder = Path(name)
+            self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
+            result = self.program.saved_result(folder)
+        # One at least, which tells the driver that there was a worker.
+        for start in range(0, max(1, len(result)) if rank == 0 else 0, _CHUNK_BYTES):
+            chunk = pa.array([result[start : start + _CHUNK_BYTES]], pa.binary())
+            yield pa.RecordBatch.from_arrays([chunk], ["chunk"])
+
+    def _variables(self, context: BarrierTaskContext, port: int) -> dict[str, str]:
+        """The environment variables of the worker."""
+        rank = context.partitionId()
+        hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+        addresses = context.allGather(f"{hosts[rank]}:{port}")
+        place = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        beside = hosts.count(hosts[rank])
+        return {
+            **thread_settings(available_cores(), beside, None, os.environ),
+            **self.settings,
+            SECRET: self.secret,
+            "TF_CONFIG": json.dumps(place),
+            # What Spark has put on the path, such as packages sent along with the job.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            VISIBLE: ",".join(_gpus(context)) if self.use_gpu else "",
+        }
+
+    def _run_worker(
+        self, rank: int, command: list[str], variables: dict[str, str], inherit: list[int]
+    ) -> None:
+        """Raises an error with what the worker has printed last, if it fails."""
+        log = DriverLogClient(self.log, self.secret)
+        watchdog = Watchdog()  # Spark kills a task's Python process without a warning.
+        read, write = os.pipe()
+        try:
+            plan = WorkerPlan(rank, (sys.executable, "-u", *command), variables)
+            try:
+                streams = (subprocess.DEVNULL, write, write)
+                worker = WorkerProcess(plan, os.environ, streams, watchdog, inherit)
+            finally:
+                os.close(write)
+            tail = _follow(worker, read, rank, log)
+            status = worker.exit_code()
+        finally:
+            os.close(read)
+            watchdog.close()
+            log.close()
+        if status:
+            how = f"exit code {status}" if status > 0 else f"signal {-status}"
+            last = f"It printed last:\n{tail}" if tail else "It has printed nothing."
+            raise RuntimeError(f"worker {rank} {_ENDED} {how}. {last}\n{_END}")
+
+
+def failure_in(error: str) -> str:
+    """What a task has raised, from Spark's error; "" if that is about something else.
+
+    Example:
+        >>> failure_in(f"… RuntimeError: worker 1 ended with signal 9. …\\n{_END} …")
+        'worker 1 ended with signal 9. …'
+    """
+    begin = rf"worker \d+ {_ENDED} |column '|the DataFrame "
+    found = re.search(rf"(?:{begin}).*?(?=\n{re.escape(_END)})", error, re.DOTALL)
+    return found[0] if found else ""
+
+
+def _receive_rows(
+    batches: Iterator[pa.RecordBatch], context: BarrierTaskContext, descriptor: int
+) -> str:
+    """Writes the rows, agrees with the other tasks on their form, and describes both."""
+    schema, lengths, problem = "", Lengths(), ""
+    try:
+        schema, lengths = write_rows(batches, descriptor)
+    except ValueError as error:
+        # Raised by all together: Spark can lose the executor of a task that waits for others when
+        # it is ended.
+        problem = str(error)
+    for text in context.allGather(json.dumps([schema, lengths, problem])):
+        other, more, theirs = json.loads(text)
+        if theirs:
+            raise ValueError(theirs)
+        schema = schema or other
+        merge(lengths, more)
+    if not schema:
+        raise ValueError("the DataFrame has no rows")
+    return description(f"/proc/self/fd/{descriptor}", schema, lengths)
+
+
+def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -> str:
+    """Passes on what a worker prints until it has ended, and returns the last lines."""
+    lines = LineAssembler(f"[{rank}] ")
+    tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+
+    def show(whole: bytes) -> None:
+        if whole:
+            text = whole.decode(errors="replace")
+            tail.extend(text.splitlines())
+            print(text, end="", flush=True)  # For the executor's log.
+            log.send(whole)
+
+    for data in _output(worker, pipe):
+        show(lines.feed(data))
+    show(lines.flush())
+    return "\n".join(tail)
+
+
+def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
+    """What a worker prints. When it has ended, its children, which hold the pipe, are killed."""
+    poll = select.poll()
+    process = os.pidfd_open(worker.pid)
+    try:
+        poll.register(pipe, select.POLLIN)
+        poll.register(process, select.POLLIN)
+        deadline = None
+        while ready := poll.poll(None if deadline is None else _milliseconds_until(deadline)):
+            if any(descriptor == process for descriptor, _ in ready):
+                worker.exit_code()
+                poll.unregister(process)
+                deadline = time.monotonic() + _LAST_OUTPUT_SECONDS
+            if any(descriptor == pipe for descriptor, _ in ready):
+                if not (data := os.read(pipe, _READ_SIZE)):
+                    break
+                yield data
+            if deadline is not None and time.monotonic() > deadline:
+                break
+        while worker.exit_code() is None:  # It has closed its output.
+            os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        os.close(process)
+
+
+def _milliseconds_until(deadline: float) -> int:
+    return max(0, round((deadline - time.monotonic()) * 1000))
+
+
+def _gpus(context: BarrierTaskContext) -> list[str]:
+    """Those of the task, which Spark counts among those that the executor sees."""
+    found = context.resources().get("gpu")
+    addresses = list(found.addresses) if found is not None else []
+    seen = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return [seen[int(address)] if seen else address for address in addresses]

@@ -1,0 +1,77 @@
+"""The function or the script that workers run, on its way to them, and its result."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+FUNCTION, RESULT = "function.pickle", "result.pickle"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What workers run.
+
+    Attributes:
+        function: a pickled function with its arguments; None for a script.
+        script: a script's path, then its arguments.
+    """
+
+    function: bytes | None
+    script: tuple[str, ...] = ()
+
+    @classmethod
+    def made(
+        cls, train: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Program:
+        """From what a user has passed.
+
+        Raises:
+            ValueError: the function cannot be pickled, a script is not there, or keyword arguments
+                are given for it.
+        """
+        if not isinstance(train, str):
+            return cls(_pickled((train, args, kwargs)))
+        if kwargs:
+            raise ValueError(f"A script takes no keyword arguments. Received: {', '.join(kwargs)}")
+        if not os.path.isabs(train) and not os.path.exists(train):
+            raise ValueError(f"There is no script {train!r} in {os.getcwd()}")
+        # The workers' folder is another one.
+        return cls(None, (os.path.abspath(train), *map(str, args)))
+
+    def command(self, folder: Path) -> list[str]:
+        """The arguments of the Python interpreter that runs it.
+
+        Args:
+            folder: where the function and its result are kept.
+        """
+        if self.function is None:
+            return list(self.script)
+        (folder / FUNCTION).write_bytes(self.function)
+        return ["-m", "tfdist._src.spark.worker", str(folder)]
+
+    def saved_result(self, folder: Path) -> bytes:
+        """What the function has returned, pickled; b"" if nothing is kept, as of a script."""
+        path = folder / RESULT
+        return path.read_bytes() if path.exists() else b""
+
+    def result(self, saved: bytes) -> Any:
+        """What rank 0 has returned."""
+        return pickle.loads(saved) if saved else None
+
+
+def _pickled(call: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(call))
+    except Exception as error:  # What an object raises that cannot be pickled can be anything.
+        raise ValueError(
+            "The function is sent to the workers, with its arguments and the global variables that "
+            f"it uses, and one of them cannot be sent ({error}): make datasets, models and locks "
+            "inside of the function"
+        ) from error

@@ -1,0 +1,47 @@
+"""Runs a function: `python -m tfdist._src.spark.worker FOLDER`.
+
+In a process of its own, so that nothing is left of one training when the next one begins in the
+same Python process of Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark import cloudpickle
+
+from tfdist._src.cluster.this_worker import rank
+from tfdist._src.spark.program import FUNCTION, RESULT
+
+
+def main(folder: Path) -> None:
+    """Calls the function, and keeps what it returns on rank 0."""
+    function, args, kwargs = pickle.loads((folder / FUNCTION).read_bytes())
+    try:
+        result = function(*args, **kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+        result = None
+    if rank() == 0:
+        part = folder / f"{RESULT}.part"
+        part.write_bytes(_pickled(result))
+        os.replace(part, folder / RESULT)
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise SystemExit(
+            f"What the function has returned, a {type(result).__name__}, cannot be sent to the "
+            f"driver ({error}): return numbers, arrays, lists or dicts of them, or a Keras model"
+        ) from error
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

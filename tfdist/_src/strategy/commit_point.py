@@ -1,0 +1,200 @@
+"""Which variables a step's graph may write before the step is sure to end well.
+
+A step can fail as long as it communicates. The optimizer announces by an operation, `UPDATE`, that
+it updates variables from now on, and the graph shows whether all that is communicated has ended by
+then: that is the step's commit point. What is written behind it needs no copy. For other variables
+a copy is kept, to be restored if the step fails: always right, but it takes time. So the finished
+graph decides, and what makes the graph only has to try.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from tfdist._src.xla.program import called_by
+
+UPDATE = "TfdistUpdateBegins"
+
+# Operations that take a variable, a table or a writer of summaries and do not write variables.
+READS = frozenset(
+    {
+        "DisableCopyOnRead",
+        "FlushSummaryWriter",
+        "Identity",
+        "LookupTableExportV2",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarIsInitializedOp",
+        "VariableShape",
+        "WriteAudioSummary",
+        "WriteGraphSummary",
+        "WriteHistogramSummary",
+        "WriteImageSummary",
+        "WriteRawProtoSummary",
+        "WriteScalarSummary",
+        "WriteSummary",
+        UPDATE,
+    }
+)
+_LOOPS = ("While", "StatelessWhile")
+# Operations that call functions: the number of inputs before the functions' arguments.
+_CALLS = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall", *_LOOPS), 0),
+    **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
+}
+# Those of tfdist that do not communicate; the first input of the others is no variable.
+_MARKS = (
+    "TfdistReady",
+    "TfdistInput",
+    "TfdistSpan",
+    "TfdistStep",
+    "TfdistGroupShape",
+    "TfdistShapesFit",
+)
+_LOCAL = (*_MARKS, UPDATE, "TfdistKeep", "TfdistSelect", "TfdistScatter")
+_RESOURCE = 20  # tf.resource.as_datatype_enum
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What a graph writes.
+
+    Attributes:
+        kept: the names of the inputs whose variables may be written before the commit point.
+        gated: whether others are written, all of them behind it.
+    """
+
+    kept: frozenset[str]
+    gated: bool
+
+
+@dataclass
+class _Summary:
+    """What is known of a graph or a function.
+
+    Attributes:
+        communicates: whether anything in it does.
+        announces: whether an `UPDATE` is in it.
+        updates: whether it always passes one.
+        unsure: whether something may be communicated after one.
+        writes: for each resource that is written, whether only behind an `UPDATE`.
+    """
+
+    communicates: bool = False
+    announces: bool = False
+    updates: bool = False
+    unsure: bool = False
+    writes: dict[str, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A function that an operation calls, and its resources by the number of the argument."""
+
+    summary: _Summary
+    resources: Mapping[int, str]
+
+
+def find_writes(graph: Any) -> Writes:
+    """Finds out what a step's graph writes, and when.
+
+    Args:
+        graph: its `GraphDef`, with the functions that it calls; its inputs are placeholders.
+    """
+    functions = {f.signature.name: f for f in graph.library.function}
+
+    @functools.cache
+    def call(name: str) -> _Called:
+        arguments = enumerate(functions[name].signature.input_arg)
+        resources = {i: a.name for i, a in arguments if a.type == _RESOURCE}
+        nodes = list(functions[name].node_def)
+        return _Called(_summarize(nodes, list(resources.values()), call), resources)
+
+    placeholders = [n for n in graph.node if n.op == "Placeholder"]
+    resources = [n.name for n in placeholders if n.attr["dtype"].type == _RESOURCE]
+    try:
+        found = _summarize(list(graph.node), resources, call)
+    except (CycleError, KeyError, RecursionError):  # a form that is not known here
+        return Writes(frozenset(resources), gated=False)
+    gated = [r for r, behind in found.writes.items() if behind and not found.unsure]
+    return Writes(frozenset(found.writes) - set(gated), gated=bool(gated))
+
+
+def _summarize(
+    nodes: Sequence[Any], resources: Sequence[str], call: Callable[[str], _Called]
+) -> _Summary:
+    result = _Summary()
+    origins = {name: name for name in resources}
+    called = {n.name: [call(f) for f in called_by(n)] for n in nodes}
+    speaking = [n.name for n in nodes if _speaks(n, called[n.name])]
+    bits = {name: 1 << i for i, name in enumerate(speaking)}
+    heard: dict[str, int] = {}  # what has been communicated when an operation ends
+    behind: dict[str, bool] = {}  # whether an operation ends behind an UPDATE
+    for node, sources in _in_order(nodes):
+        before = functools.reduce(int.__or__, (heard[s] for s in sources), 0)
+        heard[node.name] = before | bits.get(node.name, 0)
+        last = heard[node.name] == (1 << len(speaking)) - 1
+        after = any(behind[s] for s in sources)
+        summaries = [c.summary for c in called[node.name]]
+        always = node.op in _CALLS and node.op not in _LOOPS
+        updates = node.op == UPDATE or (always and all(s.updates for s in summaries))
+        announces = node.op == UPDATE or any(s.announces for s in summaries)
+        behind[node.name] = after or updates
+        result.updates |= updates
+        result.announces |= announces
+        result.unsure |= announces and (not last or node.op in _LOOPS)
+        result.unsure |= any(s.unsure for s in summaries)
+        held = _held(node, origins)
+        if node.op == "Identity" and held:
+            origins[node.name] = held[0]
+        for resource, within in _written(node, held, called[node.name]):
+            result.writes[resource] = (after or within) and result.writes.get(resource, True)
+    result.communicates = bool(speaking)
+    return result
+
+
+def _speaks(node: Any, called: Sequence[_Called]) -> bool:
+    ours = node.op.startswith("Tfdist") and not node.op.startswith(_LOCAL)
+    return ours or node.op.startswith("Collective") or any(c.summary.communicates for c in called)
+
+
+def _written(
+    node: Any, held: Mapping[int, str], called: Sequence[_Called]
+) -> Iterator[tuple[str, bool]]:
+    """The resources that an operation writes, and whether only behind an `UPDATE` within it."""
+    if node.op in _CALLS:
+        for function in called:
+            for argument, name in function.resources.items():
+                resource = held.get(argument + _CALLS[node.op])
+                if resource is not None and name in function.summary.writes:
+                    yield resource, function.summary.writes[name]
+    elif node.op not in READS and not node.op.startswith(_MARKS):
+        has_token = node.op.startswith("Tfdist") and not node.op.startswith(_LOCAL)
+        yield from ((name, False) for i, name in held.items() if i > 0 or not has_token)
+
+
+def _held(node: Any, origins: Mapping[str, str]) -> dict[int, str]:
+    """The resources among an operation's inputs, by their index."""
+    inputs = (i.partition(":")[0] for i in node.input if not i.startswith("^"))
+    return {i: origins[name] for i, name in enumerate(inputs) if name in origins}
+
+
+def _in_order(nodes: Sequence[Any]) -> Iterator[tuple[Any, list[str]]]:
+    """The operations, each after its sources among them, with these."""
+    by_name = {node.name: node for node in nodes}
+    sources = {
+        node.name: [s for s in (_source(i) for i in node.input) if s in by_name] for node in nodes
+    }
+    for name in TopologicalSorter(sources).static_order():
+        yield by_name[name], sources[name]
+
+
+def _source(given: str) -> str:
+    return given.removeprefix("^").partition(":")[0]

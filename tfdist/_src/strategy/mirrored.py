@@ -1,0 +1,95 @@
+"""The strategy for one process with several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import tensorflow as tf
+
+from tfdist._src.cluster import Found
+from tfdist._src.comm.communicator_interface import Alone
+from tfdist._src.group.joining import join, join_devices
+from tfdist._src.strategy.batch_statistics import (
+    BatchStatistics,
+    agreed_batch_statistics,
+    check_batch_statistics,
+)
+from tfdist._src.strategy.communication import (
+    check_communication,
+    local_devices,
+    replica_communicators,
+)
+from tfdist._src.strategy.extended import ReplicatedExtended
+
+
+class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Synchronous data parallelism over the devices of one process.
+
+    Args:
+        devices: device names; by default all GPUs, else all logical CPU devices.
+        cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
+            replicas use collectives.
+        communication: `"native"` for tfdist's collectives, which on GPUs need NVIDIA's driver
+            alone and use NCCL if it is there; `"tensorflow"` for TensorFlow's; `"auto"`, the
+            default, is `"tensorflow"`.
+        batch_statistics: the rows by whose statistics `BatchNormalization` layers normalize in
+            training: `"global"`, those of the whole batch as in one process, or `"replica"`, those
+            of each replica, which communicate nothing; layers with `synchronized=True` always use
+            the whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
+
+    Raises:
+        ValueError: `communication` or `batch_statistics` is none of these.
+        NativeUnavailableError: the native collectives were requested and are unavailable.
+
+    Example:
+        ```python
+        strategy = tfdist.MirroredStrategy(["GPU:0", "GPU:1"])
+        ```
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: Any = None,
+        *,
+        communication: Literal["auto", "native", "tensorflow"] = "auto",
+        batch_statistics: BatchStatistics | None = None,
+    ) -> None:
+        check_communication(communication)
+        check_batch_statistics(batch_statistics)
+        group = join(Found())
+        statistics = agreed_batch_statistics(group, batch_statistics)
+        names = [_full_name(d) for d in devices] if devices else local_devices(group)
+        native = communication == "native"
+        if native:
+            group = join_devices(names)
+        options = tf.distribute.experimental.CommunicationOptions()
+        workers = Alone()
+        replicas = replica_communicators(group, names, workers, options, native=native)
+        extended = ReplicatedExtended(self, names, replicas, workers, group, cross_device_ops)
+        extended.batch_statistics = statistics
+        tf.distribute.Strategy.__init__(self, extended)
+
+    def explain(self, model: Any, batch: Any) -> Any:
+        """Prints what a training step communicates: each value, its bytes, and the line it is from.
+
+        Args:
+            model: a compiled Keras model, created in the scope of this strategy.
+            batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            A list of transfers, each with the attributes `kind` ("reduce" or "gather"),
+            `operation`, `size` in bytes, `shape`, `where` and `reason`.
+
+        Example:
+            >>> strategy.explain(model, (x[:64], y[:64]))
+            The step reduces 26.0 MiB and gathers 0 B: …
+        """
+        return self.extended.explain(model, batch)
+
+
+def _full_name(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/device:{device}")
+    host = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
+    return str(host.make_merged_spec(spec).to_string())

@@ -1,0 +1,115 @@
+"""Borders, in a program for the whole batch, of what each replica computes from its own rows.
+
+In the traced program they pass values on; the package `global_view` gives them their meaning.
+Gradients cross them the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.global_view.rules import AVERAGE, ENTER, EQUAL, LEAVE, STACK, SUM
+from tfdist._src.internals.graphs import identities, marking_operations, of_unknown_sizes
+
+
+def axes_that_may_be_cut(tensor: tf.Tensor, rows: int | None, kept: Sequence[int]) -> list[int]:
+    """The axes of a tensor along which a replica may have a part of it.
+
+    Args:
+        tensor: a tensor of the program for the whole batch.
+        rows: the number of rows of the whole batch, if the program knows it.
+        kept: axes that are never cut.
+    """
+    never = [axis % tensor.shape.rank for axis in kept]
+    return [
+        axis
+        for axis, size in enumerate(tensor.shape)
+        if axis not in never and (size is None or (rows and size % rows == 0))
+    ]
+
+
+def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """A replica's rows of a value.
+
+    Args:
+        value: a tensor of the program for the whole batch.
+        like: a tensor with the same rows, such as the value itself.
+        axes: the axes that may be cut. The result's sizes along them are unknown.
+    """
+    with marking_operations(ENTER, axes):
+        result = identities([value, like], "TfdistEnter")[0]
+    # TensorFlow would compute with known sizes in gradients.
+    return of_unknown_sizes(result, axes)
+
+
+def enter_whole(value: tf.Tensor) -> tf.Tensor:
+    """A value that is the same on all replicas, such as a weight."""
+    with marking_operations(ENTER, []):
+        (result,) = identities([value], "TfdistEnterWhole")
+    return result
+
+
+def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """A tensor of the program for the whole batch whose rows the replicas have computed.
+
+    Args:
+        value: a replica's rows.
+        like: a tensor of the program with the same rows and the same shape.
+        axes: the axes that may be cut.
+    """
+    with marking_operations(LEAVE, axes):
+        result = identities([value, like], "TfdistLeave")[0]
+    result.set_shape(like.shape)
+    return result
+
+
+def average(value: tf.Tensor) -> tf.Tensor:
+    """The mean of the replicas' values, weighted by their rows; not differentiable.
+
+    Args:
+        value: a replica's value. If it is not of a floating type, all replicas have the same one.
+    """
+    value = tf.stop_gradient(value)
+    with marking_operations(AVERAGE if value.dtype.is_floating else EQUAL):
+        (result,) = tf.raw_ops.IdentityN(input=[value])
+    return result
+
+
+def stack(value: tf.Tensor) -> tf.Tensor:
+    """The values of all replicas along a new first axis; zeros for those without rows.
+
+    Its gradient is that of one replica.
+
+    Args:
+        value: a replica's value.
+    """
+    value = of_unknown_sizes(value[tf.newaxis], [0])
+    with marking_operations(STACK):
+        (values,) = tf.raw_ops.IdentityN(input=[value])
+    with marking_operations(EQUAL):
+        (result,) = tf.raw_ops.IdentityN(input=[values])
+    return result
+
+
+@tf.RegisterGradient("TfdistEnter")  # type: ignore[untyped-decorator]
+def _gradient_of_enter(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor) -> list[Any]:
+    return [leave(gradient, op.inputs[1], op.get_attr(ENTER)), None]
+
+
+@tf.RegisterGradient("TfdistEnterWhole")  # type: ignore[untyped-decorator]
+def _gradient_of_enter_whole(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
+    with marking_operations(SUM):
+        return identities([gradient], "TfdistSum")
+
+
+@tf.RegisterGradient("TfdistLeave")  # type: ignore[untyped-decorator]
+def _gradient_of_leave(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor) -> list[Any]:
+    return [enter(gradient, op.inputs[1], op.get_attr(LEAVE)), None]
+
+
+@tf.RegisterGradient("TfdistSum")  # type: ignore[untyped-decorator]
+def _gradient_of_sum(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
+    return [enter_whole(gradient)]

@@ -1,0 +1,306 @@
+"""The step that a replica traces or runs: what optimizers ask of it, and its rows of the batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.global_view.rules import CONTRIBUTION, EQUAL
+from tfdist._src.internals.graphs import marking_operations
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnRows:
+    """A replica's rows of a batch, and what the replicas exchange with their numbers.
+
+    Attributes:
+        rows: the number of rows of this replica, an int32 scalar.
+        counts: the number of rows of each replica, an int32 vector.
+        total: the number of rows of the global batch, an int32 scalar.
+        first_row: the index of this replica's first row in the global batch, an int32 scalar.
+        some_are_empty: whether a replica has no rows, a bool scalar.
+        heard: what the workers tell one another besides, an int32 vector.
+    """
+
+    rows: tf.Tensor
+    counts: tf.Tensor
+    total: tf.Tensor
+    first_row: tf.Tensor
+    some_are_empty: tf.Tensor
+    heard: tf.Tensor
+
+
+class Step:
+    """A step over a global batch; a context manager.
+
+    Attributes:
+        key: identifies this step among traces.
+        agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
+        late_in: the step's graph, if an update may be put off to the end of the step.
+        late: the update that has been put off, of the layer that does it.
+    """
+
+    clips_together = False  # Whether workers communicate to clip by the global norm.
+
+    def __init__(self) -> None:
+        self.agreed_on_overflow = False
+        self.key = object()
+        self.late_in: Any = None
+        self.late: Any = None
+        self._turns = Turns()
+
+    def own_parts(self, values: Sequence[Any]) -> list[Any]:
+        """What this replica contributes to sums of values, such as gradients.
+
+        Applying it again changes nothing.
+
+        Args:
+            values: dense tensors, `tf.IndexedSlices` or None.
+        """
+        return list(values)
+
+    def contributions(self, values: Sequence[Any]) -> list[Any]:
+        """What this replica contributes to sums that are communicated now; see `own_parts`."""
+        return self.own_parts(values)
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The elementwise maximum over the replicas that have rows.
+
+        Args:
+            values: non-negative.
+        """
+        return list(values)
+
+    def clip_by_global_norm(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
+    ) -> list[Any]:
+        """Clips the summed gradients by their global norm.
+
+        Args:
+            gradients: dense or `tf.IndexedSlices`.
+            variables: their variables.
+            norm: the maximum norm.
+        """
+        return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
+
+    def sums(self, variable: Any) -> bool:
+        """Whether this replica, rather than another on its behalf, sums a variable's gradients."""
+        return True
+
+    def sum_over_replicas(
+        self,
+        add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        """Sums gradients over the replicas.
+
+        Args:
+            add_up: sums gradients, called with these and their variables.
+            gradients: dense or `tf.IndexedSlices`.
+            variables: their variables.
+        """
+        return add_up(gradients, variables)
+
+    def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
+        """The sum of squares of all gradient elements, over all parts of the model.
+
+        Args:
+            gradients: the gradients of this part, dense or `tf.IndexedSlices`.
+            variables: their variables.
+        """
+        return sum_of_squares(gradients)
+
+    def before_update(self, variable: Any) -> list[tf.Tensor]:
+        """What the update of a variable waits for besides its gradient."""
+        return self._turns.before(variable) if self.late is not None else []
+
+    def updated(self, variable: Any) -> None:
+        """Records that a variable's update has been added to the graph."""
+        if self.late is not None:
+            self._turns.after(variable)
+
+    def __enter__(self) -> Step:
+        _stack().append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _stack().pop()
+
+
+class Turns:
+    """The order of updates that could all begin at once.
+
+    Large variables are updated one after the other, so that the temporaries of their update rules
+    do not coexist in memory.
+    """
+
+    def __init__(self) -> None:
+        self._last: tf.Tensor | None = None
+
+    def before(self, variable: Any) -> list[tf.Tensor]:
+        """What the update of a variable waits for."""
+        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
+        here = self._last is not None and self._last.graph is tf.compat.v1.get_default_graph()
+        return [self._last] if here and _is_large(variable) else []
+
+    def after(self, variable: Any) -> None:
+        """Records that a variable's update has been added to the graph."""
+        if _is_large(variable):
+            self._last = variable.read_value()
+
+
+def _is_large(variable: Any) -> bool:
+    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)
+
+
+class GlobalStep(Step):
+    """A step whose program is traced for the whole batch, and partitioned afterwards.
+
+    What an optimizer sums is marked by `contributions`.
+
+    Args:
+        static_rows: the number of rows of the batch, if the program knows it.
+        own_statistics: whether each replica normalizes with the statistics of its own rows.
+        assigns_own_statistics: whether it also keeps those in its moving statistics.
+        gathers_statistics: whether the statistics of the whole batch are computed from those of the
+            replicas, which are gathered.
+
+    Attributes:
+        static_rows: as given.
+        own_statistics: as given.
+        assigns_own_statistics: as given.
+        gathers_statistics: as given.
+    """
+
+    def __init__(
+        self,
+        static_rows: int | None = None,
+        *,
+        own_statistics: bool = False,
+        assigns_own_statistics: bool = False,
+        gathers_statistics: bool = False,
+    ) -> None:
+        super().__init__()
+        self.static_rows = static_rows
+        self.own_statistics = own_statistics
+        self.assigns_own_statistics = assigns_own_statistics
+        self.gathers_statistics = gathers_statistics
+
+    def contributions(self, values: Sequence[Any]) -> list[Any]:
+        """Marks values of the whole batch as sums that are to be communicated.
+
+        The partitioned program has there what a worker contributes to each sum.
+
+        Args:
+            values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+        """
+        return _marked(values, CONTRIBUTION)
+
+
+def gathered_parts(values: Sequence[Any]) -> list[Any]:
+    """Marks values that a `GlobalStep` gathers as this worker's own; a constant must be zero.
+
+    Args:
+        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+    """
+    return _marked_in_graph(values, CONTRIBUTION)
+
+
+def equal_everywhere(values: Sequence[Any]) -> list[Any]:
+    """Marks values that a `GlobalStep` has communicated as equal on all workers.
+
+    Args:
+        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+    """
+    return _marked_in_graph(values, EQUAL)
+
+
+class EagerGlobalStep(GlobalStep):
+    """A step that every replica runs on the whole batch, eagerly.
+
+    The first replica contributes to sums what all of them have computed.
+
+    Args:
+        leads: whether this is the first replica, a bool scalar.
+    """
+
+    def __init__(self, leads: tf.Tensor) -> None:
+        super().__init__()
+        self._leads = leads
+
+    def own_parts(self, values: Sequence[Any]) -> list[Any]:
+        return [v if v is None or self._leads else _nothing(v) for v in values]
+
+    def contributions(self, values: Sequence[Any]) -> list[Any]:
+        return self.own_parts(values)
+
+
+def _nothing(value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
+    return tf.zeros_like(value)
+
+
+def _marked_in_graph(values: Sequence[Any], mark: str) -> list[Any]:
+    traced = in_global_step() and not tf.executing_eagerly()
+    return _marked(values, mark) if traced else list(values)
+
+
+def _marked(values: Sequence[Any], mark: str) -> list[Any]:
+    results = list(values)
+    dense = [i for i, v in enumerate(results) if isinstance(v, tf.Tensor)]
+    if dense:
+        with marking_operations(mark):
+            marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
+        for i, value in zip(dense, marked, strict=True):
+            results[i] = tf.identity(value)  # What waits for one must not wait for all.
+    return results
+
+
+def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:
+    """Clips gradients by a known norm; as in Keras, sparse ones become dense.
+
+    Args:
+        gradients: dense or `tf.IndexedSlices`.
+        norm: the maximum norm.
+        found: the actual norm.
+    """
+    dense = [tf.convert_to_tensor(g) for g in gradients]
+    return list(tf.clip_by_global_norm(dense, norm, use_norm=found)[0])
+
+
+def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:
+    """The sum of squares of all elements, a float32 scalar."""
+    values = [tf.cast(getattr(g, "values", g), tf.float32) for g in gradients]
+    return tf.add_n([tf.zeros([]), *(tf.reduce_sum(v * v) for v in values)])
+
+
+def current_step() -> Step | None:
+    """The step that the calling replica is in, if any."""
+    stack = _stack()
+    return stack[-1] if stack else None
+
+
+def in_global_step() -> bool:
+    """Whether the calling replica traces a program for the whole batch."""
+    return isinstance(current_step(), GlobalStep)
+
+
+_local = threading.local()
+
+
+def _stack() -> list[Step]:
+    if not hasattr(_local, "steps"):
+        _local.steps = []
+    return _local.steps  # type: ignore[no-any-return]

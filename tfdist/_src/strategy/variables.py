@@ -1,0 +1,179 @@
+"""Variables with a copy on every replica: kept identical, or summed when read."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.internals.extended import copy_here
+from tfdist._src.internals.tensorflow import MirroredVariable, SyncOnReadVariable
+from tfdist._src.strategy.step import current_step, in_global_step
+
+
+class _Variable:
+    """What both kinds add to TensorFlow's distributed variables: conversions and a clear error."""
+
+    name: str
+    read_value: Any
+    _get: Any
+    _update: Any
+
+    @property
+    def handle(self) -> Any:
+        """The resource of the replica's copy.
+
+        Raises:
+            ValueError: the caller is not a replica.
+        """
+        try:
+            return super().handle  # type: ignore[misc]
+        except ValueError as error:
+            raise ValueError(
+                f"The variable {self.name!r} has a copy on each replica, so a custom step that "
+                "differentiates or updates it must run inside `strategy.run`. Received: use "
+                "outside of it. Call `strategy.run(step, args=(batch,))` with batches from "
+                "`strategy.experimental_distribute_dataset`, or `model.fit`."
+            ) from error
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Reads elements, as `tf.Variable.gather_nd` does."""
+        return self._get().gather_nd(indices, name)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Reads rows, as `tf.Variable.sparse_read` does."""
+        return self._get().sparse_read(indices, name)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """Sets elements, as `tf.Variable.batch_scatter_update` does."""
+        return self._update(lambda copy, delta: copy.batch_scatter_update(delta), sparse_delta)
+
+    def __int__(self) -> int:
+        return int(self.read_value().numpy())
+
+    def __float__(self) -> float:
+        return float(self.read_value().numpy())
+
+
+def _on_copies(method: str) -> Any:
+    """Makes a method that calls one of `tf.Variable` on the copies."""
+
+    def apply(variable: Any, updates: Any, *, indices: Any) -> Any:
+        return getattr(variable, method)(indices, updates)
+
+    def update(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        return self._update(apply, updates, indices=indices)
+
+    return update
+
+
+for _kind in ("add", "sub", "update", "max", "min"):
+    setattr(_Variable, f"scatter_nd_{_kind}", _on_copies(f"scatter_nd_{_kind}"))
+
+
+# Variables that code outside of replicas has assigned, by identity.
+_assigned: dict[int, weakref.ref[Any]] = {}
+_assignments = 0
+
+
+def assignments() -> int:
+    """The number of assignments by code outside of replicas so far."""
+    return _assignments
+
+
+def take_assigned(strategy: Any) -> list[Any]:
+    """Returns the variables that code outside of replicas has assigned since the last call.
+
+    Args:
+        strategy: the variables' strategy.
+    """
+    variables = [reference() for reference in _assigned.values()]
+    mine = [v for v in variables if v is not None and v.distribute_strategy is strategy]
+    for variable in mine:
+        del _assigned[id(variable)]
+    return mine
+
+
+class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[misc]
+    """A mirrored variable that can be assigned inside `tf.cond`.
+
+    A replica's assignment to a variable without aggregation changes that replica's copy only, as in
+    TensorFlow. With ONLY_FIRST_REPLICA each replica uses its local value, since replicas run the
+    same program.
+    """
+
+    def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            global _assignments
+            _assignments += 1
+            _assigned[id(self)] = weakref.ref(self)
+        return super()._update_cross_replica(update_fn, value, **kwargs)
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        is_own = self.aggregation in (
+            tf.VariableAggregation.NONE,
+            tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        if is_own or in_global_step():
+            return update_fn(copy_here(self), value, **kwargs)
+        return super()._update_replica(update_fn, value, **kwargs)
+
+
+class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
+    """A variable that each replica changes independently, read as the sum, such as metric state.
+
+    Reading it is a collective that all workers must join. A step of `fit` sums the metrics anyway
+    and stores the total here, so that a single worker can read it.
+    """
+
+    _total: tf.Tensor | None = None
+    _changed_elsewhere = False
+
+    def know_total(self, total: tf.Tensor) -> None:
+        """Stores the sum until the variable changes."""
+        self._total = None if self._changed_elsewhere else total
+
+    def forget_total(self) -> None:
+        """Has the next read compute the sum, since a replica's copy was assigned a value."""
+        self._total = None
+
+    def _get_cross_replica(self) -> Any:
+        if self._total is not None and tf.executing_eagerly():
+            return self._total
+        return super()._get_cross_replica()
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if current_step() is None:
+            # A user-defined function changes it, whenever that runs.
+            self._changed_elsewhere = True
+        self._total = None
+        return super()._update_replica(update_fn, value, **kwargs)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        self._total = None
+        if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
+            return super().assign(value, *args, **kwargs)
+        # One replica holds the full value, since dividing it may be inexact.
+        full = tf.convert_to_tensor(value, self.dtype)
+        first = self.distribute_strategy.extended.worker_rank == 0
+        for i, copy in enumerate(self.values):
+            with tf.device(copy.device):
+                copy.assign(full if first and i == 0 else tf.zeros_like(full))
+        return self
+
+
+def _outside_of_replicas() -> bool:
+    return tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
+
+
+VARIABLE_CLASSES = {
+    tf.VariableSynchronization.ON_WRITE: ReplicatedMirroredVariable,
+    tf.VariableSynchronization.ON_READ: SummedVariable,
+}

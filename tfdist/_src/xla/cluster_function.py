@@ -1,0 +1,182 @@
+"""A cluster as a function that XLA compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.internals.graphs import mark_what_is_only_read
+from tfdist._src.xla.noise import replacement
+from tfdist._src.xla.program import Program
+from tfdist._src.xla.tracing import is_has_rows
+
+
+class Cluster:
+    """The operations of a cluster, with what they take and what they give.
+
+    Args:
+        program: the program.
+        operations: its operations that are compiled together, in order.
+        is_used: whether something outside uses a tensor.
+
+    Attributes:
+        feeds: the tensors that it takes.
+        resources: the variables' resources that it takes.
+        fetches: the tensors that it gives.
+    """
+
+    def __init__(
+        self, program: Program, operations: Sequence[Any], is_used: Callable[[tf.Tensor], bool]
+    ) -> None:
+        self._program, self._operations = program, operations
+        inside = {*operations, *program.constant}
+        taken = {t.ref(): t for op in operations for t in op.inputs if t.op not in inside}
+        self.feeds = [t for t in taken.values() if t.dtype != tf.resource]
+        self.resources = [t for t in taken.values() if t.dtype == tf.resource]
+        self.fetches = [t for op in operations for t in op.outputs if is_used(t)]
+        sources = (*operations, *(t.op for t in self.feeds))
+        self._rows = {op: np.array(True) for op in sources if is_has_rows(op)}
+
+    @property
+    def varies(self) -> bool:
+        """Whether it depends on the number of rows, by the shapes of what it takes or otherwise."""
+        shapes_known = all(t.shape.is_fully_defined() for t in self.feeds)
+        return not shapes_known or bool(self._rows)
+
+    def call(
+        self,
+        name: str,
+        resources: Sequence[tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        fits: tf.Tensor | None,
+    ) -> list[tf.Tensor]:
+        """Adds a call of the cluster to the default graph.
+
+        Args:
+            name: the name shown in profiles.
+            resources: the values of `resources`.
+            tensors: the values of `feeds`.
+            fits: whether it is compiled, if it `varies`: a bool scalar; None if it is not.
+
+        Returns:
+            The values of `fetches`, and one to wait for.
+        """
+        if not self.varies or fits is None:
+            return list(self._function(name, resources, jit=not self.varies)(*tensors))
+        compiled = self._function(name, resources, jit=True)
+        plain = self._function(name, resources, jit=False)
+        if self._program.device_of(self._operations[0]).startswith("GPU"):
+            # Integers are in the host's memory there, which an `If` that is not lowered does not
+            # support.
+            return list(tf.cond(fits, lambda: compiled(*tensors), lambda: plain(*tensors)))
+        # `tf.cond` would become an operation for each of the tensors, at some µs each.
+        branches = _calling(compiled), _calling(plain)
+        results = tf.raw_ops.If(
+            cond=fits,
+            input=[*tensors, *branches[0].captured_inputs],
+            Tout=[t.dtype for t in compiled.outputs],
+            then_branch=branches[0],
+            else_branch=branches[1],
+        )
+        mark_what_is_only_read(results[0].op, (branches[0].graph, branches[1].graph))
+        return list(results)
+
+    def _function(self, name: str, resources: Sequence[tf.Tensor], *, jit: bool) -> Any:
+        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            graph = tf.compat.v1.get_default_graph()
+            given = {t.name: value for t, value in zip(self.feeds, tensors, strict=True)}
+            for inner, resource in zip(self.resources, resources, strict=True):
+                given[inner.name] = graph.capture(resource)
+            ends = self._add_to_graph(given, jit)
+            with tf.control_dependencies(ends):
+                return [*(tf.identity(given[t.name]) for t in self.fetches), tf.zeros([])]
+
+        run.__name__ = name
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self.feeds]
+        if jit:
+            function = tf.function(run, autograph=False, jit_compile=True)
+        else:
+            # Optimized by itself, so that operations are chosen as in a step without XLA.
+            function = tf.function(
+                run, autograph=False, experimental_attributes={"_noinline": True}
+            )
+        return function.get_concrete_function(*specs)
+
+    def _add_to_graph(self, given: dict[str, tf.Tensor], jit: bool) -> list[Any]:
+        """Adds the operations to the default graph.
+
+        Args:
+            given: the values of what they take, by name; those that they compute are added.
+
+        Returns:
+            Those without a result.
+        """
+        rows = self._rows if jit else {}
+        ends: list[Any] = []
+        part: list[Any] = []
+        for op in self._operations:
+            draw = replacement(op) if jit else None
+            if draw is None:
+                part.append(op)
+                continue
+            ends += add_operations(self._program, part, given, rows)
+            part = []
+            constant = [t for t in op.inputs if t.op in self._program.constant]
+            add_operations(self._program, [], given, rows, constant)
+            given[op.outputs[0].name] = draw(*(given[t.name] for t in op.inputs))
+        ends += add_operations(self._program, part, given, rows)
+        return [op for op in ends if not op.outputs]
+
+
+def _calling(function: Any) -> Any:
+    """A function that only calls another one, by which that one's attributes take effect."""
+    specs = [
+        tf.TensorSpec(t.shape, t.dtype)
+        for t in function.inputs[: -len(function.captured_inputs) or None]
+    ]
+    return tf.function(lambda *tensors: function(*tensors), autograph=False).get_concrete_function(
+        *specs
+    )
+
+
+def add_operations(
+    program: Program,
+    operations: Sequence[Any],
+    given: dict[str, tf.Tensor],
+    values: Mapping[Any, Any] = {},
+    constants: Sequence[tf.Tensor] = (),
+) -> list[Any]:
+    """Adds operations of a program to the default graph.
+
+    Args:
+        program: the program.
+        operations: its operations, in order.
+        given: the values of the tensors that they take, by name; what they compute is added.
+        values: see `Program.definition`.
+        constants: results of constant operations, which are added as well.
+
+    Returns:
+        The operations that were added, in the same order.
+    """
+    inside = {*operations, *values}
+    wanted = [t for op in operations for t in op.outputs]
+    definition = program.definition([*operations, *(t.op for t in constants)], dict(values))
+    taken = {
+        t.name: given[t.name]
+        for op in operations
+        for t in op.inputs
+        if t.op not in inside and t.op not in program.constant
+    }
+    names = [*(t.name for t in (*wanted, *constants)), *(op.name for op in operations)]
+    if not names:
+        return []
+    made = tf.graph_util.import_graph_def(
+        definition, input_map=taken, return_elements=names, name="c"
+    )
+    for tensor, value in zip((*wanted, *constants), made, strict=False):
+        value.set_shape(tensor.shape)
+        given[tensor.name] = value
+    return list(made[len(wanted) + len(constants) :])

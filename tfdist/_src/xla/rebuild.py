@@ -1,0 +1,177 @@
+"""Adds a traced graph to another one, with its clusters as compiled functions."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._src.internals.graphs import add_control_inputs, branches_of
+from tfdist._src.xla.cluster_function import Cluster, add_operations
+from tfdist._src.xla.clusters import Unit, divide, exchanging_lists
+from tfdist._src.xla.left_out import (
+    CONDITIONALS,
+    has_several_of_a_kind,
+    left_out,
+    node_communicates,
+)
+from tfdist._src.xla.ownership import own_operations
+from tfdist._src.xla.program import Program, called_by
+
+_INPUT = "Placeholder"
+_numbers = itertools.count()
+
+
+class Rebuilt:
+    """A graph that is added to the default one.
+
+    Args:
+        graph: a `FuncGraph`.
+        results: the tensors that are wanted of it.
+        given: the values of its placeholders, by their names.
+        fits: whether this step's rows are as those for which clusters are compiled, a bool scalar;
+            None if that is not known.
+        own: the names of those placeholders whose values are this worker's own; others may have to
+            be equal on all workers.
+        copies: whether there are equal copies of variables on devices of one kind, so that what may
+            have to be equal is not compiled: the programs of such devices may differ.
+        within: as for `left_out`.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        results: Sequence[tf.Tensor],
+        given: Mapping[str, tf.Tensor],
+        fits: tf.Tensor | None,
+        *,
+        own: Collection[str],
+        copies: bool = False,
+        within: bool = False,
+    ) -> None:
+        self._graph, self._fits = graph, fits
+        self._results = list(results)
+        self._program = Program(graph, results)
+        given_here = {op for op in self._program.operations if op.type == _INPUT}
+        own_inputs = {op for op in given_here if op.outputs[0].name in own}
+        self._own = own_operations(self._program, own_inputs, self._results)
+        self._copies = copies or has_several_of_a_kind(self._program)
+        self._left_out = left_out(self._program, within=within)
+        if self._copies:
+            self._left_out |= set(self._program.operations) - self._own
+        self._units = divide(self._program, self._left_out, self._own)
+        while lists := exchanging_lists(self._program, self._units, results):
+            self._left_out |= lists
+            self._units = divide(self._program, self._left_out, self._own)
+        self._given: dict[str, tf.Tensor] = dict(given)
+        self._made: dict[Any, Any] = {}  # for each operation, what stands for it in the new graph
+        self._users: dict[str, set[Any]] = {}
+        for op in self._program.operations:
+            for tensor in op.inputs:
+                self._users.setdefault(tensor.name, set()).add(op)
+
+    def add(self) -> list[tf.Tensor]:
+        """Adds the graph.
+
+        Returns:
+            The results, and one to wait for; they wait for all that the graph has to run.
+        """
+        together: list[Any] = []
+        for unit in self._units:
+            if not unit.compiled:
+                for op in unit.operations:
+                    if op.type == _INPUT:
+                        continue
+                    if self._has_collectives(op):
+                        self._add_left_out(together)
+                        together = []
+                        self._add_conditional(op)
+                    else:
+                        together.append(op)
+                continue
+            self._add_left_out(together)
+            together = []
+            self._add_cluster(unit)
+        constant = [t for t in self._results if t.op in self._program.constant]
+        self._add_left_out(together, constant)
+        ends = [self._made[op] for op in self._graph.control_outputs if op in self._made]
+        with tf.control_dependencies(list(dict.fromkeys(ends))):
+            return [*(tf.identity(self._given[t.name]) for t in self._results), tf.zeros([])]
+
+    def _add_left_out(self, operations: Sequence[Any], constant: Sequence[Any] = ()) -> None:
+        made = add_operations(self._program, operations, self._given, constants=constant)
+        inside = set(operations)
+        for op, new in zip(operations, made, strict=True):
+            self._made[op] = new
+        for op in operations:
+            before = [o for o in op.control_inputs if o not in inside]
+            add_control_inputs(self._made[op], self._standing_for(before))
+
+    def _add_cluster(self, unit: Unit) -> None:
+        inside = set(unit.operations)
+        wanted = {t.name for t in self._results}
+
+        def is_used(tensor: tf.Tensor) -> bool:
+            return tensor.name in wanted or bool(self._users.get(tensor.name, set()) - inside)
+
+        cluster = Cluster(self._program, unit.operations, is_used)
+        name = f"cluster_{next(_numbers)}"
+        resources = [self._given[t.name] for t in cluster.resources]
+        tensors = [self._given[t.name] for t in cluster.feeds]
+        before = [o for op in unit.operations for o in op.control_inputs if o not in inside]
+        with (
+            tf.control_dependencies(self._standing_for(before)),
+            tf.device(self._program.device_of(unit.operations[0])),
+        ):
+            # What has to be equal on all workers must not be compiled on some of them only.
+            fits = self._fits if unit.own else None
+            results = cluster.call(name, resources, tensors, fits)
+        for tensor, value in zip(cluster.fetches, results, strict=False):
+            value.set_shape(tensor.shape)
+            self._given[tensor.name] = value
+        self._made.update(dict.fromkeys(unit.operations, results[-1].op))
+
+    def _has_collectives(self, op: Any) -> bool:
+        calls = set(called_by(op.node_def))
+        return op.type in CONDITIONALS and bool(
+            calls & self._program.functions_with(node_communicates)
+        )
+
+    def _add_conditional(self, op: Any) -> None:
+        """A conditional with collectives in its branches, where clusters are compiled as well."""
+        self._add_left_out([], [t for t in op.inputs if t.op in self._program.constant])
+        condition, *arguments = [self._given[t.name] for t in op.inputs]
+
+        def branch(graph: Any) -> Any:
+            pairs = list(zip(graph.inputs, op.inputs[1:], strict=True))
+            own = {inner.name for inner, outer in pairs if outer.op in self._own}
+
+            def build() -> list[tf.Tensor]:
+                here = tf.compat.v1.get_default_graph()
+                values = [here.capture(value) for value in arguments]
+                given = {t.name: value for t, value in zip(graph.inputs, values, strict=True)}
+                inner = Rebuilt(
+                    graph,
+                    graph.outputs,
+                    given,
+                    self._fits,
+                    own=own,
+                    copies=self._copies,
+                    within=True,
+                )
+                return inner.add()
+
+            return build
+
+        with tf.control_dependencies(self._standing_for(op.control_inputs)):
+            results = tf.cond(condition, *map(branch, branches_of(op)))
+        for tensor, value in zip(op.outputs, results, strict=False):
+            value.set_shape(tensor.shape)
+            self._given[tensor.name] = value
+        self._made[op] = results[-1].op
+
+    def _standing_for(self, operations: Sequence[Any]) -> list[Any]:
+        running = [op for op in operations if op in self._program.before and op.type != _INPUT]
+        return list(dict.fromkeys(self._made[op] for op in running))

@@ -1,5 +1,0 @@
-"""Snapshots and exact resume; recovery when workers are lost or come."""
-
-from tfdist.elastic.group_info import GroupInfo
-
-__all__ = ["GroupInfo"]

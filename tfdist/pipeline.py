@@ -1,0 +1,29 @@
+"""Pipeline parallelism: each rank holds a part of the model, and microbatches pass through all.
+
+A *rank* is a process of the pipeline. A *stage* is a contiguous part of the model; with virtual
+stages, a rank holds several. A *schedule* is pure data: what each rank computes, and in which
+order. This package makes, checks, lowers, simulates and draws schedules without TensorFlow. The
+strategies and the model are `tfdist.PipelineStrategy`, `tfdist.HybridStrategy` and
+`tfdist.PipelineModel`.
+"""
+
+from tfdist._src.pipeline.plan.action import Action, Kind
+from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist._src.pipeline.simulation.gantt import draw, text
+from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation.timeline import Timeline
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Costs",
+    "Kind",
+    "Schedule",
+    "Timeline",
+    "draw",
+    "make_schedule",
+    "simulate",
+    "text",
+]

@@ -1,0 +1,32 @@
+"""Training on Ray: `tfdist.ray.Trainer`, a trainer of Ray Train, and what reports to Ray.
+
+Needs the extra `tfdist[ray]`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import ray.train  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "tfdist.ray needs Ray Train, which is not installed: pip install 'tfdist[ray]'"
+    ) from error
+
+from tfdist._src.ray.backend import TfdistConfig
+from tfdist._src.ray.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tfdist._src.ray.report import ReportCallback
+
+__all__ = ["ReportCallback", "TfdistConfig", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs TensorFlow, which must not be imported before a worker has its environment.
+    if name != "ReportCallback":
+        raise AttributeError(f"module 'tfdist.ray' has no attribute {name!r}")
+    from tfdist._src.ray.report import ReportCallback
+
+    return ReportCallback

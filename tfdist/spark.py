@@ -1,0 +1,19 @@
+"""Training on Spark: `tfdist.spark.Distributor` runs workers as the tasks of a barrier stage.
+
+Needs the extra `tfdist[spark]`.
+"""
+
+from __future__ import annotations
+
+try:
+    import pyarrow  # noqa: F401
+    import pyspark.sql  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        f"tfdist.spark needs PySpark and PyArrow ({error}): pip install 'tfdist[spark]'"
+    ) from error
+
+from tfdist._src.spark.dataset_shard import get_dataset_shard
+from tfdist._src.spark.distributor import Distributor
+
+__all__ = ["Distributor", "get_dataset_shard"]
