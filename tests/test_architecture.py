@@ -61,7 +61,8 @@ LAYERS = [
 # The same within the larger packages; what is not named here is above all of it.
 PARTS = {
     "cluster": [
-        "spec",
+        "cluster_spec",
+        "tf_config",
         "net",
         "auth",
         "session",

@@ -10,8 +10,7 @@ import threading
 import pytest
 
 from tfdist._src.cluster import check_own, check_resolvable
-from tfdist._src.cluster.net.bind_address import claim
-from tfdist._src.cluster.net.local_addresses import local_addresses, port_holder
+from tfdist._src.cluster.net.listener import claim, local_addresses, port_holder
 from tfdist.errors import ClusterError
 
 RESERVE = """
@@ -64,7 +63,7 @@ def test_port_in_use_names_the_holder():
 
 
 def test_port_in_use_by_an_unknown_process(monkeypatch):
-    monkeypatch.setattr("tfdist._src.cluster.net.bind_address.port_holder", lambda port: None)
+    monkeypatch.setattr("tfdist._src.cluster.net.listener.port_holder", lambda port: None)
     sock, port = listener()
     with sock:
         assert "in use by another process" in refusal(f"127.0.0.1:{port}")
@@ -80,7 +79,7 @@ def test_port_needs_privileges(monkeypatch):
     def bind(family, sockaddr):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("tfdist._src.cluster.net.bind_address._bind", bind)
+    monkeypatch.setattr("tfdist._src.cluster.net.listener._bind", bind)
     message = refusal("127.0.0.1:80")
     assert "may not listen on port 80" in message
     assert ">= 1024" in message
@@ -90,7 +89,7 @@ def test_other_failure(monkeypatch):
     def bind(family, sockaddr):
         raise OSError(errno.ENOBUFS, "No buffer space")
 
-    monkeypatch.setattr("tfdist._src.cluster.net.bind_address._bind", bind)
+    monkeypatch.setattr("tfdist._src.cluster.net.listener._bind", bind)
     assert "No buffer space" in refusal("127.0.0.1:2222")
 
 

@@ -5,20 +5,20 @@ import socket
 
 import pytest
 
-from tfdist._src.cluster.mesh import colocation, shm_segment
-from tfdist._src.cluster.mesh.colocation import host_key, numbered
-from tfdist._src.cluster.mesh.shm_segment import Segment, open_segment
+from tfdist._src.cluster.mesh import shared_memory, subgroups
+from tfdist._src.cluster.mesh.shared_memory import Segment, open_segment
+from tfdist._src.cluster.mesh.subgroups import host_key, numbered
 from tfdist._src.options import Options
 
 
 def files():
-    return os.listdir(shm_segment.MEMORY)
+    return os.listdir(shared_memory.MEMORY)
 
 
 @pytest.fixture
 def memory(monkeypatch, tmp_path):
     """A folder instead of /dev/shm, which other jobs also use."""
-    monkeypatch.setattr(shm_segment, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(shared_memory, "MEMORY", str(tmp_path))
 
 
 def test_automatic_detection():
@@ -33,7 +33,7 @@ def test_automatic_detection():
 @pytest.mark.parametrize("name", ["_BOOT", "_NETWORK", "MEMORY"])
 def test_each_part_matters_and_may_be_unknown(monkeypatch, name, tmp_path):
     known = host_key(Options())
-    monkeypatch.setattr(colocation, name, str(tmp_path / "none"))
+    monkeypatch.setattr(subgroups, name, str(tmp_path / "none"))
     unknown = host_key(Options())
     assert unknown != known
     assert unknown == host_key(Options())
@@ -47,7 +47,7 @@ def test_tfdist_host_overrides_detection(monkeypatch):
     assert host_key(Options(host="a")) != host_key(Options())
     before = host_key(Options(host="a"))
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
-    monkeypatch.setattr(colocation, "_BOOT", "/none")
+    monkeypatch.setattr(subgroups, "_BOOT", "/none")
     assert host_key(Options(host="a")) == before
 
 
@@ -59,7 +59,7 @@ def test_numbered():
 def test_segment(memory):
     made = Segment(10_000)
     (name,) = files()
-    path = os.path.join(shm_segment.MEMORY, name)
+    path = os.path.join(shared_memory.MEMORY, name)
     assert made.name == name
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert os.stat(path).st_blocks * 512 >= 10_000
@@ -93,7 +93,7 @@ def test_segment_too_large(monkeypatch):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError) as caught:
         Segment(1 << 50)
-    assert "--shm-size" in shm_segment.remedy(caught.value)
+    assert "--shm-size" in shared_memory.remedy(caught.value)
     assert f"tfdist-{'f' * 32}" not in files()
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -108,8 +108,8 @@ def test_symbolic_link_and_wrong_size(memory):
     before = len(os.listdir("/proc/self/fd"))
     made = Segment(100)
     name = f"tfdist-{'0' * 32}"
-    link = os.path.join(shm_segment.MEMORY, name)
-    os.symlink(os.path.join(shm_segment.MEMORY, made.name), link)
+    link = os.path.join(shared_memory.MEMORY, name)
+    os.symlink(os.path.join(shared_memory.MEMORY, made.name), link)
     try:
         with pytest.raises(OSError):
             open_segment(name, 100)

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from tfdist._src.cluster import Topology, Worker
-from tfdist._src.cluster.auth.compatibility import disagreement, duplicate, first_difference
-from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.auth.identity import Identity, disagreement, duplicate, first_difference
 
 TOPOLOGY = Topology((Worker("worker", 0, "h0:1"), Worker("worker", 1, "h1:1")), 0, "worker", 0)
 MINE = Identity(1, "0.1", "f", 0, "worker 0 (h0:1)", "host0", 10, "n0")

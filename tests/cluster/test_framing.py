@@ -10,8 +10,8 @@ from tests.deadlines import FAR
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode, read_frame
-from tfdist._src.cluster.session.error_codec import decode_error, encode_error
-from tfdist._src.cluster.spec.tf_config import from_tf_config
+from tfdist._src.cluster.session.shared_state import decode_error, encode_error
+from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist.errors import ClusterError, ProgramMismatchError
 
 TOPOLOGY = from_tf_config(

@@ -11,7 +11,7 @@ from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.auth.handshake import MAGIC, Read, TlsMismatch, dialing, listening
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode
-from tfdist._src.cluster.session.results import decode_result
+from tfdist._src.cluster.session.shared_state import decode_result
 from tfdist.errors import ClusterError
 
 WORKERS = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))

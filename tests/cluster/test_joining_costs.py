@@ -4,10 +4,9 @@ import pytest
 
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.auth.identity import Identity
-from tfdist._src.cluster.mesh.runs import from_runs, to_runs
-from tfdist._src.cluster.mesh.subgroups import SessionPlan, group_of
+from tfdist._src.cluster.mesh.subgroups import SessionPlan, from_runs, group_of, to_runs
 from tfdist._src.cluster.net.framing import Decoder, encode
-from tfdist._src.cluster.session.results import decode_result, encode_result
+from tfdist._src.cluster.session.shared_state import decode_result, encode_result
 from tfdist.errors import ProgramMismatchError
 
 

@@ -14,14 +14,13 @@ from tfdist._src.cluster import Topology, meet
 from tfdist._src.cluster.auth import identity
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net import wait_messages
 from tfdist._src.cluster.net.framing import WireError
-from tfdist._src.cluster.net.local_addresses import local_addresses
+from tfdist._src.cluster.net.listener import local_addresses
 from tfdist._src.cluster.net.sockets import connect
-from tfdist._src.cluster.rendezvous import server
-from tfdist._src.cluster.rendezvous.client import RendezvousClient
-from tfdist._src.cluster.rendezvous.server import RendezvousServer
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.rendezvous import rendezvous
+from tfdist._src.cluster.rendezvous.rendezvous import RendezvousClient, RendezvousServer
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
 
@@ -143,8 +142,8 @@ def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch, unknown):
 
 
 def test_rank_0_says_which_names_do_not_resolve(addresses, attempt, monkeypatch, until, unknown):
-    monkeypatch.setattr(server, "STATUS_SECONDS", 0.05)
-    monkeypatch.setattr(server, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(rendezvous, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.0)
     monkeypatch.setattr(wait_messages, "EVERY_SECONDS", 0.05)
     one, two, three, four = addresses(4)
@@ -175,7 +174,7 @@ def test_rank_0_sends_no_cluster(cluster):
 @pytest.fixture
 def linger(monkeypatch):
     """Sets how long rank 0 waits for late workers, to send them an error."""
-    return lambda seconds: monkeypatch.setattr(server, "_LINGER_SECONDS", seconds)
+    return lambda seconds: monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", seconds)
 
 
 def test_different_clusters(addresses, attempt, linger):

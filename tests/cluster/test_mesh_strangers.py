@@ -12,11 +12,11 @@ from tests.tiers import exhaustive
 from tfdist._src.cluster import Topology
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import encode
-from tfdist._src.cluster.spec.topology import Worker
 
 BODY = """
-from tfdist._src.cluster.rendezvous.rejections import Rejections
+from tfdist._src.cluster.rendezvous.acceptor import Rejections
 # A line for each.
 Rejections.add = lambda self, address, peer, reason, now: self._announce(
     f"tfdist: dropped a connection from {peer}: {reason}"

@@ -14,9 +14,8 @@ from tfdist._src.cluster import observe
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import JOIN, Identity
 from tfdist._src.cluster.net.framing import WireError, encode
-from tfdist._src.cluster.observation.answer import Seen, decode_answer, encode_answer
-from tfdist._src.cluster.observation.observer import ask
-from tfdist._src.cluster.session.reports import REPORT_LIMIT, Presence
+from tfdist._src.cluster.observation import Seen, ask, decode_answer, encode_answer
+from tfdist._src.cluster.session.connections import REPORT_LIMIT, Presence
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError, TlsError
 
@@ -105,7 +104,7 @@ def test_strangers_get_nothing_and_disturb_nobody(observed, addresses, attempt, 
 
 @exhaustive
 def test_a_rank_that_does_not_answer_is_named(observed, monkeypatch):
-    monkeypatch.setattr("tfdist._src.cluster.observation.answering.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist._src.cluster.observation.PATIENCE_SECONDS", 0.3)
     group, address, _ = observed(3)
     busy = threading.Event()
     group[1].report.made_by(lambda: busy.wait(FAR))
@@ -134,7 +133,7 @@ def test_several_observers_share_an_answer_and_too_many_are_told(observed, in_pa
 
 @exhaustive
 def test_a_job_that_is_open_to_strangers_answers_nobody(observed, monkeypatch):
-    monkeypatch.setattr("tfdist._src.cluster.observation.observers.is_closed", lambda *_: False)
+    monkeypatch.setattr("tfdist._src.cluster.observation.is_closed", lambda *_: False)
     _, address, _ = observed(2)
     with pytest.raises(RendezvousError, match="has a secret"):
         ask(address, Options())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tfdist._src.cluster.session.pending_exchanges import PendingExchanges
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.cluster_spec import Worker
+from tfdist._src.cluster.session.coordinator import PendingExchanges
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
 
 WORKERS = [Worker("worker", n, f"h{n}:1") for n in range(3)]

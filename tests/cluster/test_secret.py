@@ -11,11 +11,17 @@ import pytest
 
 from tests.deadlines import FAR
 from tfdist._src.cluster import Topology
-from tfdist._src.cluster.auth.handshake import MAGIC, handshake
-from tfdist._src.cluster.auth.hmac_challenge import new_challenge, new_secret, prove, proves
+from tfdist._src.cluster.auth.handshake import (
+    MAGIC,
+    handshake,
+    new_challenge,
+    new_secret,
+    prove,
+    proves,
+)
 from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
-from tfdist._src.cluster.spec.topology import Worker
 from tfdist.errors import ClusterError
 
 WORKERS = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))

@@ -7,10 +7,9 @@ import pytest
 
 from tests.deadlines import FAR
 from tfdist._src.cluster import Topology, Worker
-from tfdist._src.cluster.auth import trust
-from tfdist._src.cluster.auth.handshake import MAGIC
+from tfdist._src.cluster.auth import handshake
+from tfdist._src.cluster.auth.handshake import MAGIC, check_security, is_closed, summary
 from tfdist._src.cluster.auth.identity import Identity
-from tfdist._src.cluster.auth.trust import check_security, is_closed, summary
 from tfdist._src.cluster.net.framing import encode, read_exactly, read_frame
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
@@ -67,7 +66,7 @@ def test_open_jobs():
 @pytest.fixture
 def open_job(monkeypatch):
     """Loopback counts as a network."""
-    monkeypatch.setattr(trust, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(handshake, "_is_loopback", lambda host: False)
 
 
 def test_a_stranger_cannot_fail_an_open_job(open_job, addresses, attempt):
@@ -94,7 +93,7 @@ def test_a_flood_from_one_address_keeps_nobody_out(addresses, attempt, monkeypat
     """Those that came last displace those that came first, of the same address only."""
     monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor._MAX_STRANGERS", 20)
     monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
-    monkeypatch.setattr("tfdist._src.cluster.rendezvous.rejections._EVERY_SECONDS", FAR)
+    monkeypatch.setattr("tfdist._src.cluster.rendezvous.acceptor._EVERY_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     flood = [dial(cluster[0]) for _ in range(100)]

@@ -4,12 +4,12 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.calls import Call, Calls
 from tfdist._src.cluster.membership.membership import listen
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.view import View, encode_member
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.options import Options
 
 SECONDS = 60.0

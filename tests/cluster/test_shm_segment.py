@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from tfdist._src.cluster.mesh import shm_segment
-from tfdist._src.cluster.mesh.shm_segment import Segment
+from tfdist._src.cluster.mesh import shared_memory
+from tfdist._src.cluster.mesh.shared_memory import Segment
 
 DIES = """
 import os, signal
-from tfdist._src.cluster.mesh.shm_segment import Segment
+from tfdist._src.cluster.mesh.shared_memory import Segment
 print(Segment(4096).name, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -21,7 +21,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(shm_segment, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(shared_memory, "MEMORY", str(tmp_path))
     return tmp_path
 
 
@@ -34,7 +34,7 @@ def aged(path):
 def test_files_of_killed_processes_are_removed():
     done = subprocess.run([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
-    left = os.path.join(shm_segment.MEMORY, done.stdout.strip())
+    left = os.path.join(shared_memory.MEMORY, done.stdout.strip())
     assert os.path.exists(left)
     Segment(4096).unlink()  # a new file may not be locked yet
     assert os.path.exists(left)

@@ -6,9 +6,9 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.session.agent import is_overdue
-from tfdist._src.cluster.session.pending_exchanges import PendingExchanges
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.session.coordinator import PendingExchanges
 from tfdist.errors import RendezvousError
 
 

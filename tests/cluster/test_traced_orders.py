@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tfdist._src.cluster.session.traced_orders import Passed, TracedOrders, crossing, encode
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.cluster_spec import Worker
+from tfdist._src.cluster.session.order_checks import Passed, TracedOrders, crossing, encode
 from tfdist.errors import ProgramMismatchError
 
 WORKERS = [Worker("worker", i, f"host{i}:1") for i in range(3)]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net import wait_messages
 from tfdist._src.cluster.net.wait_messages import WaitMessages, named, say
-from tfdist._src.cluster.spec.topology import Worker
 
 
 def worker(number):

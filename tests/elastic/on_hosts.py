@@ -16,10 +16,10 @@ import traceback
 
 import tfdist
 from tests.elastic.behaviours.surviving import AwaitNewcomers, trained
-from tfdist._src.cluster.membership import messages
+from tfdist._src.cluster.membership import regrouping
 
 # On a busy machine those that leave last take long to answer each other, and a record remains.
-messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0
+regrouping._FAREWELL_SECONDS = regrouping._FAREWELLS_SECONDS = 20.0
 folder, faults, wait = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 life = len(list(folder.glob(f"{index}-*.life")))

@@ -18,7 +18,7 @@ from .conftest import until
 # What a worker of tfdist has, without TensorFlow; `life` counts the processes of a rank from 0.
 BEGIN = """
 from tfdist._src.cluster.session.exit_reason import watch
-from tfdist._src.cluster.session.progress import progress_file
+from tfdist._src.cluster.session.exit_reason import progress_file
 watch()
 life = len(list(here.glob(f"life-{rank}-*.json")))
 (here / "new").write_text(json.dumps({**os.environ, "pid": os.getpid()}))

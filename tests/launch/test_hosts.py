@@ -16,7 +16,7 @@ from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
 from tfdist._src.cluster.auth.handshake import MAGIC
 from tfdist._src.cluster.net.framing import HELLO_LIMIT, encode, read_exactly, read_frame
-from tfdist._src.cluster.net.local_addresses import port_holder
+from tfdist._src.cluster.net.listener import port_holder
 from tfdist._src.launch.job.ports import Reservation
 
 from .conftest import PATIENT, until

@@ -19,7 +19,7 @@ from .conftest import until
 # What a worker of tfdist has, without TensorFlow.
 BEGIN = """
 from tfdist._src.cluster.session.exit_reason import watch
-from tfdist._src.cluster.session.progress import progress_file
+from tfdist._src.cluster.session.exit_reason import progress_file
 generation = int(os.environ["TFDIST_GENERATION"])
 watch()
 (here / f"worker-{generation}-{rank}.json").write_text(json.dumps(dict(os.environ)))

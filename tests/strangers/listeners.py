@@ -21,11 +21,11 @@ from tfdist._src.cluster import Session, Topology, Worker, meet, observe
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, OBSERVE, PRINT, REGROUP, Identity
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.inspection import ask as inspect
+from tfdist._src.cluster.membership.liveness import Witness
+from tfdist._src.cluster.membership.liveness import ask as inspect
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.witness import Witness
-from tfdist._src.cluster.observation.observer import ask as ask_workers
+from tfdist._src.cluster.observation import ask as ask_workers
 from tfdist._src.launch.hosts.host_info import HostInfo
 from tfdist._src.launch.hosts.messages import Channel
 from tfdist._src.launch.hosts.newcomers import Newcomers

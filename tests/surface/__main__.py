@@ -40,7 +40,9 @@ def lines() -> Iterator[str]:
             yield from _described(f"tfdist{suffix}.{name}", getattr(module, name))
     for command in COMMANDS:
         yield f"$ tfdist {command} {' '.join(_flags(command))}".rstrip()
-    yield from sorted(set(re.findall(r"TFDIST_[A-Z_]*[A-Z]", (PACKAGE / "_src" / "options.py").read_text())))
+    yield from sorted(
+        set(re.findall(r"TFDIST_[A-Z_]*[A-Z]", (PACKAGE / "_src" / "options.py").read_text()))
+    )
 
 
 def _public(module: ModuleType) -> list[str]:

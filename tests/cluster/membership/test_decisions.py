@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership import record
-from tfdist._src.cluster.membership.campaign import summary
-from tfdist._src.cluster.membership.composition import Evidence, Patience, State, compose, leader
 from tfdist._src.cluster.membership.consensus import (
     Accept,
     Accepted,
@@ -20,12 +19,24 @@ from tfdist._src.cluster.membership.consensus import (
     Promise,
     Refused,
     Vote,
+    is_hopeless,
+    may_go_on,
 )
-from tfdist._src.cluster.membership.messages import say_farewell
-from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.quorum import is_hopeless, may_go_on
-from tfdist._src.cluster.membership.service import MembershipService
-from tfdist._src.cluster.membership.view import Member, Place, View, decode_view, encode_view
+from tfdist._src.cluster.membership.node import MembershipService, Node
+from tfdist._src.cluster.membership.proposer import summary
+from tfdist._src.cluster.membership.regrouping import say_farewell
+from tfdist._src.cluster.membership.view import (
+    Evidence,
+    Member,
+    Patience,
+    Place,
+    State,
+    View,
+    compose,
+    decode_view,
+    encode_view,
+    leader,
+)
 from tfdist._src.cluster.membership.wire import (
     decode_acceptor,
     decode_reply,
@@ -35,7 +46,6 @@ from tfdist._src.cluster.membership.wire import (
     encode_request,
 )
 from tfdist._src.cluster.net.framing import WireError
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.options import Options
 
 

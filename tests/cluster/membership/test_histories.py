@@ -8,7 +8,7 @@ import collections
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.cluster.membership import consensus, quorum
+from tfdist._src.cluster.membership import consensus
 from tfdist._src.cluster.membership.consensus import AcceptorState
 
 from .world import World
@@ -91,7 +91,7 @@ def half_is_enough(view, present, dead):
 
 
 def the_dead_do_not_count(view, present, dead):
-    return quorum.may_go_on([m for m in view if m not in dead] or view, present, ())
+    return consensus.may_go_on([m for m in view if m not in dead] or view, present, ())
 
 
 @exhaustive
@@ -100,10 +100,10 @@ def the_dead_do_not_count(view, present, dead):
     [
         (World, half_is_enough),
         (Unread, the_dead_do_not_count),
-        (Unread, quorum.may_go_on),
-        (Rumoured, quorum.may_go_on),
-        (Impatient, quorum.may_go_on),
-        (Alone, quorum.may_go_on),
+        (Unread, consensus.may_go_on),
+        (Rumoured, consensus.may_go_on),
+        (Impatient, consensus.may_go_on),
+        (Alone, consensus.may_go_on),
     ],
 )
 def test_the_histories_find_what_a_weaker_rule_breaks(monkeypatch, world, rule):

@@ -15,14 +15,14 @@ from dataclasses import replace
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.cluster.membership import place as places
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.membership import record
+from tfdist._src.cluster.membership import record as places
 from tfdist._src.cluster.membership.consensus import AcceptorState, Ballot, Vote
-from tfdist._src.cluster.membership.inspection import Finding, look
-from tfdist._src.cluster.membership.place import here, is_dead, is_visible
+from tfdist._src.cluster.membership.liveness import Finding, look
+from tfdist._src.cluster.membership.record import here, is_dead, is_visible
 from tfdist._src.cluster.membership.view import Member, Place, View
 from tfdist._src.cluster.membership.wire import encode_acceptor
-from tfdist._src.cluster.spec.topology import Worker
 from tfdist._src.options import Options
 
 DAY = 24 * 3600.0

@@ -15,7 +15,7 @@ from tfdist._src.cluster.auth.identity import REGROUP, Identity
 from tfdist._src.cluster.membership.joining import join_running
 from tfdist._src.cluster.membership.record import folder
 from tfdist._src.cluster.net.framing import encode
-from tfdist._src.cluster.observation.observer import ask
+from tfdist._src.cluster.observation import ask
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, TlsError
 

@@ -10,19 +10,18 @@ import pytest
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership import membership, record
 from tfdist._src.cluster.membership.calls import Call, Calls
-from tfdist._src.cluster.membership.campaign import Terms
-from tfdist._src.cluster.membership.composition import Patience
 from tfdist._src.cluster.membership.joining import Joiner
 from tfdist._src.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.place import _started
+from tfdist._src.cluster.membership.proposer import Terms
+from tfdist._src.cluster.membership.record import _started
 from tfdist._src.cluster.membership.regrouping import Regrouping
-from tfdist._src.cluster.membership.view import Member, Place, View, encode_member
+from tfdist._src.cluster.membership.view import Member, Patience, Place, View, encode_member
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.options import Options
 from tfdist.errors import RendezvousError
 

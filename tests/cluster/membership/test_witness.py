@@ -9,13 +9,12 @@ import pytest
 
 from tests.certificates import variables
 from tests.tiers import exhaustive
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState
-from tfdist._src.cluster.membership.inspection import Finding, ask, inspect
+from tfdist._src.cluster.membership.liveness import Finding, Witness, ask, inspect
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.place import here
-from tfdist._src.cluster.membership.witness import Witness
-from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist._src.cluster.membership.record import here
 from tfdist._src.options import Options
 
 NEVER = {"TFDIST_HEARTBEAT_TIMEOUT": "3600", "TFDIST_LINK_TIMEOUT": "3600"}

@@ -8,13 +8,13 @@ import threading
 from typing import Any
 
 from tfdist._src.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
-from tfdist._src.cluster.membership import campaign, entering, messages, node
+from tfdist._src.cluster.membership import node, proposer, regrouping
 from tfdist._src.cluster.membership.consensus import Accept
 from tfdist._src.options import Options
 from tfdist.errors import GroupLostError, PeerLostError, TfdistError
 
 # On a busy machine those that leave last take long to answer each other, and a record remains.
-messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0
+regrouping._FAREWELL_SECONDS = regrouping._FAREWELLS_SECONDS = 20.0
 LIMITS = {
     "min_workers": int(os.environ.get("MIN_WORKERS", "1")),
     "max_workers": int(os.environ.get("MAX_WORKERS", "100")),
@@ -23,11 +23,11 @@ LEAVING = set(map(int, os.environ.get("LEAVING", "").split()))  # after the firs
 # Where a worker can be made to die while a new group forms.
 PHASES: dict[str, tuple[type, str]] = {
     "prepare": (node.Node, "answer"),
-    "propose": (campaign.Proposer, "propose"),
+    "propose": (proposer.Proposer, "propose"),
     "accept": (node.Node, "answer"),
-    "decided": (campaign.Campaign, "_tell"),
-    "receive": (entering.Entering, "_receive"),
-    "arrive": (entering.Entering, "_arrive"),
+    "decided": (proposer.Campaign, "_tell"),
+    "receive": (regrouping.Entering, "_receive"),
+    "arrive": (regrouping.Entering, "_arrive"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tfdist._src.cluster.membership.composition import compose
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.membership.consensus import (
     NONE,
     AcceptorState,
@@ -14,11 +14,10 @@ from tfdist._src.cluster.membership.consensus import (
     Proposer,
     Reply,
     Request,
+    may_go_on,
     next_ballot,
 )
-from tfdist._src.cluster.membership.quorum import may_go_on
-from tfdist._src.cluster.membership.view import Member, Place, View
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.membership.view import Member, Place, View, compose
 
 MAX_WORKERS = 6
 

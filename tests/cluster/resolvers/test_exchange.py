@@ -12,7 +12,7 @@ import pytest
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist._src.cluster import complete
-from tfdist._src.cluster.resolvers import exchange, munge
+from tfdist._src.cluster.resolvers import exchange, slurm
 from tfdist._src.cluster.resolvers.found import AddressExchange, numbered
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
@@ -72,8 +72,8 @@ def test_a_launcher_that_passes_on_texts(in_parallel, given):
 
 @pytest.mark.parametrize("without", [None, 1])
 def test_a_secret_that_is_sealed(in_parallel, monkeypatch, addresses, without):
-    monkeypatch.setattr(munge, "seal", lambda secret: secret[::-1])
-    monkeypatch.setattr(munge, "unseal", lambda sealed: sealed[::-1])
+    monkeypatch.setattr(slurm, "seal", lambda secret: secret[::-1])
+    monkeypatch.setattr(slurm, "unseal", lambda sealed: sealed[::-1])
     [meeting] = addresses(1)
 
     def join(rank):

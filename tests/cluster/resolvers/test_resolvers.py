@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.cluster.resolvers.host_list import expand
 from tfdist._src.cluster.resolvers.registry import RESOLVERS, find
+from tfdist._src.cluster.resolvers.slurm import expand
 from tfdist.errors import ClusterError
 
 SLURM = {

@@ -16,8 +16,8 @@ import keras
 import tfdist
 from tests.elastic.behaviours.surviving import SIGNALS, come, trained
 from tfdist._src.cluster import from_environment
-from tfdist._src.cluster.membership import campaign, node, record
-from tfdist._src.cluster.mesh import shm_segment
+from tfdist._src.cluster.membership import node, proposer, record
+from tfdist._src.cluster.mesh import shared_memory
 from tfdist._src.group.communicators import Communicators
 from tfdist._src.group.group import Group
 from tfdist._src.recovery import next_group, peer_state, recovery
@@ -26,7 +26,7 @@ from tfdist._src.snapshots import part_file, snapshot_series
 # Where something can happen, in the order in which a group changes: before these are called.
 POINTS: dict[str, tuple[Any, str]] = {
     "answer": (node.Node, "answer"),
-    "proposal": (campaign.Proposer, "propose"),
+    "proposal": (proposer.Proposer, "propose"),
     "session": (Group, "regroup"),
     "communicators": (Communicators, "reopen"),
     "compressors": (Group, "_renew_compressors"),
@@ -125,7 +125,7 @@ def _prepared(settings: dict[str, Any], points: dict[int, Faults], rank: int) ->
     folder = pathlib.Path(settings["folder"])
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
     if settings.get("memory"):
-        record._MEMORY = shm_segment.MEMORY = str(folder / settings["memory"])
+        record._MEMORY = shared_memory.MEMORY = str(folder / settings["memory"])
     if settings.get("flights"):
         os.environ["TFDIST_FLIGHT_DIR"] = str(folder / settings["flights"])
     more = settings.get("more", list)

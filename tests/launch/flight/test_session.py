@@ -7,7 +7,7 @@ import json
 from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, record
 from tests.tiers import exhaustive
 from tfdist._src.cluster import Topology, Worker
-from tfdist._src.cluster.session.exchange_recorder import Awaited
+from tfdist._src.cluster.session.shared_state import Awaited
 from tfdist._src.comm.exchange_log import ExchangeLog
 from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
 from tfdist._src.launch.flight.log import parse

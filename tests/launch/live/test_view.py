@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.cluster.observation.answer import Seen
+from tfdist._src.cluster.observation import Seen
 from tfdist._src.launch.live.headline import headline
 from tfdist._src.launch.live.ranks import ranks
 from tfdist._src.launch.live.view import to_json, to_text

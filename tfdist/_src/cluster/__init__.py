@@ -7,21 +7,25 @@ its own; `connect` builds the `Mesh` over which a group of workers sends tensors
 imports TensorFlow.
 """
 
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.joining import Declined, Joiner, meet_or_join
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.mesh.mesh import Mesh, connect
-from tfdist._src.cluster.net.bind_address import check_own
 from tfdist._src.cluster.net.dns import check_resolvable
-from tfdist._src.cluster.observation.observers import observe
-from tfdist._src.cluster.rendezvous.meet import meet
+from tfdist._src.cluster.net.listener import check_own
+from tfdist._src.cluster.observation import observe
+from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.resolvers.exchange import complete
 from tfdist._src.cluster.resolvers.found import Found
 from tfdist._src.cluster.resolvers.registry import find
 from tfdist._src.cluster.session.session import Session
 from tfdist._src.cluster.session.shared_state import Notice
-from tfdist._src.cluster.spec.resolver import ClusterResolver, from_resolver
-from tfdist._src.cluster.spec.tf_config import from_environment, from_tf_config
-from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist._src.cluster.tf_config import (
+    ClusterResolver,
+    from_environment,
+    from_resolver,
+    from_tf_config,
+)
 
 __all__ = [
     "ClusterResolver",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.resolvers.registry import find
-from tfdist._src.cluster.spec.topology import Topology
 
 _joined: Topology | None = None
 _is_admitted = True

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from tfdist._src.cluster import Topology
-from tfdist._src.cluster.session.exchange_recorder import Awaited
+from tfdist._src.cluster.session.shared_state import Awaited
 
 NAME = b"session"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tfdist._src import native
 from tfdist._src.cluster import Mesh
-from tfdist._src.cluster.mesh.in_process import connect_threads
+from tfdist._src.cluster.mesh.mesh import connect_threads
 from tfdist._src.comm.native_communicator import NativeCommunicator, open_mesh
 from tfdist._src.options import Options
 

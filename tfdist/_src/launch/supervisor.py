@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch.console import say
 from tfdist._src.launch.hosts.messages import ChannelError
 from tfdist._src.launch.hosts.other_hosts import OtherHosts

@@ -12,9 +12,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from tfdist._src.cluster.net.printable import printable
+from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.cluster.rendezvous.rejections import Rejections
+from tfdist._src.cluster.rendezvous.acceptor import Rejections
 
 _MOST = 8
 """Connections at a time: of more, the oldest is closed of the address that has the most."""

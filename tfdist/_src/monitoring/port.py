@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist._src.cluster.spec.host_port import split
+from tfdist._src.cluster.cluster_spec import split
 
 
 def port_of(first: int, addresses: Sequence[str], rank: int) -> int:

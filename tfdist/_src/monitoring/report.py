@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from tfdist._src.cluster import Session
-from tfdist._src.cluster.session.crossed_waits import NOTICES, SESSION
+from tfdist._src.cluster.session.order_checks import NOTICES, SESSION
 from tfdist._src.comm import activity
 from tfdist._src.comm.activity import Activity
 from tfdist._src.comm.functions import statistics

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tfdist._src.cluster.session.progress import progress_file
+from tfdist._src.cluster.session.exit_reason import progress_file
 from tfdist._src.monitoring.histogram import Histogram
 from tfdist._src.progress_file import ProgressFile
 

@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.train.backend import Backend, BackendConfig
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
-from tfdist._src.cluster.auth.hmac_challenge import new_secret
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
+from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.job.forwarded import forwarded
 from tfdist._src.launch.job.ports import Reservation
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark import BarrierTaskContext, SparkFiles
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch.job.cores import available_cores, thread_settings
 from tfdist._src.launch.job.gpus import VISIBLE
 from tfdist._src.launch.job.line_buffer import LineAssembler

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
-from tfdist._src.cluster.auth.hmac_challenge import new_secret
+from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.job.forwarded import forwarded
 from tfdist._src.spark.barrier_task import SCHEMA, BarrierTask, failure_in
 from tfdist._src.spark.columns import check_columns

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.cluster.session.traced_orders import Passed, encode
+from tfdist._src.cluster.session.order_checks import Passed, encode
 from tfdist._src.comm import tokens
 from tfdist._src.global_view.fingerprint import Fingerprints, describe
 from tfdist._src.group.group import Group

@@ -1,4 +1,4 @@
-"""The handshake on a new connection: both workers identify and authenticate themselves.
+"""Authenticates both ends of a new connection.
 
 Both ends prove, by an HMAC over everything said so far, that they have the job's secret: first the
 dialer, then the listener, which says nothing of itself before that. Without a secret, an empty one
@@ -10,19 +10,17 @@ The protocol is a generator that does no I/O, so that one thread can run many ha
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import ipaddress
+import secrets
 import socket
 import ssl
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from tfdist._src.cluster.auth.hmac_challenge import (
-    VARIABLE,
-    is_challenge,
-    new_challenge,
-    prove,
-    proves,
-)
 from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.cluster_spec import Topology, split
 from tfdist._src.cluster.net.framing import (
     HELLO_LIMIT,
     Header,
@@ -33,9 +31,62 @@ from tfdist._src.cluster.net.framing import (
     read_some,
 )
 from tfdist._src.cluster.net.sockets import end_gently
-from tfdist._src.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, explain
-from tfdist._src.cluster.net.tls_socket import TlsSocket
+from tfdist._src.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, TlsSocket, explain
+from tfdist._src.cluster.net.wait_messages import Announce
+from tfdist._src.options import Options
 from tfdist.errors import ClusterError, TlsError
+
+VARIABLE = "TFDIST_SECRET"
+"""The variable with the secret; messages name the variable and never contain the secret."""
+
+_HEX = frozenset("0123456789abcdef")
+_CHALLENGE_BYTES = 32
+
+
+def new_secret() -> str:
+    """A new random secret for one job."""
+    return secrets.token_hex(32)
+
+
+def new_challenge() -> str:
+    """A random value that the peer's proof must cover; a new one for every connection."""
+    return secrets.token_hex(_CHALLENGE_BYTES)
+
+
+def is_challenge(value: object) -> bool:
+    """Whether a value has the form of a challenge."""
+    return type(value) is str and len(value) == 2 * _CHALLENGE_BYTES and _HEX.issuperset(value)
+
+
+def prove(secret: str, role: str, *transcript: bytes) -> str:
+    """The proof of one end of a connection.
+
+    Args:
+        secret: the job's secret; "" for none.
+        role: the protocol, and which end proves itself, so that neither end's proof can be
+            reflected as the other's.
+        transcript: everything sent so far, including the challenges of both ends.
+
+    Returns:
+        An HMAC-SHA256 (RFC 2104) in hexadecimal digits.
+
+    Example:
+        >>> prove("s", "dialer", b"a") == prove("s", "listener", b"a")
+        False
+    """
+    # Digests have a fixed length, so different transcripts never concatenate to the same bytes.
+    parts = [hashlib.sha256(part).digest() for part in (role.encode(), *transcript)]
+    key = secret.encode(errors="surrogateescape")
+    return hmac.digest(key, b"".join(parts), "sha256").hex()
+
+
+def proves(proof: object, secret: str, role: str, *transcript: bytes) -> bool:
+    """Whether a value is the proof that `prove` returns; compares in constant time."""
+    expected = prove(secret, role, *transcript).encode()
+    return isinstance(proof, str) and hmac.compare_digest(
+        proof.encode(errors="surrogatepass"), expected
+    )
+
 
 MAGIC = b"tfdist\r\n"
 TLS_MAGIC = b"tfdists\n"
@@ -299,3 +350,74 @@ def _no_secret(theirs: Identity) -> str:
         f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
         f"{theirs.kind}"
     )
+
+
+_REMEDY = (
+    f"Give all workers the same {VARIABLE} (`tfdist run` creates one; on Kubernetes, mount a "
+    f"Secret as this variable; with Slurm, `export {VARIABLE}=$(openssl rand -hex 32)` before "
+    f"srun), or TLS certificates"
+)
+
+
+def is_closed(topology: Topology, options: Options) -> bool:
+    """Whether only processes that have proven to belong to the job can connect to it.
+
+    Args:
+        topology: the job's workers. On loopback only processes of this host reach them.
+        options: `secret` and the TLS options are used.
+
+    Example:
+        >>> is_closed(Topology(), Options())
+        True
+    """
+    return bool(options.secret) or options.tls or all(map(_is_loopback, _hosts(topology)))
+
+
+def check_security(topology: Topology, options: Options, announce: Announce) -> None:
+    """Warns of a job that is open to strangers, or refuses it.
+
+    Args:
+        topology: the job's workers.
+        options: `security` says which; `secret` and the TLS options are used.
+        announce: called with the warning, on rank 0.
+
+    Raises:
+        ClusterError: the job is open, and `TFDIST_SECURITY=required`.
+    """
+    if options.security == "none" or is_closed(topology, options):
+        return
+    if options.security == "required":
+        raise ClusterError(
+            f"{topology.me}: TFDIST_SECURITY=required, but the job has neither a secret nor TLS. "
+            f"{_REMEDY}."
+        )
+    if topology.is_chief:
+        announce(
+            f"tfdist: anyone who can reach the workers' ports can take part in this job: it has "
+            f"neither a secret nor TLS. {_REMEDY}; TFDIST_SECURITY=none silences this warning, "
+            f"TFDIST_SECURITY=required makes it an error."
+        )
+
+
+def summary(topology: Topology, options: Options) -> str:
+    """How the job's processes recognize one another, in a few words."""
+    if options.tls:
+        return "TLS certificates and a secret" if options.secret else "TLS certificates"
+    if options.secret:
+        return "a secret"
+    if is_closed(topology, options):
+        return "none; only processes of this host can connect"
+    return f"none: anyone who can reach the workers' ports can take part. {_REMEDY}"
+
+
+def _hosts(topology: Topology) -> set[str]:
+    return {split(worker.address)[0] for worker in topology.workers if worker.address}
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -10,12 +10,11 @@ from collections.abc import Callable
 
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
-from tfdist._src.cluster.net.descriptors import close_on_fork
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.net.dns import resolve
 from tfdist._src.cluster.net.framing import FRAME_LIMIT, Header, WireError, encode, read_frame
-from tfdist._src.cluster.net.sockets import connect
+from tfdist._src.cluster.net.sockets import close_on_fork, connect
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.spec.topology import Topology
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError
 

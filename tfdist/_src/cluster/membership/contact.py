@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tfdist._src.cluster.membership.calls import Call, Calls
-from tfdist._src.cluster.membership.composition import Evidence, Patience
 from tfdist._src.cluster.membership.consensus import AcceptorState
-from tfdist._src.cluster.membership.inspection import Finding, ask, inspect
+from tfdist._src.cluster.membership.liveness import Finding, ask, inspect
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.place import is_dead, is_visible
-from tfdist._src.cluster.membership.view import Member, decode_member
+from tfdist._src.cluster.membership.record import is_dead, is_visible
+from tfdist._src.cluster.membership.view import Evidence, Member, Patience, decode_member
 from tfdist._src.cluster.net.framing import Header, WireError
 from tfdist.errors import TfdistError
 

@@ -1,30 +1,137 @@
-"""How a process that starts finds a running job, and joins it."""
+"""Finds a running job and joins it."""
 
 from __future__ import annotations
 
+import itertools
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfdist._src.cluster.auth.identity import REGROUP
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.campaign import POLL_SECONDS, Terms
-from tfdist._src.cluster.membership.composition import State
 from tfdist._src.cluster.membership.contact import Contact
-from tfdist._src.cluster.membership.inspection import inspect, look
+from tfdist._src.cluster.membership.liveness import inspect, look
 from tfdist._src.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.proposer import POLL_SECONDS, Terms
 from tfdist._src.cluster.membership.regrouping import Regrouping
-from tfdist._src.cluster.membership.search import Found, Search, find
-from tfdist._src.cluster.membership.view import Member, decode_member, decode_view, encode_member
-from tfdist._src.cluster.net.bind_address import check_own
-from tfdist._src.cluster.net.framing import Header
+from tfdist._src.cluster.membership.view import (
+    Member,
+    State,
+    decode_member,
+    decode_view,
+    encode_member,
+)
+from tfdist._src.cluster.net.framing import Header, WireError
+from tfdist._src.cluster.net.listener import check_own
 from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, say
-from tfdist._src.cluster.rendezvous.meet import meet
+from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
 from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.spec.topology import Topology
 from tfdist._src.options import Options
-from tfdist.errors import RendezvousError
+from tfdist.errors import RendezvousError, TfdistError
+
+_ASK_SECONDS = 3.0
+_SEARCH_PAUSE_SECONDS = 1.0
+_AT_ONCE = 8
+
+
+class Found(Exception):
+    """There is a running job.
+
+    Attributes:
+        members: its members; the first one has answered.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        super().__init__(str(members[0]))
+        self.members = members
+
+
+class Search:
+    """Asks a few addresses every second, one after the other, while this process does other things.
+
+    Args:
+        calls: how to ask.
+        addresses: those of workers that may become members of a running job.
+    """
+
+    def __init__(self, calls: Calls, addresses: Sequence[str]) -> None:
+        self._calls = calls
+        self._addresses = list(addresses)
+        self._found: Sequence[Member] = ()
+        self._stopped = threading.Event()
+        if addresses:
+            threading.Thread(target=self._run, name="tfdist-search", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises what it has found, once it has.
+
+        Raises:
+            Found: one of them is a member of a running job.
+        """
+        if self._found:
+            raise Found(self._found)
+
+    def stop(self) -> None:
+        """Asks no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        turns = itertools.cycle(self._addresses)
+        count = min(_AT_ONCE, len(self._addresses))
+        while not (self._found or self._stopped.wait(_SEARCH_PAUSE_SECONDS)):
+            self._found, _ = find(self._calls, list(itertools.islice(turns, count)))
+
+
+def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], TfdistError | None]:
+    """Asks all addresses at once, until a member of a running job answers.
+
+    Args:
+        calls: how to ask.
+        addresses: those of workers that may be members of a running job.
+
+    Returns:
+        The members of its job, of which the first one has answered; none if nobody is in a job, and
+        possibly why nobody can tell.
+    """
+    answers: queue.Queue[Sequence[Member] | TfdistError] = queue.Queue()
+
+    def ask(address: str) -> None:
+        try:
+            header = calls.ask(address, {"kind": "who"}, _ASK_SECONDS)
+            running = header["kind"] == "member" and header.get("view") is not None
+            answers.put(_members(header) if running else ())
+        except TfdistError as error:
+            answers.put(error)
+        except (OSError, WireError, KeyError):
+            answers.put(())
+
+    addresses = list(addresses)
+    for address in addresses:
+        threading.Thread(target=ask, args=(address,), name="tfdist-find", daemon=True).start()
+    failure: TfdistError | None = None
+    deadline = time.monotonic() + 2 * _ASK_SECONDS
+    for _ in addresses:
+        try:
+            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(answer, TfdistError):
+            failure = failure or answer
+        elif answer:
+            return answer, None
+    return (), failure
+
+
+def _members(header: Header) -> Sequence[Member]:
+    """The members that an answer names; first the one that it is from."""
+    first = decode_member(header.get("member"))
+    others = decode_view(header.get("view")).members
+    return (first, *(one for one in others if one.incarnation != first.incarnation))
+
 
 _PAUSE_SECONDS = 0.2
 

@@ -11,21 +11,18 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 
 from tfdist._src.cluster.auth.identity import OBSERVE, REGROUP
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.campaign import Terms
-from tfdist._src.cluster.membership.composition import Patience
-from tfdist._src.cluster.membership.messages import inquire, say_farewell
-from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.place import is_dead, is_visible
-from tfdist._src.cluster.membership.regrouping import Regrouping
-from tfdist._src.cluster.membership.service import EXPECTED, MembershipService
-from tfdist._src.cluster.membership.view import Member, View, decode_member, encode_member
+from tfdist._src.cluster.membership.node import EXPECTED, MembershipService, Node
+from tfdist._src.cluster.membership.proposer import Terms
+from tfdist._src.cluster.membership.record import is_dead, is_visible
+from tfdist._src.cluster.membership.regrouping import Regrouping, inquire, say_farewell
+from tfdist._src.cluster.membership.view import Member, Patience, View, decode_member, encode_member
 from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.wait_messages import Announce, say
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
 from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.spec.topology import Topology
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, GroupLostError
 

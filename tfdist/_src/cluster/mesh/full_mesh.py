@@ -11,19 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tfdist._src.cluster.auth.compatibility import disagreement
-from tfdist._src.cluster.auth.identity import Identity
+from tfdist._src.cluster.auth.identity import Identity, disagreement
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.mesh.subgroups import Subgroup
-from tfdist._src.cluster.net.descriptors import close_on_fork
 from tfdist._src.cluster.net.framing import WireError
-from tfdist._src.cluster.net.sockets import why_unreachable
-from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.net.tls_socket import in_the_clear
+from tfdist._src.cluster.net.sockets import close_on_fork, why_unreachable
+from tfdist._src.cluster.net.tls import Tls, in_the_clear
 from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, named
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor
 from tfdist._src.cluster.rendezvous.connector import Connector, Target
-from tfdist._src.cluster.session.lockstep import Report
-from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.cluster.session.session import Report
 from tfdist._src.options import Options
 
 CONTROL = "control"

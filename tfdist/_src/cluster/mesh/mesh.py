@@ -1,26 +1,31 @@
-"""Builds the full mesh over which the native core moves tensors."""
+"""Builds the full mesh of connections that the native core uses."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from tfdist._src.cluster.mesh.colocation import host_key
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
-from tfdist._src.cluster.mesh.runs import to_runs
 from tfdist._src.cluster.mesh.shared_memory import HostMemory, SegmentBytes
-from tfdist._src.cluster.mesh.subgroups import SessionPlan, Subgroup, check_members, group_of
-from tfdist._src.cluster.net.descriptors import Owner, allow_descriptors, close_on_fork
+from tfdist._src.cluster.mesh.subgroups import (
+    SessionPlan,
+    Subgroup,
+    check_members,
+    group_of,
+    host_key,
+    to_runs,
+)
 from tfdist._src.cluster.net.listener import listen_near, ports
+from tfdist._src.cluster.net.sockets import Descriptor, Owner, allow_descriptors, close_on_fork
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import Announce, say
-from tfdist._src.cluster.session.lockstep import Lockstep, Report
-from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.cluster.session.session import Lockstep, Report, Session
 from tfdist._src.options import Options
 from tfdist.errors import RendezvousError
 
@@ -246,3 +251,54 @@ def _mesh(
         _sockets=tuple(sockets.values()),
         _memory=segment,
     )
+
+
+def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes) -> list[Mesh]:
+    """Connects ranks of this process with each other.
+
+    Args:
+        name: name of the group, for messages.
+        ranks: what messages call each rank.
+        segment_bytes: returns the size of the memory shared by a number of ranks, >= 1.
+
+    Returns:
+        The mesh of each rank.
+
+    Raises:
+        OSError: out of memory or descriptors.
+
+    Example:
+        >>> from tfdist._src.cluster.mesh.mesh import connect_threads
+        >>> [mesh.rank for mesh in connect_threads("devices", ["CPU:0", "CPU:1"], lambda n: 4096)]
+        [0, 1]
+    """
+    size = len(ranks)
+    control = [[-1] * size for _ in ranks]
+    owned: list[list[Descriptor | socket.socket]] = [[] for _ in ranks]
+    for pair in itertools.combinations(range(size), 2):
+        for rank, peer, sock in zip(pair, reversed(pair), socket.socketpair(), strict=True):
+            sock.setblocking(False)
+            control[rank][peer] = sock.fileno()
+            owned[rank].append(close_on_fork(sock))
+    memory = os.memfd_create("tfdist", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(memory, 0, segment_bytes(size))
+        segments = [close_on_fork(Descriptor(os.dup(memory))) for _ in ranks]
+    finally:
+        os.close(memory)
+    return [
+        Mesh(
+            name=f"{name}, {ranks[rank]}",
+            rank=rank,
+            size=size,
+            ranks=tuple(ranks),
+            hosts=(0,) * size,
+            control=tuple(control[rank]),
+            data=(-1,) * size,
+            segment=segments[rank].fileno(),
+            segment_bytes=segment_bytes(size),
+            _sockets=tuple(owned[rank]),
+            _memory=segments[rank],
+        )
+        for rank in range(size)
+    ]

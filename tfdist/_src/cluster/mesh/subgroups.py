@@ -1,17 +1,113 @@
-"""The groups into which a session splits, computed by every rank from the reports of all."""
+"""Splits a session into subgroups; every rank computes them from the reports of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from tfdist._src.cluster.mesh.colocation import numbered
-from tfdist._src.cluster.mesh.runs import from_runs, to_runs
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.net.listener import Ports
-from tfdist._src.cluster.session.lockstep import Report
-from tfdist._src.cluster.spec.topology import Topology
+from tfdist._src.cluster.session.session import Report
+from tfdist._src.options import Options
 from tfdist.errors import ProgramMismatchError
+
+Runs = list[list[int]]
+"""Arithmetic sequences one after the other, each as [start, step, count]."""
+
+
+def to_runs(numbers: Sequence[int]) -> Runs:
+    """Splits a list into arithmetic sequences.
+
+    Example:
+        >>> to_runs([0, 1, 2, 3, 7, 7, 7])
+        [[0, 1, 4], [7, 0, 3]]
+    """
+    runs: Runs = []
+    for number in numbers:
+        if runs:
+            start, step, count = runs[-1]
+            if count == 1:
+                runs[-1] = [start, number - start, 2]
+                continue
+            if number == start + step * count:
+                runs[-1][2] += 1
+                continue
+        runs.append([number, 0, 1])
+    return runs
+
+
+def from_runs(runs: Iterable[Sequence[int]]) -> list[int]:
+    """The list that `to_runs` has split.
+
+    Example:
+        >>> from_runs([[0, 1, 4], [7, 0, 3]])
+        [0, 1, 2, 3, 7, 7, 7]
+    """
+    return [start + step * i for start, step, count in runs for i in range(count)]
+
+
+MEMORY = "/dev/shm"
+"""The folder of shared memory files."""
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_NETWORK = "/proc/self/ns/net"
+
+
+def host_key(options: Options) -> str:
+    """A key that two processes share exactly if they are on the same host.
+
+    Containers on one machine count as one host only if they share the network and /dev/shm.
+
+    Args:
+        options: `host` overrides automatic detection.
+
+    Returns:
+        An opaque string, only to be compared for equality.
+
+    Example:
+        >>> host_key(Options(host="a"))
+        'TFDIST_HOST a'
+    """
+    if options.host:
+        return f"TFDIST_HOST {options.host}"
+    return f"boot {_boot()} network {_network()} memory {_memory()}"
+
+
+def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
+    """Numbers hosts in order of first appearance.
+
+    Example:
+        >>> numbered(["a", "b", "a", "c"])
+        (0, 1, 0, 2)
+    """
+    numbers: dict[Hashable, int] = {}
+    return tuple(numbers.setdefault(key, len(numbers)) for key in keys)
+
+
+def _boot() -> str:
+    """Identifies a machine, until it is restarted."""
+    try:
+        with open(_BOOT) as file:
+            return file.read().strip()
+    except (OSError, ValueError):
+        return socket.gethostname()
+
+
+def _network() -> str:
+    try:
+        return str(os.stat(_NETWORK).st_ino)
+    except OSError:
+        return socket.gethostname()
+
+
+def _memory() -> str:
+    try:
+        return str(os.stat(MEMORY).st_dev)
+    except OSError:  # nothing can be shared; creating the segment will report it
+        return "none"
 
 
 @dataclass(frozen=True)

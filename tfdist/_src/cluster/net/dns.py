@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tfdist._src.cluster.spec.host_port import shown, split
+from tfdist._src.cluster.cluster_spec import shown, split
 from tfdist.errors import ClusterError
 
 _LOOKUP_SECONDS = 5.0

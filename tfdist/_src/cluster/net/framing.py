@@ -1,4 +1,4 @@
-"""Frames on a control connection: a JSON header and a payload, bounded and never unpickled."""
+"""Frames on a control connection: a JSON header and a payload of bounded size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,17 @@ import struct
 import time
 from collections.abc import Generator
 from typing import Any
+
+
+def printable(text: str) -> str:
+    """The text with a question mark for each character that is not printable.
+
+    Example:
+        >>> printable("a\\tb")
+        'a?b'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
+
 
 HELLO_LIMIT = 64 * 1024
 CLUSTER_LIMIT = 16 * 1024 * 1024

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.cluster_spec import Worker
 
 FIRST_SECONDS = 3.0
 EVERY_SECONDS = 10.0

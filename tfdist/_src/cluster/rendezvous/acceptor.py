@@ -1,25 +1,299 @@
-"""Accepts connections and performs their handshakes, all in the thread that calls it."""
+"""Accepts connections and performs their handshakes, in the calling thread."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tfdist._src.cluster.auth.handshake import AnswerAs, Steps, TlsMismatch, listening, tls_problem
+from tfdist._src.cluster.auth.handshake import (
+    AnswerAs,
+    Read,
+    Steps,
+    TlsMismatch,
+    Write,
+    listening,
+    tls_problem,
+)
 from tfdist._src.cluster.auth.identity import Identity
-from tfdist._src.cluster.net.descriptors import close_on_fork
 from tfdist._src.cluster.net.framing import WireError
-from tfdist._src.cluster.net.sockets import tune
-from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.cluster.net.sockets import close_on_fork, tune
+from tfdist._src.cluster.net.tls import Tls, TlsSocket
 from tfdist._src.cluster.net.wait_messages import Announce
-from tfdist._src.cluster.rendezvous.handshakes import Handshakes, Pending
-from tfdist._src.cluster.rendezvous.rejections import Rejections
 from tfdist.errors import TfdistError
+
+_CHUNK = 4096
+_LINGER_SECONDS = 1.0
+
+
+class Pending:
+    """A connection whose peer has not proven yet who it is.
+
+    Args:
+        sock: non-blocking.
+        address: the peer's IP address.
+        steps: this end of the handshake.
+        deadline: the `time.monotonic()` at which to give up.
+        on_done: receives the peer's identity.
+        on_failed: receives the reason why there is none.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        steps: Steps,
+        deadline: float,
+        on_done: Callable[[Identity], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        self.sock = sock
+        self.address = address
+        self.deadline = deadline
+        self.on_done = on_done
+        self.on_failed = on_failed
+        self.ended = False  # only to let the peer read the reason
+        self.event = 0  # for which it is registered
+        self._steps = steps
+        self._step = next(steps)
+        self._received = bytearray()
+        self._unsent = b""
+
+    def advance(self) -> int | Identity:
+        """Goes on as far as possible without blocking.
+
+        Returns:
+            The `selectors` event to wait for, or the peer's identity once the handshake is
+            complete.
+
+        Raises:
+            OSError: the connection ended, or TLS failed.
+            WireError: the peer is not a tfdist worker, or was rejected.
+            TlsMismatch: only one of the two ends uses TLS.
+            TfdistError: this end dials, and the two cannot work together.
+        """
+        try:
+            while True:
+                wait, answer = self._do()
+                if wait is not None:
+                    return wait
+                self._step = self._steps.send(answer)
+        except StopIteration as end:
+            self._check_all_read()
+            identity: Identity = end.value
+            return identity
+
+    def _check_all_read(self) -> None:
+        """Each end waits for the other's answer before it says more."""
+        if self._received:
+            raise WireError("it sent more than the handshake")
+
+    def _do(self) -> tuple[int | None, bytes]:
+        """Does the current step; returns what to wait for, or None and the answer."""
+        step = self._step
+        if isinstance(step, Read):
+            return self._read(step.count, step.some)
+        if isinstance(step, Write):
+            self._unsent = self._unsent or step.data
+            while self._unsent:
+                try:
+                    self._unsent = self._unsent[self.sock.send(self._unsent) :]
+                except BlockingIOError:
+                    return selectors.EVENT_WRITE, b""
+            return None, b""
+        assert isinstance(self.sock, TlsSocket)
+        self._check_all_read()
+        if wait := self.sock.begin():
+            return wait, b""
+        return None, self.sock.certificate_digests()
+
+    def _read(self, count: int, some: bool) -> tuple[int | None, bytes]:
+        while len(self._received) < (1 if some else count):
+            try:
+                data = self.sock.recv(_CHUNK)
+            except BlockingIOError:
+                return selectors.EVENT_READ, b""
+            if not data:
+                raise ConnectionError("connection closed")
+            self._received += data
+        answer = bytes(self._received[:count])
+        del self._received[:count]
+        return None, answer
+
+
+class Handshakes:
+    """The handshakes of one thread; a slow one delays no other.
+
+    Args:
+        selector: where the connections are registered, with a function to call as data.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self.pending: dict[Pending, None] = {}  # in the order in which they began
+
+    def begin(self, pending: Pending) -> None:
+        """Begins a handshake, and owns its connection until it is done."""
+        self.pending[pending] = None
+        pending.event = selectors.EVENT_READ
+        try:
+            self._selector.register(pending.sock, pending.event, partial(self._serve, pending))
+        except BaseException:
+            self.drop(pending)
+            raise
+        self._serve(pending)
+
+    def tick(self) -> None:
+        """Drops connections that are too slow; call it regularly."""
+        now = time.monotonic()
+        for pending in [p for p in self.pending if now >= p.deadline]:
+            if pending.ended:
+                self.drop(pending)
+            else:
+                self._fail(pending, TimeoutError("it was silent or too slow"))
+
+    def drop(self, pending: Pending) -> None:
+        """Closes a connection at once."""
+        del self.pending[pending]
+        with contextlib.suppress(KeyError):  # it could not be registered
+            self._selector.unregister(pending.sock)
+        pending.sock.close()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for pending in list(self.pending):
+            self.drop(pending)
+
+    def _serve(self, pending: Pending) -> None:
+        """Advances a connection that is ready."""
+        if pending not in self.pending:
+            return None
+        if pending.ended:
+            try:
+                if socket.socket.recv(pending.sock, 4096):
+                    return None
+            except BlockingIOError:
+                return None
+            except OSError:
+                pass
+            return self.drop(pending)
+        try:
+            result = pending.advance()
+        except (OSError, WireError, TlsMismatch, TfdistError) as error:
+            self._fail(pending, error)
+        except BaseException:
+            self._fail(pending, WireError("it caused an unexpected error"))
+            raise
+        else:
+            if isinstance(result, Identity):
+                del self.pending[pending]
+                self._selector.unregister(pending.sock)
+                pending.on_done(result)
+            elif result != pending.event:
+                pending.event = result
+                self._selector.modify(pending.sock, result, partial(self._serve, pending))
+
+    def _fail(self, pending: Pending, error: Exception) -> None:
+        # The peer reads the reason, if one was sent, and closes; input that nobody has read would
+        # discard it.
+        pending.ended = True
+        pending.deadline = time.monotonic() + _LINGER_SECONDS
+        try:
+            socket.socket.shutdown(pending.sock, socket.SHUT_WR)
+            pending.event = selectors.EVENT_READ
+            self._selector.modify(pending.sock, pending.event, partial(self._serve, pending))
+        except OSError:
+            self.drop(pending)
+        pending.on_failed(error)
+
+
+_EVERY_SECONDS = 10.0
+_MAX_ADDRESSES = 1000
+
+
+@dataclass
+class _Unreported:
+    """Rejections of one address since the last line about it."""
+
+    since: float
+    count: int = 0
+    reason: str = ""
+
+
+class Rejections:
+    """The rejected connections, by address.
+
+    Args:
+        announce: called with each line.
+
+    Example:
+        >>> rejections = Rejections(print)
+        >>> rejections.add("10.0.0.9", "10.0.0.9:40000", "it sent no hello", now=0.0)
+        tfdist: dropped a connection from 10.0.0.9:40000: it sent no hello
+        >>> for second in range(1, 4):
+        ...     rejections.add("10.0.0.9", "10.0.0.9:40001", "it sent no hello", now=second)
+        >>> rejections.tick(now=12.0)
+        tfdist: dropped 3 more connections from 10.0.0.9; the last: it sent no hello
+    """
+
+    def __init__(self, announce: Announce) -> None:
+        self._announce = announce
+        self._addresses: dict[str, _Unreported] = {}
+
+    def add(self, address: str, peer: str, reason: str, now: float) -> None:
+        """Notes a rejected connection.
+
+        Args:
+            address: its IP address.
+            peer: its address and port.
+            reason: why it was rejected.
+            now: the time, in seconds of any clock.
+        """
+        known = self._addresses.get(address)
+        if known is None and len(self._addresses) < _MAX_ADDRESSES:
+            self._addresses[address] = _Unreported(now)
+            self._announce(f"tfdist: dropped a connection from {peer}: {reason}")
+            return
+        if known is None:  # a flood from many addresses
+            known = self._addresses.setdefault("other addresses", _Unreported(now))
+        known.count += 1
+        known.reason = reason
+
+    @property
+    def unreported(self) -> bool:
+        """Whether there are rejections that `tick` has yet to report."""
+        return any(one.count for one in self._addresses.values())
+
+    def tick(self, now: float) -> None:
+        """Reports what has come in the last seconds, and forgets the addresses that are silent."""
+        for address, one in list(self._addresses.items()):
+            if now - one.since >= _EVERY_SECONDS:
+                self._report(address, one)
+                del self._addresses[address]
+                if one.count:
+                    self._addresses[address] = _Unreported(now)
+
+    def close(self) -> None:
+        """Reports the rest."""
+        for address, one in self._addresses.items():
+            self._report(address, one)
+        self._addresses.clear()
+
+    def _report(self, address: str, one: _Unreported) -> None:
+        if one.count:
+            connections = "connection" if one.count == 1 else "connections"
+            self._announce(
+                f"tfdist: dropped {one.count} more {connections} from {address}; the last: "
+                f"{one.reason}"
+            )
+
 
 ACCEPT_SECONDS = 20.0
 """How long the handshake of a connection may take; its peer may have hundreds to open."""

@@ -16,14 +16,18 @@ from functools import partial
 
 from tfdist._src.cluster.auth.handshake import dialer_error, dialing
 from tfdist._src.cluster.auth.identity import Identity
-from tfdist._src.cluster.net.descriptors import close_on_fork
+from tfdist._src.cluster.cluster_spec import split
 from tfdist._src.cluster.net.dns import Endpoint, is_numeric
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.listener import Ports, dial_endpoints
-from tfdist._src.cluster.net.sockets import CONNECT_SECONDS, begin_connect, finish_connect
+from tfdist._src.cluster.net.sockets import (
+    CONNECT_SECONDS,
+    begin_connect,
+    close_on_fork,
+    finish_connect,
+)
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.rendezvous.handshakes import Handshakes, Pending
-from tfdist._src.cluster.spec.host_port import split
+from tfdist._src.cluster.rendezvous.acceptor import Handshakes, Pending
 
 _BACK_OFF = (0.05, 1.0)
 _MAX_AT_ONCE = 16

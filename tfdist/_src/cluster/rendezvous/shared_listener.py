@@ -13,14 +13,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from tfdist._src.cluster.auth.identity import Identity
-from tfdist._src.cluster.net.bind_address import claim
-from tfdist._src.cluster.net.descriptors import close_on_fork
+from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.net.listener import claim
+from tfdist._src.cluster.net.sockets import close_on_fork
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor
 from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.spec.topology import Topology
 from tfdist._src.options import Options
 
 _BACKLOG = 64

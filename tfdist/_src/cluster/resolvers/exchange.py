@@ -1,27 +1,58 @@
-"""The workers of an engine that does not tell their addresses learn them, at rank 0."""
+"""Exchanges the workers' addresses at rank 0, for engines that do not publish them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
 
-from tfdist._src.cluster.net.bind_address import bind, check_own
+from tfdist._src.cluster.cluster_spec import Topology, Worker, split
+from tfdist._src.cluster.net import dns
 from tfdist._src.cluster.net.dns import check_resolvable, resolve
-from tfdist._src.cluster.net.local_addresses import local_addresses
-from tfdist._src.cluster.net.wait_messages import Announce, say
-from tfdist._src.cluster.rendezvous.meet import meet
-from tfdist._src.cluster.resolvers import munge
+from tfdist._src.cluster.net.listener import bind, check_own, local_addresses
+from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist._src.cluster.rendezvous.rendezvous import meet
+from tfdist._src.cluster.resolvers import slurm
 from tfdist._src.cluster.resolvers.found import AddressExchange, Found
-from tfdist._src.cluster.resolvers.late_names import await_names
 from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.spec.host_port import split
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
+
+_PAUSE_SECONDS = 0.5
+
+
+def await_names(topology: Topology, options: Options, announce: Announce) -> None:
+    """Waits until this worker's name and rank 0's resolve.
+
+    When the time is over it returns all the same: whoever needs the name raises the error.
+
+    Args:
+        topology: the workers, with their addresses.
+        options: `start_timeout` limits the wait.
+        announce: called now and then with a line about it.
+    """
+    if not topology.workers:
+        return
+    waits = WaitMessages(topology.me, options.start_timeout, announce)
+    end = time.monotonic() + options.start_timeout
+    for worker, what in ((topology.me, "its own name"), (topology.chief, str(topology.chief))):
+        while not _resolves(worker.address) and time.monotonic() < end:
+            waits.report(functools.partial("{} to resolve".format, what))
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _resolves(address: str) -> bool:
+    try:
+        dns.resolve(address)
+    except OSError:
+        return False
+    return True
+
 
 _LOOPBACK = "127.0.0.1"
 _SECRET_BYTES = 32
@@ -79,9 +110,9 @@ def _at(worker: Worker, address: str) -> Worker:
 def _sealed_secret(session: Session) -> str:
     """A secret that rank 0 makes, sealed on its way for processes of this user."""
     secret = secrets.token_hex(_SECRET_BYTES) if session.rank == 0 else ""
-    sealed = munge.seal(secret) if secret else ""
+    sealed = slurm.seal(secret) if secret else ""
     first, *_ = session.exchange("secret", sealed.encode())
-    return secret or munge.unseal(first.decode())
+    return secret or slurm.unseal(first.decode())
 
 
 def _learn_meeting(

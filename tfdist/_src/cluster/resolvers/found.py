@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from tfdist._src.cluster.spec.topology import Topology, Worker
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist.errors import ClusterError
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
+from tfdist._src.cluster import cluster_spec
 from tfdist._src.cluster.resolvers.found import Found, number, rank_and_size
-from tfdist._src.cluster.spec import cluster_spec
 from tfdist.errors import ClusterError
 
 _RANK, _SIZE, _SERVICE = "JOB_COMPLETION_INDEX", "TFDIST_WORKERS", "TFDIST_SERVICE"

@@ -6,9 +6,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping
 
-from tfdist._src.cluster.resolvers import kubernetes, mpich, open_mpi, sagemaker, slurm, torchrun
+from tfdist._src.cluster.resolvers import kubernetes, mpi, sagemaker, slurm, torchrun
 from tfdist._src.cluster.resolvers.found import Found
-from tfdist._src.cluster.spec.tf_config import from_environment
+from tfdist._src.cluster.tf_config import from_environment
 
 Resolver = Callable[[Mapping[str, str]], Found | None]
 
@@ -23,8 +23,8 @@ def _tf_config(environ: Mapping[str, str]) -> Found | None:
 # TF_CONFIG. mpirun may run inside a job of Slurm, and anything in a pod.
 RESOLVERS: dict[str, Resolver] = {
     "TF_CONFIG": _tf_config,
-    "Open MPI": open_mpi.resolve,
-    "MPICH": mpich.resolve,
+    "Open MPI": mpi.resolve_open_mpi,
+    "MPICH": mpi.resolve_mpich,
     "Slurm": slurm.resolve,
     "torchrun": torchrun.resolve,
     "Kubernetes": kubernetes.resolve,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from tfdist._src.cluster import cluster_spec
+from tfdist._src.cluster.cluster_spec import shown
 from tfdist._src.cluster.resolvers.found import Found
-from tfdist._src.cluster.spec import cluster_spec
-from tfdist._src.cluster.spec.host_port import shown
 from tfdist.errors import ClusterError
 
 _PORT = 2222

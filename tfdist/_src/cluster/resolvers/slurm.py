@@ -1,4 +1,7 @@
-"""Slurm: the tasks of a step that `srun` has started.
+"""Slurm: the tasks of a step that `srun` started.
+
+A credential can be decoded by the named user alone, on hosts that share the cluster's key, and
+tells who has encoded it.
 
 Rank 0 runs on the first host of the step's list, whatever the distribution; it listens at a port
 that follows from the numbers of job and step, and the others learn the addresses there.
@@ -6,8 +9,13 @@ that follows from the numbers of job and step, and the others learn the addresse
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import shutil
-from collections.abc import Mapping
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
 
 from tfdist._src.cluster.resolvers.found import (
     AddressExchange,
@@ -16,9 +24,106 @@ from tfdist._src.cluster.resolvers.found import (
     numbered,
     rank_and_size,
 )
-from tfdist._src.cluster.resolvers.host_list import expand
-from tfdist._src.cluster.resolvers.master import master
+from tfdist._src.cluster.resolvers.torchrun import master
 from tfdist.errors import ClusterError
+
+_MOST = 1 << 20
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand(text: str, variable: str) -> list[str]:
+    """The hosts of a list, in its order.
+
+    Args:
+        text: the list; brackets hold numbers and ranges, whose leading zeros are kept.
+        variable: what error messages call it.
+
+    Raises:
+        ClusterError: it is malformed.
+
+    Example:
+        >>> expand("a[08-10,2]x[1-2],b", "LIST")
+        ['a08x1', 'a08x2', 'a09x1', 'a09x2', 'a10x1', 'a10x2', 'a2x1', 'a2x2', 'b']
+    """
+    try:
+        hosts = list(itertools.islice(_hosts(text), _MOST))
+    except ValueError:
+        hosts = []
+    if not hosts:
+        raise ClusterError(
+            f"{variable} is not a list of hosts such as 'gpu[01-03],login'. Received: "
+            f"{text[:200]!r}. Let srun set it, or set TF_CONFIG."
+        )
+    return hosts
+
+
+def _hosts(text: str) -> Iterator[str]:
+    for entry in re.split(r",(?![^\[]*\])", text.strip()):
+        parts = list(_PART.finditer(entry))
+        if not entry or "".join(part[0] for part in parts) != entry:
+            raise ValueError(entry)
+        choices = [[part[2]] if part[2] else _numbers(part[1]) for part in parts]
+        yield from map("".join, itertools.product(*choices))
+
+
+def _numbers(text: str) -> list[str]:
+    numbers: list[str] = []
+    for entry in text.split(","):
+        match = _RANGE.fullmatch(entry)
+        if match is None:
+            raise ValueError(entry)
+        first, last = match[1], match[2] or match[1]
+        if not 0 <= int(last) - int(first) < _MOST:
+            raise ValueError(entry)
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+_SECONDS = 30.0
+
+
+def seal(secret: str) -> str:
+    """A credential with a secret for processes of this user.
+
+    Raises:
+        ClusterError: MUNGE does not work on this host.
+    """
+    return _run(["munge", f"--restrict-uid={os.getuid()}"], secret)
+
+
+def unseal(credential: str) -> str:
+    """The secret in a credential.
+
+    Raises:
+        ClusterError: MUNGE does not work on this host, or another user has encoded it.
+    """
+    with tempfile.NamedTemporaryFile("r") as metadata:
+        secret = _run(["unmunge", f"--metadata={metadata.name}", "--keys=UID"], credential)
+        uid = metadata.read().rpartition("(")[2].partition(")")[0]
+    if uid != str(os.getuid()):
+        raise ClusterError(
+            f"The process that answers as rank 0 belongs to another user. Received: user id {uid}. "
+            "Set MASTER_PORT to another port for all workers."
+        )
+    return secret
+
+
+def _run(command: list[str], text: str) -> str:
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+        problem = done.stderr.strip() if done.returncode else ""
+    except (OSError, subprocess.SubprocessError) as error:
+        problem = str(error)
+    if problem:
+        raise ClusterError(
+            f"MUNGE does not work on this host: {problem.splitlines()[0]}. Start munged, or export "
+            "TFDIST_SECRET before srun."
+        )
+    return done.stdout
+
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 _FIRST_PORT, _PORTS = 12000, 20000

@@ -1,12 +1,41 @@
-"""RANK, WORLD_SIZE and MASTER_ADDR: torchrun, Kubeflow's PyTorchJob, and whoever sets the same."""
+"""RANK, WORLD_SIZE and MASTER_ADDR, as set by torchrun and Kubeflow's PyTorchJob."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfdist._src.cluster.resolvers.found import AddressExchange, Found, numbered, rank_and_size
-from tfdist._src.cluster.resolvers.master import master
+from tfdist._src.cluster.resolvers.found import (
+    AddressExchange,
+    Found,
+    number,
+    numbered,
+    rank_and_size,
+)
 from tfdist.errors import ClusterError
+
+_DEFAULT_PORT = "29500"
+
+
+def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAULT_PORT) -> str:
+    """Where rank 0 listens, `"host:port"`; "" if that is not set.
+
+    Args:
+        environ: the variables.
+        host: where MASTER_ADDR is not set.
+        port: where MASTER_PORT is not set.
+
+    Raises:
+        ClusterError: the port is no number.
+
+    Example:
+        >>> master({"MASTER_ADDR": "10.0.0.1"})
+        '10.0.0.1:29500'
+    """
+    host = environ.get("MASTER_ADDR") or host
+    if not host:
+        return ""
+    port = number({"MASTER_PORT": environ.get("MASTER_PORT") or str(port)}, "MASTER_PORT")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def resolve(environ: Mapping[str, str]) -> Found | None:

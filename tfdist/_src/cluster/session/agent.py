@@ -6,16 +6,12 @@ import time
 from collections.abc import Sequence
 from socket import socket
 
+from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.cluster.session.connections import Connections
-from tfdist._src.cluster.session.coordinator import left_message, loss_message
-from tfdist._src.cluster.session.error_codec import decode_error
-from tfdist._src.cluster.session.pending_exchanges import Decision
-from tfdist._src.cluster.session.reports import OwnReport
-from tfdist._src.cluster.session.results import decode_result
-from tfdist._src.cluster.session.shared_state import SessionState
-from tfdist._src.cluster.spec.topology import Worker
+from tfdist._src.cluster.session.connections import Connections, OwnReport
+from tfdist._src.cluster.session.coordinator import Decision, left_message, loss_message
+from tfdist._src.cluster.session.shared_state import SessionState, decode_error, decode_result
 from tfdist.errors import PeerLostError
 
 _MARGIN = 1.5

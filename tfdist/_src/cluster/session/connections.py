@@ -1,7 +1,9 @@
-"""The control connections of a process, all served and monitored by one thread."""
+"""The control connections of a process, served and monitored by one thread."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import selectors
 import socket
@@ -9,10 +11,144 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireError, encode
+
+
+class Tenant(Protocol):
+    """Listens at the address, and makes room on request."""
+
+    def pause(self) -> None:
+        """Stops listening; returns once the address is free."""
+
+    def resume(self) -> None:
+        """Listens again."""
+
+
+class OwnAddress:
+    """This process's address, at which one thing at a time can listen.
+
+    Firewalls may allow no other port between the workers, so what connects them has precedence.
+    """
+
+    def __init__(self) -> None:
+        self._tenant: Tenant | None = None
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Who listens here, if anyone does."""
+        return self._tenant
+
+    def let(self, tenant: Tenant) -> None:
+        """Lets a tenant listen whenever nothing else does."""
+        self._tenant = tenant
+        tenant.resume()
+
+    def release(self) -> None:
+        """Forgets the tenant, which listens on: the next session of this process has it."""
+        self._tenant = None
+
+    @contextlib.contextmanager
+    def free(self) -> Iterator[None]:
+        """Keeps the address free of the tenant inside a `with` block."""
+        if self._tenant:
+            self._tenant.pause()
+        try:
+            yield
+        finally:
+            if self._tenant:
+                self._tenant.resume()
+
+    def evict(self) -> None:
+        """Frees the address for good."""
+        tenant, self._tenant = self._tenant, None
+        if tenant:
+            tenant.pause()
+
+
+REPORT_LIMIT = 16 * 1024
+"""The maximum size of a rank's report, in bytes."""
+
+Reporter = Callable[[], dict[str, Any]]
+
+
+class OwnReport:
+    """The report of this process; empty until a layer above says what is in it."""
+
+    def __init__(self) -> None:
+        self._reporter: Reporter = dict
+
+    def made_by(self, reporter: Reporter) -> None:
+        """Sets what makes the report.
+
+        Args:
+            reporter: returns a small JSON-serializable dict. It runs in a thread that other workers
+                wait for, so it must not block.
+        """
+        self._reporter = reporter
+
+    def encoded(self) -> bytes:
+        """The report as JSON; an object with the single key "error" if it cannot be had."""
+        try:
+            report = json.dumps(self._reporter()).encode()
+        except Exception as error:  # the thread of the connections must survive
+            return _error(f"its report failed ({type(error).__name__})")
+        return report if len(report) <= REPORT_LIMIT else _error("its report is too long")
+
+
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
+
+
+class Gathering:
+    """The reports of all ranks, as they come in.
+
+    Args:
+        number: tells late answers to an earlier question from those to this one.
+        ranks: those that are asked.
+        on_complete: called, in the thread of the connections, once none of them is missing.
+    """
+
+    def __init__(self, number: int, ranks: Iterable[int], on_complete: Callable[[], object]):
+        self.number = number
+        self.reports: dict[int, bytes] = {}
+        self._missing = set(ranks)
+        self._on_complete = on_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing more will come."""
+        return not self._missing
+
+    def add(self, rank: int, report: bytes) -> None:
+        """Adds a rank's report, which may be malformed."""
+        if rank in self._missing and len(report) <= REPORT_LIMIT:
+            self.reports[rank] = report
+        self.give_up(rank)
+
+    def give_up(self, rank: int) -> None:
+        """Notes that nothing more comes from a rank."""
+        if rank in self._missing:
+            self._missing.discard(rank)
+            if not self._missing:
+                self._on_complete()
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What rank 0 knows of a rank by its connection.
+
+    Attributes:
+        silence: seconds since it was last heard of; None if it is not connected.
+        gone: why it is not, such as "has left the job".
+    """
+
+    silence: float | None
+    gone: str = ""
+
 
 _BEAT = encode({"kind": "beat"})
 _BEAT_SECONDS = 15.0

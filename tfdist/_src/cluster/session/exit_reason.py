@@ -1,11 +1,38 @@
-"""Records an uncaught exception: for the goodbye to the other workers, and for the launcher."""
+"""Records how this process ends, for its peers and its launcher."""
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 
-from tfdist._src.cluster.session.progress import progress_file
+from tfdist._src.options import progress_path
+from tfdist._src.progress_file import ProgressFile
+
+_file: ProgressFile | None = None
+_opened = False
+
+
+def progress_file() -> ProgressFile | None:
+    """The memory; None without a launcher that wants to know, and in forked processes."""
+    global _file, _opened
+    if not _opened:
+        _opened = True
+        if path := progress_path():
+            try:
+                _file = ProgressFile(path)
+            except OSError:
+                pass  # Training matters more than what the launcher learns of it.
+    return _file
+
+
+def _forget() -> None:
+    global _file, _opened
+    _file, _opened = None, True
+
+
+os.register_at_fork(after_in_child=_forget)
+
 
 _MAX_LENGTH = 300
 _failure: str | None = None

@@ -6,13 +6,129 @@ import threading
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from tfdist._src.cluster.net.framing import Header, WireError, encode
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
-from tfdist.errors import PeerLostError, TfdistError
+from tfdist.errors import (
+    ClusterError,
+    PeerLostError,
+    ProgramMismatchError,
+    RendezvousError,
+    TfdistError,
+    TlsError,
+    UnsupportedError,
+)
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """What this process waits for: the result of an exchange, or a notice of rank 0.
+
+    Attributes:
+        sequence: of an exchange its number, the same on all ranks, from 1; of a notice how many
+            with its key there have to be.
+        tag: what it is for.
+        since_ns: `time.monotonic_ns()` when this process began to wait.
+        is_notice: whether it is a notice, which rank 0 alone posts.
+    """
+
+    sequence: int
+    tag: str
+    since_ns: int
+    is_notice: bool = False
+
+    @property
+    def what(self) -> str:
+        """It for people."""
+        return f"{'notice' if self.is_notice else 'exchange'} {self.tag!r}"
+
+
+class ExchangeRecorder(Protocol):
+    """Notified of what a session waits for. Its methods return at once and raise nothing."""
+
+    def on_exchange_begin(self, awaited: Awaited) -> None:
+        """This process joins an exchange, or begins to wait for a notice."""
+
+    def on_exchange_end(self, awaited: Awaited, failed: bool) -> None:
+        """The exchange has its result, or the notice has come; or that has failed."""
+
+    def on_stall(self, message: str) -> None:
+        """Something has waited for long, here or on another rank; the message says for whom."""
+
+
+_TYPES: dict[str, type[TfdistError]] = {
+    error.__name__: error
+    for error in (
+        ClusterError,
+        PeerLostError,
+        ProgramMismatchError,
+        RendezvousError,
+        TlsError,
+        UnsupportedError,
+    )
+}
+
+
+def encode_error(kind: str, error: TfdistError) -> Header:
+    """The header of a frame of the given kind that carries the error."""
+    return {"kind": kind, "type": type(error).__name__, "message": str(error)}
+
+
+def decode_error(header: Header) -> TfdistError:
+    """The error that a frame carries.
+
+    Raises:
+        WireError: the header carries no known error.
+    """
+    kind, message = header.get("type"), header.get("message")
+    if kind not in _TYPES or not isinstance(message, str):
+        raise WireError("it sent an invalid error")
+    return _TYPES[kind](message)
+
+
+def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
+    """The frame with the payloads of all ranks.
+
+    Workers mostly agree, so its size mostly does not depend on their number.
+
+    Args:
+        sequence: number of the exchange.
+        payloads: of all ranks, in rank order.
+
+    Example:
+        >>> len(encode_result(0, [b"same"] * 1000)) < 100
+        True
+    """
+    numbers: dict[bytes, int] = {}
+    runs: list[list[int]] = []
+    for payload in payloads:
+        number = numbers.setdefault(payload, len(numbers))
+        if runs and runs[-1][0] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    sizes = [len(payload) for payload in numbers]
+    header = {"kind": "result", "sequence": sequence, "sizes": sizes, "runs": runs}
+    return encode(header, b"".join(numbers))
+
+
+def decode_result(header: Header, payload: bytes, ranks: int) -> list[bytes]:
+    """The payloads of all ranks, in rank order.
+
+    Raises:
+        LookupError, TypeError, ValueError: the frame is malformed.
+    """
+    if sum(count for _, count in header["runs"]) != ranks:
+        raise ValueError(header["runs"])
+    distinct, start = [], 0
+    for size in header["sizes"]:
+        distinct.append(payload[start : start + size])
+        start += size
+    return [distinct[number] for number, count in header["runs"] for _ in range(count)]
+
 
 _POLL_SECONDS = 0.5
 _T = TypeVar("_T")

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from tfdist._src import native
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
-from tfdist._src.cluster.auth.hmac_challenge import new_secret
-from tfdist._src.cluster.membership.witness import Witness
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
+from tfdist._src.cluster.auth.handshake import new_secret
+from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.console import announce, say
 from tfdist._src.launch.hosts.client import join

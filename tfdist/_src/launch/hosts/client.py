@@ -10,7 +10,7 @@ from dataclasses import asdict
 from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
 from tfdist._src.cluster.net.dns import resolve
-from tfdist._src.cluster.net.printable import printable
+from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.sockets import connect, why_unreachable
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.launch.console import say

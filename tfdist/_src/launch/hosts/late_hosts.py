@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE
+from tfdist._src.cluster.auth.handshake import VARIABLE
 from tfdist._src.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
 from tfdist._src.launch.hosts.messages import Channel, Start
 from tfdist._src.launch.hosts.newcomers import Newcomers

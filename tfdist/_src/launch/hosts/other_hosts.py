@@ -6,7 +6,7 @@ import select
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 
-from tfdist._src.cluster.membership.witness import Witness
+from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.launch.hosts.late_hosts import LateHosts
 from tfdist._src.launch.hosts.messages import Channel, Message
 

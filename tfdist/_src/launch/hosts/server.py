@@ -8,12 +8,11 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from tfdist._src.cluster.auth.hmac_challenge import new_secret
-from tfdist._src.cluster.auth.trust import is_closed
+from tfdist._src.cluster.auth.handshake import is_closed, new_secret
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.net.dns import NameChecks, is_numeric
-from tfdist._src.cluster.net.local_addresses import port_holder
+from tfdist._src.cluster.net.listener import port_holder
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.launch.console import say
 from tfdist._src.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
 from tfdist._src.launch.hosts.late_hosts import LateHosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 
 # They must be the same for all workers, but for these: of one host, of one launcher, and the
 # secret, which is passed on in other ways, or made anew.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tfdist._src.cluster.spec.host_port import split
+from tfdist._src.cluster.cluster_spec import split
 from tfdist._src.launch.argument_types import OneLineParser, count, port, seconds, typed
 from tfdist._src.launch.job.host_list import parse_hosts, read_hostfile
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfdist._src.cluster.spec.tf_config import from_tf_config
+from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist.errors import ClusterError, LaunchError
 
 _REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of rank 0, HOST:PORT"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist._src.cluster.net.printable import printable
-from tfdist._src.cluster.observation.answer import Seen
+from tfdist._src.cluster.net.framing import printable
+from tfdist._src.cluster.observation import Seen
 from tfdist._src.monitoring.stragglers import LEAST_BUSY_SECONDS
 
 _MAX_TEXT = 500

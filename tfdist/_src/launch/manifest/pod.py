@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE, new_secret
+from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
 from tfdist._src.launch.manifest.options import ManifestOptions
 
 # A worker listens there, as in TFJob's convention.

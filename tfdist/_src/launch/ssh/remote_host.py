@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist._src.cluster.net.local_addresses import local_addresses
+from tfdist._src.cluster.net.listener import local_addresses
 from tfdist._src.launch.job.host_list import ListedHost
 from tfdist._src.launch.ssh.shown_stream import ShownStream
 from tfdist.errors import LaunchError

@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from tfdist._src.cluster.auth.hmac_challenge import VARIABLE, new_secret
+from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
 from tfdist._src.launch.job.forwarded import forwarded
 from tfdist._src.launch.job.run_options import RunOptions
 from tfdist._src.launch.job.signals import Signals

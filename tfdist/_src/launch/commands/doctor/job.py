@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tfdist._src.cluster.observation.observer import ask
+from tfdist._src.cluster.observation import ask
 from tfdist._src.launch.live.process import find_job
 from tfdist._src.launch.live.ranks import ranks
 from tfdist._src.launch.live.view import to_json, to_text

@@ -6,7 +6,7 @@ import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist._src.cluster import Found, Topology, check_own, find
-from tfdist._src.cluster.auth.trust import summary
+from tfdist._src.cluster.auth.handshake import summary
 from tfdist._src.cluster.resolvers.registry import RESOLVERS
 from tfdist._src.launch.commands.doctor.probe import ProbeResult, probe
 from tfdist._src.launch.commands.doctor.section import Context, Section

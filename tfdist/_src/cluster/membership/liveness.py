@@ -1,4 +1,4 @@
-"""Tells the workers of other hosts which processes of this machine are dead.
+"""Decides whether a member is dead for certain, here or on another host.
 
 A worker cannot tell the death of a process on another host from a network that is cut. What runs on
 that host can, and stays when its workers die: their launcher.
@@ -10,21 +10,108 @@ import contextlib
 import selectors
 import socket
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
+from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership import record
-from tfdist._src.cluster.membership.inspection import look, reply
-from tfdist._src.cluster.membership.place import here
-from tfdist._src.cluster.membership.view import decode_member
-from tfdist._src.cluster.membership.wire import FRAME_LIMIT
-from tfdist._src.cluster.net.bind_address import claim
+from tfdist._src.cluster.membership.calls import Calls
+from tfdist._src.cluster.membership.consensus import AcceptorState
+from tfdist._src.cluster.membership.record import here, is_dead, is_visible, read
+from tfdist._src.cluster.membership.view import Member, Place, decode_member, encode_member
+from tfdist._src.cluster.membership.wire import FRAME_LIMIT, decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.framing import Decoder, Header, WireError, encode
+from tfdist._src.cluster.net.listener import claim
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import Announce, say
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist._src.options import Options
+from tfdist.errors import TfdistError
+
+_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What has been found out about a member.
+
+    Attributes:
+        dead: whether it is dead for certain; False if it is alive, and if that is unknown.
+        last_word: what it has promised and accepted last, if it is dead and that is known.
+        alive: whether a process that would see its death sees none.
+    """
+
+    dead: bool = False
+    last_word: AcceptorState | None = None
+    alive: bool = False
+
+
+def look(place: Place, mine: Place) -> Finding:
+    """Looks at a process, which tells something only on the machine where it runs, or ran.
+
+    Args:
+        place: where it runs.
+        mine: where this process runs.
+    """
+    if not is_visible(place, mine):
+        return Finding()
+    if not is_dead(place):
+        return Finding(alive=True)
+    return Finding(True, read(place.record))  # only now it does not change any more
+
+
+def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] = ()) -> Finding:
+    """Looks at a member, and asks processes that run where it does.
+
+    Args:
+        calls: how to call.
+        member: the member.
+        mine: where this process runs.
+        witnesses: the addresses of processes to ask, after its launcher.
+    """
+    place = member.place
+    finding = look(place, mine)
+    own = [place.witness] if place.witness and not is_visible(place, mine) else []
+    for address in (*own, *witnesses):
+        if finding.dead:
+            break
+        found = ask(calls, address, member)
+        finding = replace(found, alive=not found.dead and (found.alive or finding.alive))
+    return finding
+
+
+def ask(calls: Calls, address: str, member: Member) -> Finding:
+    """Asks a process that runs where a member does; without an answer, nothing is known.
+
+    Args:
+        calls: how to call.
+        address: that of the process.
+        member: the member.
+    """
+    header = {"kind": "inspect", "member": encode_member(member)}
+    try:
+        answer = calls.ask(address, header, _SECONDS)
+        word = answer.get("acceptor")
+        if answer["kind"] == "inspected" and answer.get("dead") is True:
+            return Finding(True, decode_acceptor(word) if word is not None else None)
+        return Finding(alive=answer.get("alive") is True)
+    except (OSError, WireError, TfdistError):
+        pass
+    return Finding()
+
+
+def reply(finding: Finding) -> Header:
+    """The answer to `ask`."""
+    word = finding.last_word
+    return {
+        "kind": "inspected",
+        "dead": finding.dead,
+        "alive": finding.alive,
+        "acceptor": encode_acceptor(word) if word else None,
+    }
+
 
 _EXPECTED = 256
 _STRANGERS = 16

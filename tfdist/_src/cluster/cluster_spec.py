@@ -1,14 +1,144 @@
-"""Turns a cluster's jobs and this process's task into a Topology, whatever their source."""
+"""The cluster: its workers in rank order, and this process's rank."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist._src.cluster.spec.host_port import shown, split
-from tfdist._src.cluster.spec.topology import Topology, Worker
 from tfdist.errors import ClusterError
+
+_REMEDY = 'Write it as "host:port", for example "10.0.0.7:2222" or "[fd00::7]:2222".'
+
+
+def shown(value: object, limit: int = 200) -> str:
+    """The value as quoted in an error message: its repr, truncated to `limit` characters."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def split(address: object, where: str = "the address") -> tuple[str, int]:
+    """Splits an address into host and port.
+
+    Args:
+        address: `"host:port"`, with an IPv6 host in brackets.
+        where: what the error message calls the address.
+
+    Returns:
+        The host without brackets, and the port.
+
+    Raises:
+        ClusterError: the address does not have this form.
+
+    Example:
+        >>> split("[::1]:2222")
+        ('::1', 2222)
+    """
+
+    def wrong(problem: str) -> ClusterError:
+        return ClusterError(f"{where} {problem}. Received: {shown(address)}. {_REMEDY}")
+
+    if not isinstance(address, str):
+        raise wrong("must be a string")
+    if address != "".join(address.split()) or not address.isprintable():
+        raise wrong("must not contain whitespace")
+    if "/" in address:
+        raise wrong("must not contain a scheme or a path")
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or (address.startswith("[") and not bracketed):
+        raise wrong("has no port")
+    if ":" in host and not bracketed:
+        raise wrong("is ambiguous: an IPv6 host must be in brackets")
+    host = host[1:-1] if bracketed else host
+    if not host:
+        raise wrong("has no host")
+    if not (port.isascii() and port.isdecimal()):
+        raise wrong("has no port" if not port else "has a port that is not a number")
+    if not 1 <= int(port) <= 65535:
+        raise wrong("has a port outside 1 to 65535")
+    return host, int(port)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of the group.
+
+    Attributes:
+        task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
+        task_index: its index within that job.
+        address: the `"host:port"` at which it listens; "" if that is yet unknown.
+    """
+
+    task_type: str
+    task_index: int
+    address: str
+
+    def __str__(self) -> str:
+        name = f"{self.task_type} {self.task_index}"
+        return f"{name} ({self.address})" if self.address else name
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The workers of the group in rank order, and this process's rank.
+
+    Attributes:
+        workers: all processes of the group; the chief is rank 0. Empty for a single process
+            (without a cluster, or an evaluator, which is not part of the group).
+        rank: this process's position in `workers`.
+        task_type: this process's job, possibly `"evaluator"`; None without a cluster.
+        task_index: its index within that job; None without a cluster.
+        generation: how often the group has formed anew in the same processes.
+
+    Example:
+        >>> alone = Topology()
+        >>> alone.size, alone.is_chief
+        (1, True)
+    """
+
+    workers: tuple[Worker, ...] = ()
+    rank: int = 0
+    task_type: str | None = None
+    task_index: int | None = None
+    generation: int = 0
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the group, at least 1."""
+        return max(1, len(self.workers))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes files and prints on behalf of the group."""
+        return self.rank == 0
+
+    @property
+    def me(self) -> Worker:
+        """This process; requires a cluster."""
+        return self.workers[self.rank]
+
+    @property
+    def chief(self) -> Worker:
+        """Rank 0; requires a cluster."""
+        return self.workers[0]
+
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The addresses by job, in TensorFlow's format; empty without a cluster."""
+        jobs: dict[str, list[str]] = {}
+        for worker in self.workers:
+            jobs.setdefault(worker.task_type, []).append(worker.address)
+        return jobs
+
+    def fingerprint(self) -> str:
+        """A digest that two processes share exactly if cluster and generation are the same."""
+        text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
+        if self.generation:
+            text += f";generation={self.generation}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
 
 _JOBS = ("chief", "worker", "evaluator")
 _NO_SERVERS = "this strategy has no parameter servers ('ps'): every worker holds the model"

@@ -1,4 +1,4 @@
-"""A member's attempt to have the next view decided: the proposer with its contacts."""
+"""Proposes the next view: the Paxos proposer and its connections to the other members."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.composition import (
+from tfdist._src.cluster.membership.consensus import (
+    Ballot,
+    Proposer,
+    is_hopeless,
+    may_go_on,
+    next_ballot,
+)
+from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.node import Node
+from tfdist._src.cluster.membership.view import (
+    Member,
     Patience,
     State,
+    View,
     all_accounted_for,
     compose,
     names,
 )
-from tfdist._src.cluster.membership.consensus import Ballot, Proposer, next_ballot
-from tfdist._src.cluster.membership.contact import Contact
-from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.quorum import is_hopeless, may_go_on
-from tfdist._src.cluster.membership.view import Member, View
 from tfdist._src.cluster.membership.wire import decode_reply, encode_request
 from tfdist._src.cluster.net.framing import Header, WireError
 from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages

@@ -1,0 +1,321 @@
+"""Status queries: any process may ask rank 0 about a running job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, handshake, is_closed
+from tfdist._src.cluster.auth.identity import OBSERVE, Identity
+from tfdist._src.cluster.net.dns import resolve
+from tfdist._src.cluster.net.framing import (
+    FRAME_LIMIT,
+    Header,
+    WireError,
+    encode,
+    printable,
+    read_frame,
+)
+from tfdist._src.cluster.net.sockets import CONNECT_SECONDS, connect, send_at_once, why_unreachable
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.rendezvous.shared_listener import Wake, shared_listener_of
+from tfdist._src.cluster.session.connections import REPORT_LIMIT, Gathering, Presence
+from tfdist._src.cluster.session.session import Session
+from tfdist._src.options import Options
+from tfdist.errors import ClusterError, RendezvousError
+
+_MAX_TEXT = 2000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A rank as rank 0 sees it.
+
+    Attributes:
+        rank: the rank.
+        worker: what messages call it.
+        silence: seconds since rank 0 last heard of it; None if it is not connected.
+        gone: why it is not, such as "has left the job"; "" if it is.
+        report: its report; None if it did not answer in time.
+    """
+
+    rank: int
+    worker: str
+    silence: float | None
+    gone: str
+    report: dict[str, Any] | None
+
+
+def encode_answer(
+    workers: Sequence[str], presences: Sequence[Presence], reports: dict[int, bytes]
+) -> bytes:
+    """The frame to send. The reports are passed on as they came.
+
+    Args:
+        workers: what messages call each rank.
+        presences: of each rank.
+        reports: by rank, of those that have answered.
+    """
+    ranks = [
+        [worker, presence.silence, presence.gone, len(reports.get(rank, b""))]
+        for rank, (worker, presence) in enumerate(zip(workers, presences, strict=True))
+    ]
+    payload = b"".join(reports.get(rank, b"") for rank in range(len(workers)))
+    return encode({"kind": "answer", "ranks": ranks}, payload)
+
+
+def decode_answer(header: Header, payload: bytes) -> list[Seen]:
+    """The ranks in their order.
+
+    Raises:
+        WireError: it is no answer.
+    """
+    ranks = header.get("ranks")
+    if header["kind"] != "answer" or not isinstance(ranks, list) or not ranks:
+        raise WireError("it sent no answer")
+    seen: list[Seen] = []
+    for entry in ranks:
+        if not isinstance(entry, list) or not _is_entry(*entry[:5]):
+            raise WireError("it sent a malformed answer")
+        worker, silence, gone, size = entry
+        if not 0 <= size <= min(len(payload), REPORT_LIMIT):
+            raise WireError("it sent a malformed answer")
+        report, payload = payload[:size], payload[size:]
+        worker, gone = printable(worker[:_MAX_TEXT]), printable(gone[:_MAX_TEXT])
+        seen.append(Seen(len(seen), worker, silence, gone, _report(report)))
+    return seen
+
+
+def _is_entry(*values: Any) -> bool:
+    kinds = [type(value) for value in values]
+    return kinds in ([str, float, str, int], [str, type(None), str, int])
+
+
+def _report(text: bytes) -> dict[str, Any] | None:
+    """A report, whose content may be anything."""
+    if not text:
+        return None
+    try:
+        report = json.loads(text.decode())
+    except (ValueError, RecursionError):
+        report = None
+    return report if isinstance(report, dict) else {"error": "its report is malformed"}
+
+
+PATIENCE_SECONDS = 3.0
+"""How long the ranks have to answer."""
+
+_SEND_SECONDS = 10.0
+MOST = 4
+"""How many observers may be answered at the same time."""
+_CHUNK = 64 * 1024
+
+
+class _Reply:
+    """An answer on its way to an observer."""
+
+    def __init__(self, sock: socket.socket, frame: bytes) -> None:
+        self.sock = sock
+        self.deadline = time.monotonic() + _SEND_SECONDS
+        self._rest = memoryview(frame)
+
+    def advance(self) -> bool:
+        """Sends what can be sent without blocking; returns whether that was the rest."""
+        with contextlib.suppress(BlockingIOError):
+            while self._rest:
+                self._rest = self._rest[self.sock.send(self._rest[:_CHUNK]) :]
+        return not self._rest
+
+
+class Answering:
+    """The observers of one period of listening, all served by the thread that calls this.
+
+    An observer sends nothing but its handshake: having proven the secret, it gets an answer, and
+    the connection ends. Those that come while the ranks are being asked get the same answer.
+
+    Args:
+        selector: where the connections are registered, with a function to call as data.
+        session: the session of rank 0.
+        wake: ends the wait for the selector, from any thread.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, session: Session, wake: Callable[[], object]
+    ) -> None:
+        self.identity = Identity.of(session.topology, OBSERVE)
+        self._selector = selector
+        self._session = session
+        self._wake = wake
+        self._waiting: list[socket.socket] = []
+        self._replies: list[_Reply] = []
+        self._gathering: Gathering | None = None
+        self._own = b""
+        self._deadline = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are observers that wait for their answer."""
+        return bool(self._waiting or self._replies)
+
+    def tick(self) -> None:
+        """Goes on with what is due; call it after every wait."""
+        now = time.monotonic()
+        if self._gathering and (self._gathering.is_complete or now >= self._deadline):
+            frame = self._answer(self._gathering.reports)
+            self._gathering = None
+            waiting, self._waiting = self._waiting, []
+            for sock in waiting:
+                reply = _Reply(sock, frame)
+                self._replies.append(reply)
+                self._selector.register(sock, selectors.EVENT_WRITE, partial(self._send, reply))
+                self._send(reply)
+        for reply in [one for one in self._replies if now >= one.deadline]:
+            self._end(reply)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for reply in list(self._replies):
+            self._end(reply)
+        for sock in self._waiting:
+            sock.close()
+
+    def admit(self, sock: socket.socket, hello: Identity) -> None:
+        """Answers an observer, soon."""
+        if len(self._waiting) + len(self._replies) >= MOST:
+            send_at_once(sock, encode({"kind": "busy"}))
+            sock.close()
+            return
+        self._waiting.append(sock)
+        if self._gathering is None:
+            self._deadline = time.monotonic() + PATIENCE_SECONDS
+            self._own = self._session.report.encoded()
+            self._gathering = self._session.gather(self._wake)
+
+    def _answer(self, reports: dict[int, bytes]) -> bytes:
+        session = self._session
+        presences = [session.presence(rank) for rank in range(1, session.size)]
+        workers = [str(worker) for worker in session.topology.workers]
+        return encode_answer(workers, [Presence(0.0), *presences], {0: self._own, **reports})
+
+    def _send(self, reply: _Reply) -> None:
+        if reply in self._replies:
+            try:
+                ended = reply.advance()
+            except OSError:  # the observer is gone
+                ended = True
+            if ended:
+                self._end(reply)
+
+    def _end(self, reply: _Reply) -> None:
+        self._replies.remove(reply)
+        self._selector.unregister(reply.sock)
+        reply.sock.close()
+
+
+_ANSWER_SECONDS = PATIENCE_SECONDS + 10.0
+_ME = "tfdist doctor"
+
+
+def ask(address: str, options: Options) -> list[Seen]:
+    """Asks once, without disturbing the job.
+
+    Args:
+        address: rank 0's `"host:port"`, as in the cluster of its workers.
+        options: `secret` and the TLS options, those of the workers.
+
+    Returns:
+        The ranks in their order.
+
+    Raises:
+        ClusterError: the address is none, or the job has another secret or version of tfdist.
+        TlsError: the two do not trust each other, or only one uses TLS.
+        RendezvousError: nobody answers there, or something else than the rank 0 of a job.
+
+    Example:
+        >>> ask("10.0.0.1:8470", Options(secret="..."))[0].report["steps"]  # doctest: +SKIP
+        1200
+    """
+    tls = Tls.load(options)
+    mine = Identity.of_other(_ME, OBSERVE)
+    name = f"rank 0 ({address})"
+    now = time.monotonic()
+    try:
+        sock = connect(resolve(address), now + CONNECT_SECONDS)
+    except OSError as error:
+        raise RendezvousError(
+            f"{address} cannot be asked: {why_unreachable(error)}. Pass the address of rank 0, the "
+            f"first in TF_CONFIG, of a job that is training with the native collectives and has a "
+            f"secret, TLS certificates, or loopback addresses only."
+        ) from None
+    try:
+        if tls:
+            sock = tls.wrap(sock, dialed=True)
+        admit = _screen
+        handshake(
+            sock, mine, options.secret, now + HELLO_SECONDS, first=True, admit=admit, name=name
+        )
+        header, payload = read_frame(sock, FRAME_LIMIT, time.monotonic() + _ANSWER_SECONDS)
+        if header["kind"] == "busy":
+            raise RendezvousError(f"{name} is being asked by others already: try again.")
+        return decode_answer(header, payload)
+    except WireError as error:
+        raise RendezvousError(
+            f"{address} is not rank 0 of a job that can be asked: {error}. Pass the address of "
+            f"rank 0, the first in TF_CONFIG; jobs that use TensorFlow's collectives, whose server "
+            f"has that port, cannot be asked."
+        ) from None
+    except OSError as error:
+        raise RendezvousError(
+            f"{address} did not answer as rank 0 of a running job: {error}. While workers connect "
+            f"to one another it cannot be asked; try again, or see its log."
+        ) from None
+    finally:
+        sock.close()
+
+
+def _screen(theirs: Identity) -> None:
+    mine = Identity.of_other(_ME, OBSERVE).version
+    if theirs.version != mine:
+        raise ClusterError(
+            f"{theirs} runs tfdist {theirs.version}, and this is {mine}: run the doctor of that "
+            f"version."
+        )
+    if theirs.rank != 0 or theirs.purpose != OBSERVE:
+        raise WireError(f"it is {theirs}, and this is not for observers")
+
+
+def observe(session: Session, options: Options, announce: Announce = say) -> None:
+    """Has rank 0 answer observers at its address from now on, while the workers do not need it.
+
+    Calling it again has no effect, nor does it on other ranks. Jobs without a secret that others
+    than this host's processes can reach are not observed: strangers would get answers.
+
+    Args:
+        session: the session.
+        options: `secret` and the TLS options authenticate observers as they do workers.
+        announce: called with lines about rejected connections; writes to stderr by default.
+
+    Example:
+        >>> from tfdist._src.cluster import Topology, meet
+        >>> observe(meet(Topology(), Options()), Options())  # alone, there is nobody to ask
+    """
+    if session.rank != 0 or session.size == 1 or not is_closed(session.topology, options):
+        return
+    what = "`tfdist doctor --job` cannot ask this job"
+    listener = shared_listener_of(session, options, what, announce)
+    if listener.serves(OBSERVE):
+        return
+
+    def answering(selector: selectors.BaseSelector, wake: Wake) -> Answering:
+        return Answering(selector, session, wake)
+
+    listener.serve(OBSERVE, answering, MOST)
+    session.address.let(listener)
