@@ -77,8 +77,8 @@ def test_gpus(tmp_path, monkeypatch):
     assert "copies" not in found
     assert section.problems == []
 
-    tls = {f"TFDIST_TLS_{name}": "a.pem" for name in ("CERTIFICATE", "KEY", "CA")}
-    found = rows(CHECKS["GPUs"](Context({**libraries, **tls})))
+    files = {f"TFDIST_TLS_{name}": "a.pem" for name in ("CERTIFICATE", "KEY", "CA")}
+    found = rows(CHECKS["GPUs"](Context({**libraries, **files})))
     assert found["all-reduces"] == "by own kernels, since NCCL sends in the clear, and TLS is set"
     none = {**libraries, "TFDIST_NCCL_LIBRARY": str(tmp_path / "none.so")}
     assert rows(CHECKS["GPUs"](Context(none)))["NCCL"].startswith("none (NCCL cannot be used: ")

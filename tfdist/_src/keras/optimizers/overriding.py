@@ -26,7 +26,6 @@ from tfdist._src.keras.optimizers.gradient_sync import (
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding.sharded import is_sharded
 
-Method = Callable[..., Any]
 
 
 def install() -> None:
