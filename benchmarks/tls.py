@@ -50,7 +50,7 @@ class Group:
 
     def __init__(self, session: Any, name: str, options: Any) -> None:
         from tfdist._src.cluster import connect
-        from tfdist._src.comm.core_setup import setup_of
+        from tfdist._src.comm.native_communicator import setup_of
         from tfdist._src.native import load
 
         self._core = load().library

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.csrc.compiling import VARIANTS, Toolchain
 from tfdist._src import native
-from tfdist._src.native import lock, recipe, tensorflow_package
+from tfdist._src.native import compilation, store
 from tfdist._src.options import NativeOptions
 
 _HERE = Path(__file__).parent
@@ -124,12 +124,12 @@ def _libraries() -> dict[str, str]:
     """Those that stand for others, and what TensorFlow loads."""
     for folder in (_FAKES, _FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
-    with lock.held(_FOLDER / "lock", _SECONDS, print):
+    with store.held(_FOLDER / "lock", _SECONDS, print):
         build = native.ensure(NativeOptions.from_environment())
         toolchain = Toolchain(VARIANTS["plain"], _FAKES, build.core)
         made = {name: str(path) for name, path in toolchain.fakes().items()}
         assert made, "The sources of the C++ tests are in a checkout, not in the wheel."
-        found = recipe.read(tensorflow_package.find())
+        found = compilation.read_recipe(compilation.find_tensorflow())
         flags = [*found.compile_ops, *found.tensorflow.link_flags]
         source = _DEVICE if have_devices() else _OPS
         if source is _OPS:

@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Any
 
 from tests.groups import GROUPS
-from tfdist._src.native import tensorflow_package
+from tfdist._src.native import compilation
 
 _WEEK = 7 * 24 * 3600
 
@@ -68,7 +68,7 @@ def reference(function: str, *args: Any) -> Any:
 @functools.cache
 def _versions() -> str:
     digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
-    digest.update(tensorflow_package.find().version.encode())
+    digest.update(compilation.find_tensorflow().version.encode())
     for package in ("keras", "numpy"):
         digest.update(metadata.version(package).encode())
     for path in sorted(TESTS.rglob("*.py")):

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist._src.comm.communicator_interface import Traffic
     from tfdist._src.comm.functions import (
         all_gather,
         all_reduce,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         statistics,
     )
     from tfdist._src.comm.native_communicator import NativeCommunicator
-    from tfdist._src.comm.traffic import Traffic
 
 __all__ = [
     "NativeCommunicator",
@@ -42,7 +42,7 @@ __all__ = [
     "statistics",
 ]
 
-_ELSEWHERE = {"NativeCommunicator": "native_communicator", "Traffic": "traffic"}
+_ELSEWHERE = {"NativeCommunicator": "native_communicator", "Traffic": "communicator_interface"}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,9 @@ strategies and the model are `tfdist.PipelineStrategy`, `tfdist.HybridStrategy` 
 `tfdist.PipelineModel`.
 """
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.simulation.gantt import draw, text
-from tfdist._src.pipeline.simulation.simulator import simulate
-from tfdist._src.pipeline.simulation.timeline import Timeline
+from tfdist._src.pipeline.simulation import Timeline, draw, simulate, text
 
 __all__ = [
     "SCHEDULES",

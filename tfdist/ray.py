@@ -14,8 +14,7 @@ except ImportError as error:
         "tfdist.ray needs Ray Train, which is not installed: pip install 'tfdist[ray]'"
     ) from error
 
-from tfdist._src.ray.backend import TfdistConfig
-from tfdist._src.ray.trainer import Trainer
+from tfdist._src.ray.trainer import TfdistConfig, Trainer
 
 if TYPE_CHECKING:
     from tfdist._src.ray.report import ReportCallback

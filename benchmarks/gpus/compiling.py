@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tfdist._src.native import gpu_kernels, nvrtc, recipe
-from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.native import compilation, gpu_kernels
+from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist.errors import NativeUnavailableError
 
 HERE = Path(__file__).parent
-# As the core's; see tfdist/_src/native/recipe.py.
+# As the core's; see tfdist/_src/native/compilation.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
 
 
 def sources(own: Sequence[str]) -> list[Path]:
     """The units of a program: some of this folder, by their names, and those of the core."""
-    core = recipe.read(TensorFlowPackage(Path(), "")).core
-    return [*(HERE / f"{unit}.cc" for unit in own), *(recipe.SOURCE / unit for unit in core)]
+    core = compilation.read_recipe(TensorFlowPackage(Path(), "")).core
+    return [*(HERE / f"{unit}.cc" for unit in own), *(compilation.SOURCE / unit for unit in core)]
 
 
 def build(folder: Path, sources: Sequence[Path]) -> Path:
@@ -39,7 +39,7 @@ def build(folder: Path, sources: Sequence[Path]) -> Path:
     objects = [folder / f"{number}.o" for number, _ in enumerate(sources)]
 
     def compile_one(source: Path, made: Path) -> None:
-        command = [*_COMPILE, f"-I{recipe.SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
+        command = [*_COMPILE, f"-I{compilation.SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
         subprocess.run(command, check=True)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -59,7 +59,7 @@ def kernels(folder: Path, architecture: str) -> tuple[dict[str, str], str]:
         The variables that tell the programs where they are, and what has compiled them.
     """
     try:
-        compiler = nvrtc.find()
+        compiler = gpu_kernels.find_nvrtc()
     except NativeUnavailableError as error:
         sys.exit(str(error))
     flags = [f"--gpu-architecture={architecture}"]

@@ -11,7 +11,7 @@ from stepping.figures import divide, spread
 
 from piping.backends import BACKENDS, WHOLE, Entry
 from tfdist._src.pipeline.schedules import make_schedule
-from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation import simulate
 
 COLUMNS = {
     "backend": "backend",

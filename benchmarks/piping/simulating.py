@@ -6,11 +6,9 @@ import os
 
 from piping.backends import Entry
 from piping.team import Times
-from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Costs
 from tfdist._src.pipeline.schedules import make_schedule
-from tfdist._src.pipeline.simulation.gantt import draw
-from tfdist._src.pipeline.simulation.simulator import simulate
-from tfdist._src.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate
 
 
 def measured(entry: Entry, stages: int, times: Times) -> Timeline:

@@ -14,7 +14,7 @@ from typing import Any
 
 from starting.forked import Row, measure
 from tfdist._src.cluster import connect, from_tf_config, meet
-from tfdist._src.comm.core_setup import setup_of
+from tfdist._src.comm.native_communicator import setup_of
 from tfdist._src.native import load
 from tfdist._src.options import Options
 

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 
 from tfdist._src import native
-from tfdist._src.comm.activity import KINDS
+from tfdist._src.comm.tracing import KINDS
 from tfdist._src.native.api import Activity
 from watching import watchers
 from watching.watches import WATCHES

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.comm import marks
+from tfdist._src.comm import tracing
 from tfdist._src.monitoring.training import record
 from tfdist.callbacks import StragglerMonitor, ThroughputLogger, Timeline
 
@@ -27,7 +27,7 @@ def unrecorded() -> Iterator[None]:
     core = native.load().library
     with (
         mock.patch.object(native, "has_ops", lambda: False),
-        mock.patch.object(marks, "ready", lambda *_, **__: tf.no_op()),
+        mock.patch.object(tracing, "ready", lambda *_, **__: tf.no_op()),
     ):
         core.tfd_record(0)
         try:

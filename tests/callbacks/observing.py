@@ -23,10 +23,10 @@ from tests.strategies.behaviours.common import (
     rows,
 )
 from tfdist._src.callbacks import straggler_monitor, timeline
-from tfdist._src.callbacks.measured_steps import MeasuredSteps
-from tfdist._src.comm import activity
-from tfdist._src.monitoring import op_profile
-from tfdist._src.snapshots import atomic_file
+from tfdist._src.callbacks.straggler_monitor import MeasuredSteps
+from tfdist._src.comm import tracing
+from tfdist._src.monitoring import chrome_trace
+from tfdist._src.snapshots import part_file
 
 CODECS = {
     "int8": tfdist.compression.Int8(),
@@ -74,9 +74,9 @@ def counted_collectives(strategy, every):
     counted = []
     for added in ([], [tfdist.callbacks.StragglerMonitor(every=every)]):
         model, data, _ = faults.training(strategy, "fit", "compute", 0, faults.nothing, steps=20)
-        before = activity.read()
+        before = tracing.read()
         fit(model, data, epochs=2, callbacks=added)
-        counted.append(dict(activity.read().since(before).operations))
+        counted.append(dict(tracing.read().since(before).operations))
     return counted
 
 
@@ -200,7 +200,7 @@ def profiled_by_another(strategy, path, folder):
     board = keras.callbacks.TensorBoard(folder, profile_batch=(1, 4), write_graph=False)
     recorder = tfdist.callbacks.Timeline(path, (1, 3), profiler=True)
     data = batches(*rows(40), 8)
-    return lines_of(op_profile, lambda: fit(model, data, epochs=1, callbacks=[board, recorder]))
+    return lines_of(chrome_trace, lambda: fit(model, data, epochs=1, callbacks=[board, recorder]))
 
 
 def timed_with_a_late_worker(strategy, path, kind, place, slow_rank, fault, seconds):
@@ -242,9 +242,9 @@ def killed_while_writing(strategy, path, moment):
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
         else:
-            setattr(atomic_file.os, moment, end)
+            setattr(part_file.os, moment, end)
         try:
-            atomic_file.write_atomically(Path(path), lambda file: file.write(b"x" * 1_000_000))
+            part_file.write_atomically(Path(path), lambda file: file.write(b"x" * 1_000_000))
         finally:
             os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])

@@ -17,7 +17,7 @@ import numpy as np
 import tfdist
 from tests.callbacks.data_kinds import DATA, ROWS, seeded_dataset, validation_of
 from tests.strategies.behaviours.common import rows
-from tfdist._src.snapshots import atomic_file
+from tfdist._src.snapshots import part_file
 
 EPOCHS = 3
 
@@ -238,7 +238,7 @@ def disk_full(strategy, folder):
         raise OSError(28, "No space left on device")
 
     said = io.StringIO()
-    with mock.patch.object(atomic_file.os, "fsync", fail), contextlib.redirect_stderr(said):
+    with mock.patch.object(part_file.os, "fsync", fail), contextlib.redirect_stderr(said):
         trained = train(strategy, own_folder(folder), "arrays")
     return trained["weights"], said.getvalue()
 
@@ -325,7 +325,7 @@ class Lazy(keras.Model):
 
 def fails_later(strategy, folder):
     """A training that is interrupted; the disk of worker 1 is full from its third snapshot on."""
-    sync, written = atomic_file.os.fsync, []
+    sync, written = part_file.os.fsync, []
 
     def fail(descriptor):
         written.append(descriptor)
@@ -333,7 +333,7 @@ def fails_later(strategy, folder):
             raise OSError(28, "No space left on device")
         sync(descriptor)
 
-    with mock.patch.object(atomic_file.os, "fsync", fail):
+    with mock.patch.object(part_file.os, "fsync", fail):
         train(strategy, own_folder(folder), "arrays", at=13, every=2)
 
 
@@ -345,13 +345,13 @@ def interrupted_in_its_second_call(strategy, folder):
 
 def one_writes_slowly(strategy, folder):
     """A training on whose worker 1 files take long; what is said of it, and what it leaves."""
-    sync, said = atomic_file.os.fsync, io.StringIO()
+    sync, said = part_file.os.fsync, io.StringIO()
 
     def slowly(descriptor):
         if tfdist.rank() == 1:
             time.sleep(0.3)
         sync(descriptor)
 
-    with mock.patch.object(atomic_file.os, "fsync", slowly), contextlib.redirect_stderr(said):
+    with mock.patch.object(part_file.os, "fsync", slowly), contextlib.redirect_stderr(said):
         left = train(strategy, own_folder(folder), "arrays", every=1)["left"]
     return said.getvalue(), left

@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-import tfdist._src.cluster
+import tfdist
 from tests.deadlines import FAR
 from tfdist._src.cluster import Session, Topology, from_tf_config, meet
 from tfdist._src.options import Options
 
 from .mesh_ranks import MESH
 
-ROOT = str(Path(tfdist._src.cluster.__file__).parents[2])
+ROOT = str(Path(tfdist.__file__).parents[1])
 PRELUDE = r"""
 import os, sys, threading, time
 from tfdist._src.cluster import from_environment, meet

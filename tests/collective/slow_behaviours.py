@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.collective.behaviours import message
-from tfdist._src.comm import context
+from tfdist._src.comm import native_communicator
 
 # Less than is sent while it is slow.
 _FEW_BYTES, _PAUSE = 512, 0.005
@@ -32,7 +32,7 @@ class Relay:
     @contextlib.contextmanager
     def between_hosts(self) -> Iterator[None]:
         """Has the data connections of groups that are opened meanwhile pass through it."""
-        setup_of = context.setup_of
+        setup_of = native_communicator.setup_of
 
         def relayed(mesh, *arguments):
             setup = setup_of(mesh, *arguments)
@@ -41,11 +41,11 @@ class Relay:
                     setup.data[rank] = self._relayed(descriptor)
             return setup
 
-        context.setup_of = relayed
+        native_communicator.setup_of = relayed
         try:
             yield
         finally:
-            context.setup_of = setup_of
+            native_communicator.setup_of = setup_of
 
     def _relayed(self, descriptor: int) -> int:
         far = socket.socket(fileno=descriptor)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tfdist._src.comm import step_ops
-from tfdist._src.strategy.progress import Progress
+from tfdist._src.comm import tokens
+from tfdist._src.strategy.commit_point import Progress
 
 
 def redone(_):
@@ -20,17 +20,17 @@ def redone(_):
 
     @tf.function
     def step(x):
-        with tf.control_dependencies([step_ops.begins(complete=True)]):
-            kept = step_ops.keep(resources)
+        with tf.control_dependencies([tokens.begins(complete=True)]):
+            kept = tokens.keep(resources)
         with tf.control_dependencies(kept):
             one.assign_add([x, x])
             two.assign([10.0 * x])
-        with tf.control_dependencies(step_ops.prepares(resources)):
+        with tf.control_dependencies(tokens.prepares(resources)):
             fails = tf.debugging.Assert(x < 100.0, [x])
         with tf.control_dependencies([fails]):
             last = two.assign_add([x])
         with tf.control_dependencies([last]):
-            step_ops.commits()
+            tokens.commits()
 
     def values():
         return [variable.numpy().tolist() for variable in (one, two)]
@@ -51,6 +51,6 @@ def redone(_):
             progress.restore(7)
     with progress.undoing():
         step(tf.constant(1.0))
-    step_ops.redo()
+    tokens.redo()
     states.append(values())
     return states, progress.has_undone

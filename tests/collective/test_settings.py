@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist._src.comm.local_communicators import open_local_communicators
-from tfdist._src.group.communicators import Communicators
-from tfdist._src.group.group import Group
+from tfdist._src.comm.device_communicator import open_local_communicators
+from tfdist._src.group import Communicators, Group
 from tfdist._src.options import Options
 from tfdist._src.strategy.communication import worker_communicator
 

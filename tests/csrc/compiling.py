@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist._src.native import compiler as compilers
-from tfdist._src.native import lock, recipe, tensorflow_package
-from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.native import compilation, store
+from tfdist._src.native import compilation as compilers
+from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist._src.options import NativeOptions
 
 # Without optimization the sanitizers are too slow, with more the compiler is. The plain tests call
@@ -68,10 +68,10 @@ class Toolchain:
         library: Path | None = None,
         tensorflow: TensorFlowPackage | None = None,
     ) -> None:
-        found = compilers.find(NativeOptions.from_environment().compiler)
+        found = compilers.find_compiler(NativeOptions.from_environment().compiler)
         # One ABI with the library.
-        self._recipe = recipe.read(tensorflow or tensorflow_package.find())
-        common = (*_FLAGS, *recipe.ARITHMETIC, *self._recipe.tensorflow.defines)
+        self._recipe = compilation.read_recipe(tensorflow or compilation.find_tensorflow())
+        common = (*_FLAGS, *compilation.ARITHMETIC, *self._recipe.tensorflow.defines)
         self.compiler = found.command
         self._command = (*found.command, *common, *flags)
         self._version = found.version
@@ -96,8 +96,8 @@ class Toolchain:
         Args:
             names: of the tests; all of them by default.
         """
-        core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
-        tests = sorted((recipe.SOURCE / _TESTS).glob("*.cc"))
+        core = [compilation.SOURCE / path for path in self._recipe.core if not self._library]
+        tests = sorted((compilation.SOURCE / _TESTS).glob("*.cc"))
         shared = core + [path for path in tests if not path.name.endswith(_TEST)]
         own = [path for path in tests if path.name.endswith(_TEST)]
         own = [path for path in own if not names or path.name.removesuffix(_TEST) in names]
@@ -116,7 +116,7 @@ class Toolchain:
     def library(self, source: Path) -> Path:
         """Makes a library of a unit from anywhere and the core, for flags with -fPIC."""
         common = self._common()
-        core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
+        core = [compilation.SOURCE / path for path in self._recipe.core if not self._library]
         units = [source, *core]
         with self._held("library"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             objects = list(pool.map(lambda path: self._compile(path, common), units))
@@ -129,18 +129,18 @@ class Toolchain:
 
     def _common(self) -> str:
         # A unit depends on any header: they are few, and change seldom.
-        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in _HEADERS]
+        headers = [p for p in sorted(compilation.SOURCE.rglob("*")) if p.suffix in _HEADERS]
         return _digest(*self._command, self._version, *(path.read_bytes() for path in headers))
 
     def _fakes(self, pool: ThreadPoolExecutor, common: str) -> dict[str, Path]:
-        sources = sorted((recipe.SOURCE / _FAKES).glob("*.cc"))
+        sources = sorted((compilation.SOURCE / _FAKES).glob("*.cc"))
         with self._held("fakes"):
             made = list(pool.map(lambda path: self._compile_fake(path, common), sources))
         return {path.stem: library for path, library in zip(sources, made, strict=True)}
 
     def _held(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Has one process compile something; another one finds what it has made."""
-        return lock.held(self._cache.with_name(f"{self._cache.name}-{what}.lock"), _WAIT, print)
+        return store.held(self._cache.with_name(f"{self._cache.name}-{what}.lock"), _WAIT, print)
 
     def _precompiled(self, common: str) -> tuple[str, ...]:
         """Flags for what most tests include, compiled once: that takes half of a test's time."""
@@ -154,7 +154,7 @@ class Toolchain:
         return "-include", str(header)
 
     def _compile(self, path: Path, common: str, *flags: str) -> Path:
-        source = os.path.relpath(path, recipe.SOURCE)
+        source = os.path.relpath(path, compilation.SOURCE)
         name = source.removesuffix(".cc").replace("/", "-") + ".o"
         return self._make(name, _digest(common, path.read_bytes()), *flags, "-I.", "-c", source)
 
@@ -162,7 +162,7 @@ class Toolchain:
         soname = _SONAMES.get(path.stem, path.stem)
         digest = _digest(common, path.read_bytes(), soname)
         words = ("-I.", "-fPIC", "-shared", f"-Wl,-soname,{soname}")
-        source = str(path.relative_to(recipe.SOURCE))
+        source = str(path.relative_to(compilation.SOURCE))
         return self._make(f"libfake{path.stem}.so", digest, *words, source)
 
     def _link(self, objects: Sequence[Path], *flags: str) -> Path:
@@ -179,7 +179,7 @@ class Toolchain:
             unfinished = made.with_name(f"{os.getpid()}-{made.name}")
             done = subprocess.run(
                 [*self._command, *words, "-o", str(unfinished)],
-                cwd=recipe.SOURCE,
+                cwd=compilation.SOURCE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from tfdist._src import native
-from tfdist._src.native import lock
+from tfdist._src.native import store
 from tfdist._src.options import NativeOptions
 
 from .compiling import VARIANTS, Programs, Toolchain
@@ -33,7 +33,7 @@ def programs(request: pytest.FixtureRequest) -> Callable[[str], Programs]:
         library = native.ensure(NativeOptions.from_environment()).core
         toolchain = Toolchain(VARIANTS[variant], folder, library if variant == "plain" else None)
         # One process compiles; another one that runs tests finds what it has made.
-        with lock.held(folder.with_suffix(".lock"), SECONDS, print):
+        with store.held(folder.with_suffix(".lock"), SECONDS, print):
             return toolchain.problem() or toolchain.programs(names)
 
     def get(variant: str) -> Programs:

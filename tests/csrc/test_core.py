@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.native import compiler, recipe, tensorflow_package
+from tfdist._src.native import compilation
 from tfdist._src.options import NativeOptions
 
 # Compiling with sanitizers takes minutes.
@@ -199,14 +199,14 @@ def test(execute, variant, name, arguments):
 
 
 def test_every_test_is_run():
-    files = {path.stem for path in (recipe.SOURCE / "tests").glob("*_test.cc")}
+    files = {path.stem for path in (compilation.SOURCE / "tests").glob("*_test.cc")}
     assert files == {f"{name}_test" for name in RUNS["plain"]}
     assert RUNS["address"].keys() == RUNS["plain"].keys()
 
 
 def test_what_only_tests_on_a_gpu_call_compiles():
-    flags = recipe.read(tensorflow_package.find()).compile_core
-    found = compiler.find(NativeOptions.from_environment().compiler)
+    flags = compilation.read_recipe(compilation.find_tensorflow()).compile_core
+    found = compilation.find_compiler(NativeOptions.from_environment().compiler)
     source = Path(__file__).parents[1] / "gpu" / "on_pointers.cc"
     command = [*found.command, *flags, "-fsyntax-only", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -7,8 +7,7 @@ import pytest
 from tests.tiers import exhaustive
 from tfdist._src.launch.flight.diagnosis import diagnose
 from tfdist._src.launch.flight.findings import Failure, Mismatch
-from tfdist._src.launch.flight.folder import read
-from tfdist._src.launch.flight.merge import merge
+from tfdist._src.launch.flight.merge import merge, read
 
 pytestmark = [exhaustive, pytest.mark.timeout(1800)]
 

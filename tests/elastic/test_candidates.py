@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tfdist._src.snapshots.candidates import candidates
+from tfdist._src.snapshots.restore import candidates
 from tfdist._src.snapshots.snapshot_folder import SnapshotId
 
 OLD, NEW = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)

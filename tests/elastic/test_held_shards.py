@@ -9,7 +9,7 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.recovery.standing import Standing, agree
-from tfdist._src.snapshots.held_shards import HeldShards, ShardSource, find_shards
+from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 pytestmark = exhaustive

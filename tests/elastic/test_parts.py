@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist._src.snapshots.part_file import DamagedError, PartFile, Piece, write_part
-from tfdist._src.snapshots.parts import Parts
+from tfdist._src.snapshots.part_file import DamagedError, PartFile, Parts, Piece, write_part
 
 TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "uint32", "bool", "complex64"]
 

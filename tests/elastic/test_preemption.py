@@ -10,9 +10,8 @@ import pytest
 
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.recovery.preemption import Preemption, preemption
-from tfdist._src.recovery.release import can_go_on
-from tfdist._src.snapshots.held_shards import HeldShards
+from tfdist._src.recovery.preemption import Preemption, can_go_on, preemption
+from tfdist._src.snapshots.shard_state import HeldShards
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pathlib
 import shutil
 
 from tests.tiers import exhaustive
-from tfdist._src.snapshots import atomic_file
+from tfdist._src.snapshots import part_file
 from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
 
 
@@ -60,7 +60,7 @@ def test_another_worker_may_delete_them_at_any_time(tmp_path, monkeypatch):
 
 def test_the_names_of_new_folders_are_durable(tmp_path, monkeypatch):
     synced = []
-    monkeypatch.setattr(atomic_file, "sync_folder", synced.append)
+    monkeypatch.setattr(part_file, "sync_folder", synced.append)
     folder = SnapshotFolder(tmp_path / "run" / "snapshots")
     folder.prepare(SnapshotId(9, "0a", 1))
     assert synced == [tmp_path, tmp_path / "run", tmp_path / "run" / "snapshots"]

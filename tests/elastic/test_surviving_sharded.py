@@ -6,7 +6,7 @@ from tests.elastic.test_surviving import PHASES, check, lose
 from tests.groups import GROUPS
 from tests.strategies.comparison import assert_equal
 from tests.tiers import exhaustive
-from tfdist._src.sharding.elementwise import NAMES
+from tfdist._src.sharding import NAMES
 
 SURVIVING = "tests.elastic.behaviours.surviving"
 SHARDED = "tests.elastic.behaviours.sharded"

@@ -16,13 +16,13 @@ from tests.deadlines import FAR
 from tfdist._src.cluster import Session, Topology
 from tfdist._src.options import Options
 from tfdist._src.recovery import preemption as handling
-from tfdist._src.recovery.lost_workers import is_loss
 from tfdist._src.recovery.next_group import NextGroup
 from tfdist._src.recovery.preemption import preemption
+from tfdist._src.recovery.recovery import is_loss
 from tfdist._src.recovery.stages import OthersLeave
 
-ROOT = pathlib.Path(tfdist.__file__).parent
-PARTS = ("elastic", "cluster/membership")
+ROOT = pathlib.Path(tfdist.__file__).parent / "_src"
+PARTS = ("recovery", "snapshots", "cluster/membership")
 # These call `check` while they wait, and must be given one.
 CHECKING = {"regroup", "is_loss", "_form"}
 WAITING = {"wait", "sleep", "poll", "select", "ask", "exchange", "join", *CHECKING}
@@ -34,35 +34,35 @@ OTHERS = {
     "cluster/membership/contact.py:Contact._run": IN_A_THREAD,
     "cluster/membership/contact.py:Contact._rest": IN_A_THREAD,
     "cluster/membership/contact.py:Contact._replaced": IN_A_THREAD,
-    "cluster/membership/search.py:Search._run": IN_A_THREAD,
-    "cluster/membership/search.py:find.ask": IN_A_THREAD,
-    "elastic/left_behind.py:_watch": IN_A_THREAD,
-    "cluster/membership/inspection.py:ask": "waits for 2 s at most",
-    "cluster/membership/inspection.py:inspect": "asks a few, each for 2 s at most",
-    "cluster/membership/messages.py:inquire": "asks each for 2 s at most, in a thread",
-    "cluster/membership/messages.py:say_farewell": "waits for 3 s at most",
-    "cluster/membership/place.py:is_dead": "waits as long as its caller says",
+    "cluster/membership/joining.py:Search._run": IN_A_THREAD,
+    "cluster/membership/joining.py:find.ask": IN_A_THREAD,
+    "recovery/fit_calls.py:_watch": IN_A_THREAD,
+    "cluster/membership/liveness.py:ask": "waits for 2 s at most",
+    "cluster/membership/liveness.py:inspect": "asks a few, each for 2 s at most",
+    "cluster/membership/regrouping.py:inquire": "asks each for 2 s at most, in a thread",
+    "cluster/membership/regrouping.py:say_farewell": "waits for 3 s at most",
+    "cluster/membership/record.py:is_dead": "waits as long as its caller says",
     "cluster/membership/regrouping.py:Regrouping._yield": "waits for 1.1 s at most",
-    "cluster/membership/witness.py:Witness.serve": "does not wait",
+    "cluster/membership/liveness.py:Witness.serve": "does not wait",
     "cluster/membership/membership.py:Membership.__init__": "SIGTERM ends the process then",
     "cluster/membership/membership.py:Membership.release": TOGETHER,
-    "elastic/from_snapshot.py:go_back": TOGETHER,
-    "elastic/recovery.py:Recovery.batch_begins": TOGETHER,
-    "elastic/recovery.py:Recovery._enter": TOGETHER,
-    "elastic/release.py:release": TOGETHER,
-    "elastic/restore.py:read_newest": TOGETHER,
-    "elastic/snapshot_series.py:SnapshotSeries._meet": TOGETHER,
-    "elastic/workers.py:broadcast_bytes": TOGETHER,
-    "elastic/workers.py:writes_for_others": TOGETHER,
+    "recovery/recovery.py:go_back": TOGETHER,
+    "recovery/recovery.py:Recovery.batch_begins": TOGETHER,
+    "recovery/recovery.py:Recovery._enter": TOGETHER,
+    "recovery/preemption.py:release": TOGETHER,
+    "snapshots/restore.py:read_newest": TOGETHER,
+    "snapshots/snapshot_series.py:SnapshotSeries._meet": TOGETHER,
+    "snapshots/workers.py:broadcast_bytes": TOGETHER,
+    "snapshots/workers.py:writes_for_others": TOGETHER,
     **{
-        f"elastic/snapshot_{name}": SAVING
+        f"snapshots/snapshot_series.py:{name}": SAVING
         for name in (
-            "series.py:SnapshotSeries.change_workers",
-            "series.py:SnapshotSeries.finish_last",
-            "series.py:SnapshotSeries.wait",
-            "series.py:SnapshotSeries.end",
-            "writer.py:SnapshotWriter.submit",
-            "writer.py:SnapshotWriter.wait",
+            "SnapshotSeries.change_workers",
+            "SnapshotSeries.finish_last",
+            "SnapshotSeries.wait",
+            "SnapshotSeries.end",
+            "SnapshotWriter.submit",
+            "SnapshotWriter.wait",
         )
     },
 }

@@ -16,8 +16,8 @@ import pytest
 
 from tests.csrc.compiling import Toolchain
 from tests.gpus import NCCL_SHARES
-from tfdist._src.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
-from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.native import compilation, gpu_kernels, nvidia
+from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
 
@@ -67,7 +67,7 @@ def kernels(architecture: str, is_stand_in: bool, tmp_path_factory: pytest.TempP
     """The compiled kernels."""
     if is_stand_in:
         return Path(os.devnull)
-    binary, _ = gpu_kernels.compile_for(architecture, nvrtc.find())
+    binary, _ = gpu_kernels.compile_for(architecture, gpu_kernels.find_nvrtc())
     path = tmp_path_factory.mktemp("kernels") / f"{architecture}.cubin"
     path.write_bytes(binary)
     return path
@@ -77,7 +77,7 @@ def kernels(architecture: str, is_stand_in: bool, tmp_path_factory: pytest.TempP
 def toolchain(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
     """What compiles C++ for tests on a GPU."""
     try:
-        tensorflow = tensorflow_package.find()
+        tensorflow = compilation.find_tensorflow()
     except NativeUnavailableError:
         tensorflow = TensorFlowPackage(Path(), "")
     flags = ("-O1", "-g1", "-fPIC")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.tiers import exhaustive
 from tfdist._src.native import load_ops
-from tfdist._src.xla import compiled_between_collectives, left_out, left_to_tensorflow, program
+from tfdist._src.xla import clusters, compiled_between_collectives, left_to_tensorflow, program
 
 
 def heavy(x):
@@ -215,7 +215,7 @@ def test_random_numbers_do_not_change():
 
 def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
     # As after a sum: each worker has the same.
-    monkeypatch.setattr(left_out, "_COMMUNICATES", ("PyFunc",))
+    monkeypatch.setattr(clusters, "_COMMUNICATES", ("PyFunc",))
     gradient = np.random.default_rng(1).normal(size=(6, 64)).astype("float32")
 
     def trained(sizes):
@@ -253,7 +253,7 @@ def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
 
 
 def test_what_only_own_operations_use_is_compiled_with_them(monkeypatch):
-    monkeypatch.setattr(left_out, "_COMMUNICATES", ("PyFunc",))
+    monkeypatch.setattr(clusters, "_COMMUNICATES", ("PyFunc",))
     weights = tf.Variable(np.resize(X, (16, 16)))
 
     def step(x):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.tiers import exhaustive
-from tfdist._src.xla.noise import draws_other_numbers, replacement
+from tfdist._src.xla.cluster_function import draws_other_numbers, replacement
 
 KINDS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2")
 FLOATS = ("float16", "bfloat16", "float32")

@@ -18,20 +18,9 @@ from tests.certificates import variables
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
 from tfdist._src.launch.commands import doctor
-from tfdist._src.launch.commands.doctor import (
-    CHECKS,
-    devices,
-    host,
-    links,
-    metrics,
-    probe,
-    settings,
-    tls,
-    versions,
-    workers,
-)
-from tfdist._src.launch.commands.doctor.probe import ProbeResult
+from tfdist._src.launch.commands.doctor import CHECKS, hardware, software, workers
 from tfdist._src.launch.commands.doctor.section import Context, Section
+from tfdist._src.launch.commands.doctor.workers import ProbeResult
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.native import gpu_links
 
@@ -156,7 +145,7 @@ def test_copies_that_are_not_tried(program, seconds, cell, error, monkeypatch, t
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(gpu_links, "_PROGRAM", "copying")
     section = Section()
-    links.add(section, gpu_links.measure("", 2, seconds))
+    hardware.add(section, gpu_links.measure("", 2, seconds))
     assert section.rows[2][1].split() == ["-", cell]
     (problem,) = section.problems
     pairs = "1-0" if cell == "taken" else "0-1, 1-0"
@@ -170,18 +159,18 @@ def test_rows_are_aligned():
 
 def test_the_supported_versions_are_those_of_the_package():
     file = configparser.ConfigParser()
-    file.read(Path(doctor.__file__).parents[4] / "setup.cfg")
+    file.read(Path(doctor.__file__).parents[5] / "setup.cfg")
     required = file["options"]["install_requires"].split()
-    for package, (least, too_new) in versions.SUPPORTED.items():
+    for package, (least, too_new) in software.SUPPORTED.items():
         bounds = [f">={least}"] * bool(least) + [f"<{too_new}"] * bool(too_new)
         assert package + ",".join(bounds) in required
 
 
 def test_version_ranges():
     for found in ("2.18", "2.18.0", "2.21.3"):
-        assert versions.supported(found, "2.18", "2.22"), found
+        assert software.supported(found, "2.18", "2.22"), found
     for found in ("2.17.1", "2.9", "2.22.0", "2.22.0rc1", "3.0"):
-        assert not versions.supported(found, "2.18", "2.22"), found
+        assert not software.supported(found, "2.18", "2.22"), found
 
 
 @pytest.mark.parametrize(
@@ -192,14 +181,14 @@ def test_version_ranges():
     ],
 )
 def test_a_version_that_does_not_fit(found, problem, monkeypatch):
-    monkeypatch.setattr(versions, "_installed", lambda *names: found)
-    section = versions.check(Context({}))
+    monkeypatch.setattr(software, "_installed", lambda *names: found)
+    section = software.check_versions(Context({}))
     assert re.fullmatch(problem, section.problems[0])
 
 
 def test_a_version_newer_than_those_tested(monkeypatch):
-    monkeypatch.setattr(versions, "_installed", lambda *names: "99.1.0rc0")
-    section = versions.check(Context({}))
+    monkeypatch.setattr(software, "_installed", lambda *names: "99.1.0rc0")
+    section = software.check_versions(Context({}))
     assert rows(section)["Keras"].startswith("99.1.0rc0 (newer than 3.")
     assert rows(section)["NumPy"] == "99.1.0rc0"
     assert not any("Keras" in problem for problem in section.problems)
@@ -207,8 +196,8 @@ def test_a_version_newer_than_those_tested(monkeypatch):
 
 def test_the_memory_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(str(1 << 29))
-    monkeypatch.setattr(host, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
-    assert rows(host.check(Context({})))["memory"].endswith("limited to 0.5 GiB")
+    monkeypatch.setattr(hardware, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
+    assert rows(hardware.check_host(Context({})))["memory"].endswith("limited to 0.5 GiB")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +215,7 @@ def test_the_memory_of_a_container(tmp_path, monkeypatch):
 def test_settings(environment, file, shown, problem, tmp_path):
     if file is not None:
         (tmp_path / "keras.json").write_text(json.dumps(file))
-    section = settings.check(Context({**environment, "KERAS_HOME": str(tmp_path)}))
+    section = software.check_settings(Context({**environment, "KERAS_HOME": str(tmp_path)}))
     assert rows(section)["Keras backend"].startswith(shown)
     assert len(section.problems) == (problem is not None)
     assert problem is None or problem in section.problems[0]
@@ -234,7 +223,7 @@ def test_settings(environment, file, shown, problem, tmp_path):
 
 def test_variables_are_shown_but_no_secret(tmp_path):
     environment = {"TFDIST_START_TIMEOUT": "60", "TFDIST_SECRET": "hush"}
-    section = settings.check(Context({**environment, "KERAS_HOME": str(tmp_path)}))
+    section = software.check_settings(Context({**environment, "KERAS_HOME": str(tmp_path)}))
     assert rows(section)["TFDIST_START_TIMEOUT"] == "60"
     assert rows(section)["TFDIST_SECRET"] == "set"
 
@@ -244,23 +233,23 @@ def test_the_port_of_metrics(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environment = {"TFDIST_METRICS_PORT": str(port - 1), **tf_config("a:1", "a:2", index=1)}
-        section = metrics.check(Context(environment))
+        section = workers.check_metrics(Context(environment))
         assert rows(section)["Prometheus"] == f"port {port} of 127.0.0.1, unusable"
         assert "choose another TFDIST_METRICS_PORT" in section.problems[0]
-    assert metrics.check(Context(environment)).problems == []
-    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
-    (problem,) = metrics.check(Context(environment)).problems
+    assert workers.check_metrics(Context(environment)).problems == []
+    monkeypatch.setattr(workers.importlib.util, "find_spec", lambda name: None)
+    (problem,) = workers.check_metrics(Context(environment)).problems
     assert "pip install 'tfdist[metrics]'" in problem
 
 
 def test_without_a_job():
-    found = rows(workers.check(Context({})))
+    found = rows(workers.check_workers(Context({})))
     assert found["looked for"].startswith("TF_CONFIG, Open MPI, MPICH, Slurm, ")
     assert (found["found"], found["this process"]) == ("nothing", "a single process")
 
 
 def test_a_wrong_tf_config():
-    section = workers.check(Context({"TF_CONFIG": "{"}))
+    section = workers.check_workers(Context({"TF_CONFIG": "{"}))
     assert section.problems[0].startswith("TF_CONFIG is not JSON")
 
 
@@ -268,7 +257,7 @@ def test_a_wrong_tf_config():
 def test_addresses_that_the_workers_have_yet_to_tell(monkeypatch):
     monkeypatch.setattr(workers, "probe", lambda address, timeout: ProbeResult.REFUSED)
     place = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
-    section = workers.check(Context(place))
+    section = workers.check_workers(Context(place))
     found = rows(section)
     assert found["found"] == "torchrun"
     assert found["this process"] == "rank 1 of 3: worker 1"
@@ -276,15 +265,15 @@ def test_addresses_that_the_workers_have_yet_to_tell(monkeypatch):
     assert found["worker 0 (10.0.0.1:29500)"] == ProbeResult.REFUSED.value
     assert section.problems == []
     mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "0"), ("SIZE", "2"))}
-    found = rows(workers.check(Context({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})))
+    found = rows(workers.check_workers(Context({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})))
     assert found["authentication"] == "a secret that rank 0 makes, and its launcher tells"
-    (problem,) = workers.check(Context({"RANK": "1"})).problems
+    (problem,) = workers.check_workers(Context({"RANK": "1"})).problems
     assert "WORLD_SIZE is not set" in problem
 
 
 def test_an_evaluator():
     config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
-    section = workers.check(Context({"TF_CONFIG": json.dumps(config)}))
+    section = workers.check_workers(Context({"TF_CONFIG": json.dumps(config)}))
     assert "evaluator" in rows(section)["this process"]
     assert section.problems == []
 
@@ -293,7 +282,7 @@ def test_peers(monkeypatch):
     with Reservation(2) as held, socket.create_server(("127.0.0.1", 0)) as server:
         own, closed = (f"127.0.0.1:{port}" for port in held.ports)
         listening = f"127.0.0.1:{server.getsockname()[1]}"
-        section = workers.check(Context(tf_config(own, closed, listening), timeout=FAR))
+        section = workers.check_workers(Context(tf_config(own, closed, listening), timeout=FAR))
         assert section.problems == []
         found = rows(section)
         assert found["this process"].startswith("rank 0 of 3")
@@ -301,12 +290,12 @@ def test_peers(monkeypatch):
         assert found["own address"] == "on this host, and free"
         assert found[f"worker 1 ({closed})"] == ProbeResult.REFUSED.value
         assert found[f"worker 2 ({listening})"] == ProbeResult.LISTENING.value
-        section = workers.check(Context(tf_config(listening, closed), timeout=FAR))
+        section = workers.check_workers(Context(tf_config(listening, closed), timeout=FAR))
         assert "is in use by process" in section.problems[0]
 
 
 def test_an_address_of_another_machine():
-    section = workers.check(Context(tf_config("192.0.2.1:4000")))
+    section = workers.check_workers(Context(tf_config("192.0.2.1:4000")))
     assert "not on this machine" in section.problems[0]
 
 
@@ -314,10 +303,10 @@ def test_a_name_that_does_not_resolve(monkeypatch):
     def fail(address, seconds):
         raise OSError("unknown")
 
-    monkeypatch.setattr(probe, "resolve", fail)
+    monkeypatch.setattr(workers, "resolve", fail)
     with Reservation(1) as held:
         own = f"127.0.0.1:{held.ports[0]}"
-        section = workers.check(Context(tf_config(own, "nowhere:1"), timeout=FAR))
+        section = workers.check_workers(Context(tf_config(own, "nowhere:1"), timeout=FAR))
     assert rows(section)["worker 1 (nowhere:1)"] == ProbeResult.UNRESOLVED.value
     assert "correct it in TF_CONFIG" in section.problems[0]
 
@@ -332,7 +321,7 @@ def test_no_answer():
         for sock in waiting:
             sock.setblocking(False)
             sock.connect_ex(server.getsockname())
-        assert probe.probe(address, 0.3) is ProbeResult.SILENT
+        assert workers.probe(address, 0.3) is ProbeResult.SILENT
         for sock in waiting:
             sock.close()
 
@@ -341,7 +330,7 @@ def test_a_silent_peer_is_a_problem(monkeypatch):
     monkeypatch.setattr(workers, "probe", lambda address, timeout: ProbeResult.SILENT)
     with Reservation(1) as held:
         own = f"127.0.0.1:{held.ports[0]}"
-        section = workers.check(Context(tf_config(own, "10.0.0.2:1"), timeout=2.0))
+        section = workers.check_workers(Context(tf_config(own, "10.0.0.2:1"), timeout=2.0))
     assert "no answer within 2 s: check that its host is up" in section.problems[0]
 
 
@@ -358,21 +347,21 @@ def test_a_silent_peer_is_a_problem(monkeypatch):
 )
 def test_devices(program, shown, problem):
     context = Context({"TF_CONFIG": "x"}, timeout=FAR)
-    section = devices.check(context, program)
+    section = hardware.check_devices(context, program)
     assert rows(section)["TensorFlow"].startswith(shown)
     assert len(section.problems) == (problem is not None)
     assert problem is None or problem in section.problems[0]
 
 
 def test_devices_that_take_long():
-    section = devices.check(Context({}, timeout=1.0), "import time; time.sleep(3600)")
+    section = hardware.check_devices(Context({}, timeout=1.0), "import time; time.sleep(3600)")
     assert rows(section)["TensorFlow"].startswith("no answer in 1 s")
     assert "took longer than 1 s" in section.problems[0]
 
 
 def test_gpus_that_tensorflow_does_not_see():
     context = Context({"CUDA_VISIBLE_DEVICES": "0"}, timeout=FAR)
-    section = devices.check(context, "print('[\"CPU:0\"]')")
+    section = hardware.check_devices(context, "print('[\"CPU:0\"]')")
     assert "TensorFlow sees none" in section.problems[0]
 
 
@@ -410,12 +399,15 @@ def test_a_wrong_command_line(environment):
 
 
 def test_tls():
-    assert rows(tls.check(Context({}))) == {"between workers": "off"}
-    good = tls.check(Context(variables()))
+    assert rows(workers.check_tls(Context({}))) == {"between workers": "off"}
+    good = workers.check_tls(Context(variables()))
     assert good.problems == []
     assert rows(good)["between workers"] == "on"
     assert re.fullmatch("commonName=worker, until .* 2120 GMT", rows(good)["certificate"])
-    (problem,) = tls.check(Context(variables("expired"))).problems
+    (problem,) = workers.check_tls(Context(variables("expired"))).problems
     assert "(certificate has expired)" in problem
     part = Context({"TFDIST_TLS_CA": "/ca.pem"})
-    assert (len(settings.check(part).problems), tls.check(part).problems) == (1, [])
+    assert (len(software.check_settings(part).problems), workers.check_tls(part).problems) == (
+        1,
+        [],
+    )

@@ -10,11 +10,11 @@ from dataclasses import asdict
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.launch.job.decoding import decode
 from tfdist._src.launch.job.failure import (
     Doubt,
     Failure,
     FirstFailure,
+    decode,
     lost_host,
     stopped_by,
     worker_failure,

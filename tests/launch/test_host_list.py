@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from tfdist._src.launch.job.host_list import ListedHost, parse_hosts, read_hostfile
-from tfdist._src.launch.job.run_options import parse
+from tfdist._src.launch.job.run_options import ListedHost, parse, parse_hosts, read_hostfile
 
 
 def test_lists():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist._src.launch.job.line_buffer import LineAssembler, last_lines
+from tfdist._src.launch.job.log_routing import LineAssembler, last_lines
 
 
 def test_prefixed_lines():

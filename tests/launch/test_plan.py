@@ -6,7 +6,7 @@ import json
 import shlex
 
 from tfdist._src.cluster import from_tf_config
-from tfdist._src.launch.job.plan import plan_workers
+from tfdist._src.launch.job.worker import plan_workers
 
 ADDRESSES = ("10.0.0.1:4000", "10.0.0.1:4001", "[fd00::2]:4002")
 

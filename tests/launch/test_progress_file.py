@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.launch.job.failure import Doubt, worker_failure
-from tfdist._src.launch.job.progress import VARIABLE, ProgressMemory
+from tfdist._src.launch.job.worker import VARIABLE, ProgressMemory
 from tfdist._src.monitoring.training import Record
 from tfdist._src.progress_file import SIZE, Progress, ProgressFile, Raised
 from tfdist.errors import ClusterError

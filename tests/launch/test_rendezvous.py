@@ -17,8 +17,14 @@ from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import JOIN, LAUNCH, Identity
 from tfdist._src.cluster.net.framing import encode
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
-from tfdist._src.launch.hosts.messages import Channel, ChannelError
+from tfdist._src.launch.hosts.messages import (
+    Channel,
+    ChannelError,
+    HostInfo,
+    rejection,
+    unreachable,
+    worker_addresses,
+)
 from tfdist._src.launch.hosts.newcomers import Newcomers, screen
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError

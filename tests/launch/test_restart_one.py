@@ -11,14 +11,20 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.hosts.host_info import HostInfo
-from tfdist._src.launch.hosts.late_hosts import late_rejection
-from tfdist._src.launch.job.decoding import decode
-from tfdist._src.launch.job.failure import Loss, decisive, lost_host, stopped_by, worker_failure
-from tfdist._src.launch.job.plan import WorkerPlan
+from tfdist._src.launch.hosts.messages import HostInfo
+from tfdist._src.launch.hosts.newcomers import late_rejection
+from tfdist._src.launch.job.failure import (
+    Loss,
+    decisive,
+    decode,
+    lost_host,
+    stopped_by,
+    worker_failure,
+)
 from tfdist._src.launch.job.report import describe_end, describe_loss
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.job.spares import spare_settings
+from tfdist._src.launch.job.worker import WorkerPlan
 from tfdist._src.launch.restart_one import RestartOne, WorkerCounts, job_code
 from tfdist._src.launch.restart_policy import End, Say, Start, Stop
 from tfdist._src.progress_file import Progress, Raised

@@ -11,8 +11,7 @@ import pytest
 
 from tests.tiers import exhaustive, some
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.job.decoding import decode
-from tfdist._src.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
+from tfdist._src.launch.job.failure import Failure, decode, lost_host, stopped_by, worker_failure
 from tfdist._src.launch.restart_all import HostEnd, Verdict
 from tfdist._src.launch.restart_policy import (
     _LONG,

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist._src.launch.job.cores import available_cores, cgroup_quota, thread_settings
-from tfdist._src.launch.job.gpus import gpu_settings, visible_gpus
+from tfdist._src.launch.job.resources import (
+    available_cores,
+    cgroup_quota,
+    gpu_settings,
+    thread_settings,
+    visible_gpus,
+)
 from tfdist.errors import LaunchError
 
 

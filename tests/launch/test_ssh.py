@@ -296,7 +296,7 @@ hear("joined")
         "localhost:1,second:1",
         path,
         *("--elastic", "--spares", "0"),
-        seconds={"ssh.job._RETRY_SECONDS": [0.5, 0.5]},
+        seconds={"ssh._RETRY_SECONDS": [0.5, 0.5]},
     )
     until(lambda: (tmp_path / "life-1-0.json").exists())
     kill_ssh(hosts)

@@ -7,11 +7,11 @@ import signal
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist._src.launch import ssh
 from tfdist._src.launch.job.run_options import parse
-from tfdist._src.launch.job.signals import Signals
-from tfdist._src.launch.ssh import job
+from tfdist._src.launch.job.shutdown import Signals
 
-FAILED = job.SSH_FAILED
+FAILED = ssh.SSH_FAILED
 
 
 class Host:
@@ -23,7 +23,7 @@ class Host:
     local, name, descriptors = False, "b", ()
 
     def __init__(self, number, script):
-        self.number, self.told, self.begun = number, False, job.time.monotonic()
+        self.number, self.told, self.begun = number, False, ssh.time.monotonic()
         kind, self._code, self._after = script
         self.description = {"port": 1, "server": "s", "client": "c"} if kind == "answers" else {}
         self.ended, self.signals = False, []
@@ -63,14 +63,14 @@ def play(monkeypatch):
             hosts.append(Host(number, (kind, code, after[0] if after else lambda: True)))
             return hosts[-1]
 
-        monkeypatch.setattr(job, "RemoteHost", begin)
-        monkeypatch.setattr(job, "_CHECK_SECONDS", 0.01)
-        monkeypatch.setattr(job, "_RETRY_SECONDS", (0.0, 0.0))
-        monkeypatch.setattr(job, "_END_SECONDS", 0.05)
+        monkeypatch.setattr(ssh, "RemoteHost", begin)
+        monkeypatch.setattr(ssh, "_CHECK_SECONDS", 0.01)
+        monkeypatch.setattr(ssh, "_RETRY_SECONDS", (0.0, 0.0))
+        monkeypatch.setattr(ssh, "_END_SECONDS", 0.05)
         monkeypatch.setattr("os.path.exists", lambda path: True)
         parsed = parse(["--hosts", "a:1,b:1", *options, "x.py"])
         with Signals() as signals:
-            running = job.HostsJob(parsed, ("ssh",), {}, signals, timeout, silence=60.0)
+            running = ssh.HostsJob(parsed, ("ssh",), {}, signals, timeout, silence=60.0)
             wait = running._wait
 
             def waiting(seconds):

@@ -144,7 +144,7 @@ def test_a_group_that_has_ended_is_not_killed_later(environment):
     """The watchdog forgets a worker that has ended, since its number may be used again."""
     program = """
 import os, subprocess, time
-from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.launch.job.worker import Watchdog
 watchdog = Watchdog()
 ended, running = (
     subprocess.Popen(["sleep", "3600"], start_new_session=True, stdout=subprocess.DEVNULL,

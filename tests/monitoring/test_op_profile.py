@@ -7,8 +7,8 @@ import time
 
 import tensorflow as tf
 
-from tfdist._src.monitoring import op_profile
-from tfdist._src.monitoring.op_profile import OpProfile
+from tfdist._src.monitoring import chrome_trace
+from tfdist._src.monitoring.chrome_trace import OpProfile
 
 
 def test_operations_of_some_steps():
@@ -41,7 +41,7 @@ def test_operations_of_some_steps():
 
 def test_a_profiler_in_use_is_told(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(op_profile, "say", said.append)
+    monkeypatch.setattr(chrome_trace, "say", said.append)
     tf.profiler.experimental.start(str(tmp_path))
     try:
         profile = OpProfile()

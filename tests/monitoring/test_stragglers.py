@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.monitoring.straggler_messages import describe, describe_end
-from tfdist._src.monitoring.stragglers import Cause, Measurement, Straggler, Traffic, find
+from tfdist._src.monitoring.stragglers import (
+    Cause,
+    Measurement,
+    Straggler,
+    Traffic,
+    describe,
+    describe_end,
+    find,
+)
 
 IDLE = Measurement(step=0.1, input=0.002, workers=0.05, network=0.008)
 SLOW = Measurement(step=0.1, input=0.002, workers=0.0, network=0.008)

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tfdist._src.native import api
-from tfdist._src.native.recipe import SOURCE
+from tfdist._src.native.compilation import SOURCE
 
 HEADER = re.sub(r"/\*.*?\*/", "", (SOURCE / "c_api.h").read_text(), flags=re.DOTALL)
 STRUCTURES = {

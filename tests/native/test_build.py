@@ -17,11 +17,11 @@ import pytest
 
 from tests.native.conftest import write
 from tfdist._src import native
-from tfdist._src.native import build as builds
-from tfdist._src.native import builder, compiler, lock, recipe, store, tensorflow_package
+from tfdist._src.native import builder, compilation, store
+from tfdist._src.native import compilation as builds
 from tfdist._src.native.builder import ensure
-from tfdist._src.native.ownership import writable_by_others
-from tfdist._src.native.tensorflow_package import TensorFlowPackage
+from tfdist._src.native.compilation import TensorFlowPackage
+from tfdist._src.native.store import writable_by_others
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
@@ -85,29 +85,29 @@ def test_the_check_is_cheap(source, options, script, tmp_path):
     ids=str,
 )
 def test_sources_change_the_key(source, change):
-    package = tensorflow_package.find()
-    before = recipe.read(package, source).key
+    package = compilation.find_tensorflow()
+    before = compilation.read_recipe(package, source).key
     write(source, change)
-    assert recipe.read(package, source).key != before
+    assert compilation.read_recipe(package, source).key != before
 
 
 @pytest.mark.parametrize("change", [{"tests/test.cc": "x"}, {"notes.txt": "x"}], ids=str)
 def test_other_files_do_not(source, change):
-    package = tensorflow_package.find()
-    before = recipe.read(package, source).key
+    package = compilation.find_tensorflow()
+    before = compilation.read_recipe(package, source).key
     write(source, change)
-    assert recipe.read(package, source).key == before
+    assert compilation.read_recipe(package, source).key == before
 
 
 def test_flags_and_versions_change_the_key(source, monkeypatch):
     package = TensorFlowPackage(Path("/a"), "2.21.0")
-    keys = {recipe.read(package, source).key}
-    assert recipe.read(TensorFlowPackage(Path("/b"), "2.21.0"), source).key in keys
-    keys.add(recipe.read(TensorFlowPackage(Path("/a"), "2.21.1"), source).key)
-    monkeypatch.setattr(recipe, "_FLAGS", ("-std=c++17", "-O2"))
-    keys.add(recipe.read(package, source).key)
-    monkeypatch.setattr(tensorflow_package, "_DEFINES", ("-D_GLIBCXX_USE_CXX11_ABI=0",))
-    keys.add(recipe.read(package, source).key)
+    keys = {compilation.read_recipe(package, source).key}
+    assert compilation.read_recipe(TensorFlowPackage(Path("/b"), "2.21.0"), source).key in keys
+    keys.add(compilation.read_recipe(TensorFlowPackage(Path("/a"), "2.21.1"), source).key)
+    monkeypatch.setattr(compilation, "_FLAGS", ("-std=c++17", "-O2"))
+    keys.add(compilation.read_recipe(package, source).key)
+    monkeypatch.setattr(compilation, "_DEFINES", ("-D_GLIBCXX_USE_CXX11_ABI=0",))
+    keys.add(compilation.read_recipe(package, source).key)
     assert len(keys) == 4
 
 
@@ -159,7 +159,7 @@ WAITING = """
 import sys
 from pathlib import Path
 from tfdist._src.native.builder import ensure
-from tfdist._src.native.ownership import writable_by_others
+from tfdist._src.native.store import writable_by_others
 from tfdist._src.options import NativeOptions
 cache, source, compiler = sys.argv[1:]
 print(ensure(NativeOptions(cache=Path(cache), compiler=compiler), Path(source)).stamp)
@@ -233,7 +233,7 @@ def test_a_build_of_a_newer_system_is_passed_over(source, options):
     manifest = build.folder / builds.MANIFEST
     values = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**values, "libc": "glibc 9.99"}))
-    assert builds.read(build.folder) is not None
+    assert builds.read_build(build.folder) is not None
     assert builder.find(options, source) is None
     manifest.write_text(json.dumps({**values, "libc": "glibc 2.9"}))
     assert builder.find(options, source) is not None
@@ -300,8 +300,8 @@ def test_a_package_that_cannot_be_written(source, options, tmp_path):
 
 def test_compilers_are_named():
     version = "Debian clang version 14.0.6"
-    assert str(compiler.Compiler(("/usr/bin/clang++",), version)) == "clang++ 14.0.6"
-    assert str(compiler.Compiler(("cc",), "no number")) == "cc"
+    assert str(compilation.Compiler(("/usr/bin/clang++",), version)) == "clang++ 14.0.6"
+    assert str(compilation.Compiler(("cc",), "no number")) == "cc"
 
 
 def test_a_cache_that_others_can_write_is_not_used(source, options):
@@ -390,6 +390,6 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "lock").symlink_to(victim)
-    with pytest.raises(OSError), lock.held(tmp_path / "lock", 1.0, print):
+    with pytest.raises(OSError), store.held(tmp_path / "lock", 1.0, print):
         pass
     assert victim.read_text() == "precious"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.native.conftest import write
 from tfdist._src import native
-from tfdist._src.native import build as builds
-from tfdist._src.native import loading, lock, recipe, store, tensorflow_package
+from tfdist._src.native import compilation, loading, store
+from tfdist._src.native import compilation as builds
 from tfdist._src.native.builder import ensure
 from tfdist._src.native.loading import load_core, load_op_library
 from tfdist._src.options import NativeOptions
@@ -98,11 +98,11 @@ def test_no_tensorflow(source, options, monkeypatch):
 
 
 def test_a_holder_is_named_and_not_waited_for_for_ever(source, options, monkeypatch):
-    monkeypatch.setattr(lock, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(store, "_FIRST_SECONDS", 0.0)
     root = options.cache / "native"
     root.mkdir(parents=True)
     lines = []
-    with lock.held(root / store.LOCK, 1.0, print):
+    with store.held(root / store.LOCK, 1.0, print):
         message = refusal(ensure, options, source, announce=lines.append, seconds=0.3)
     assert re.search(rf"within 0 s by process {os.getpid()} on \S+, which holds {root}", message)
     assert len(lines) == 1
@@ -118,7 +118,7 @@ def test_a_file_system_without_locks(source, options, monkeypatch):
     def flock(descriptor, operation):
         raise OSError(95, "not supported")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr(store.fcntl, "flock", flock)
     assert ensure(options, source)
 
 
@@ -213,5 +213,7 @@ def test_status(source, options, monkeypatch):
 def test_a_build_says_what_it_is(source, options):
     build = ensure(options, source)
     values = json.loads((build.folder / builds.MANIFEST).read_text())
-    assert values["tensorflow"] == tensorflow_package.find().version
-    assert values["digests"] == {recipe.CORE: hashlib.sha256(build.core.read_bytes()).hexdigest()}
+    assert values["tensorflow"] == compilation.find_tensorflow().version
+    assert values["digests"] == {
+        compilation.CORE: hashlib.sha256(build.core.read_bytes()).hexdigest()
+    }

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.tiers import some
-from tfdist._src.native import gpu_kernels, nvrtc
+from tfdist._src.native import gpu_kernels
 from tfdist.errors import NativeUnavailableError
 
 TYPES = ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
@@ -27,7 +27,9 @@ ARCHITECTURES = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
 
 @pytest.mark.parametrize("architecture", some(ARCHITECTURES, always=[]))
 def test_every_kernel_keeps_its_values_in_registers(architecture):
-    binary, log = gpu_kernels.compile_for(architecture, nvrtc.find(), ["--ptxas-options=-v"])
+    binary, log = gpu_kernels.compile_for(
+        architecture, gpu_kernels.find_nvrtc(), ["--ptxas-options=-v"]
+    )
     assert binary.startswith(b"\x7fELF")
     assert "warning" not in log
     assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == KERNELS
@@ -67,6 +69,6 @@ def test_they_are_compiled_once_and_what_cannot_be_is_one_line(options, tmp_path
     broken = tmp_path / "libnvrtc.so.12"
     broken.write_text("nothing")
     for folders, problem in (([], "was not found"), ([tmp_path], "cannot be used")):
-        monkeypatch.setattr(nvrtc.nvidia, "folders", lambda _, folders=folders: folders)
-        monkeypatch.setattr(nvrtc.ctypes.util, "find_library", lambda name: None)
+        monkeypatch.setattr(gpu_kernels.nvidia, "folders", lambda _, folders=folders: folders)
+        monkeypatch.setattr(gpu_kernels.ctypes.util, "find_library", lambda name: None)
         assert f"NVRTC, which compiles GPU kernels, {problem}" in refusal("sm_80")

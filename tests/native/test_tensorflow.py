@@ -9,7 +9,7 @@ import pytest
 
 from tests.native.conftest import write
 from tests.tiers import exhaustive
-from tfdist._src.native import tensorflow_package
+from tfdist._src.native import compilation
 
 # The core is called when the ops are loaded.
 OP = """
@@ -30,7 +30,7 @@ print(ops.tfdist_tiny.__name__, native.load_ops() is ops, native.load() is nativ
 def test_the_flags_are_those_of_tensorflow():
     import tensorflow as tf
 
-    package = tensorflow_package.find()
+    package = compilation.find_tensorflow()
     assert package.version == tf.__version__
     include = [f"-I{package.includes[1]}", "--std=c++17"]
     assert sorted(tf.sysconfig.get_compile_flags()) == sorted([*include, *package.defines])

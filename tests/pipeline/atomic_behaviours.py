@@ -16,8 +16,8 @@ import tfdist
 from tests.pipeline.compressed_behaviours import policy_of
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.hooks import calling_before, running
-from tfdist._src.comm import native_ops, step_ops
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.comm import native_ops, tokens
+from tfdist._src.sharding import sharded_by
 
 BATCH, STEPS, WIDTH, TOKENS = 12, 6, 8, 10
 _COLLECTIVES = {
@@ -44,13 +44,13 @@ def undisturbed(strategy, case):
         on_train_batch_begin=lambda batch, logs: None if batch else states.append(_state(model)),
         on_train_batch_end=lambda batch, logs: states.append(_state(model)),
     )
-    begins = step_ops.begins
+    begins = tokens.begins
 
     def note(*, complete):
         keeps.append(complete)
         return begins(complete=complete)
 
-    with mock.patch.object(step_ops, "begins", note), _hooked(lambda name, number: None) as traced:
+    with mock.patch.object(tokens, "begins", note), _hooked(lambda name, number: None) as traced:
         _fit(model, case, record)
     return states, traced[-1], keeps[-1], _progress(model).standing - before
 
@@ -86,7 +86,7 @@ def until(strategy, case, step, rank, place, dies):
             raise RuntimeError("this worker fails")
 
     before = _progress(model).standing
-    hook = calling_before(step_ops, "commits", fail) if place is None else _hooked(fail)
+    hook = calling_before(tokens, "commits", fail) if place is None else _hooked(fail)
     with hook if fails else contextlib.nullcontext():
         try:
             _fit(model, case, keras.callbacks.LambdaCallback(on_train_batch_begin=begin))

@@ -16,10 +16,10 @@ from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.compression import codec_of
 from tfdist._src.comm import native_ops
 from tfdist._src.compression import auto as auto_module
+from tfdist._src.compression.auto import Measurement
 from tfdist._src.compression.compressor import Compressor
-from tfdist._src.compression.measurement import Measurement
 from tfdist._src.internals.variables import has_value
-from tfdist._src.keras.fit import codec_refresh
+from tfdist._src.keras.fit import hooks
 from tfdist._src.keras.saving import compression_files
 from tfdist.compression import Auto, OneBit, Policy
 
@@ -280,7 +280,7 @@ def automatic(strategy):
         on_epoch_end=lambda epoch, logs: names.append(compressor.chosen)
     )
     with (
-        unittest.mock.patch.object(codec_refresh, "_SECONDS", 0.0),
+        unittest.mock.patch.object(hooks, "_SECONDS", 0.0),
         unittest.mock.patch.object(auto_module, "probe", side_effect=[1.1e-3, 4e-3, 4e-3]),
         unittest.mock.patch.object(auto_module, "measure", side_effect=found),
     ):

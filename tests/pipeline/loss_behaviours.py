@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist._src.pipeline.runtime.step_context import PipelineStep
-from tfdist._src.pipeline.state.full_state import Piece
+from tfdist._src.pipeline.state.full_model import Piece
 
 # In saving, of the chief's pipeline.
 VICTIMS = {"saving": 2}

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.pipeline.placement.arrangement import arrange
+from tfdist._src.pipeline.placement.rank_grid import arrange
 
 
 @exhaustive

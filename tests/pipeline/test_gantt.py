@@ -7,12 +7,9 @@ import sys
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.simulation.gantt import draw, text
-from tfdist._src.pipeline.simulation.simulator import simulate
-from tfdist._src.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate, text
 
 
 def test_one_f_one_b():

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.deadlock_check import walk
-from tfdist._src.pipeline.plan.instructions import Receive, Send
-from tfdist._src.pipeline.plan.lowering import lower
+from tfdist._src.pipeline.plan.lowering import Receive, Send, lower, walk
+from tfdist._src.pipeline.plan.schedule import Action, Kind
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist._src.pipeline.schedules.custom import from_lists
 from tfdist.errors import ScheduleError

@@ -10,11 +10,9 @@ import sys
 
 import pytest
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation import simulate
 from tfdist.errors import ScheduleError
 
 
@@ -47,7 +45,7 @@ def test_all_processes_make_the_same():
     # Sets and hashes of strings come in another order in each process.
     program = (
         "from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule\n"
-        "from tfdist._src.pipeline.plan.costs import Costs\n"
+        "from tfdist._src.pipeline.plan.schedule import Costs\n"
         "costs = Costs(0.1, 0.3, [0.1] * 8, transfer=0.2)\n"
         "for name in SCHEDULES:\n"
         "    ranks = 4 if make_schedule(name, 4, 9).stages == 8 else 8\n"

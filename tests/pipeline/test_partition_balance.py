@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tfdist._src.pipeline.partition.balance import balance
+from tfdist._src.pipeline.partition.choose import balance
 from tfdist.errors import PartitionError
 
 

@@ -15,15 +15,8 @@ from keras.src.backend.common import global_state
 
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
 from tests.tiers import exhaustive
-from tfdist._src.pipeline.partition import (
-    call_timing,
-    decide,
-    estimate,
-    linearize,
-    measure,
-    profiler,
-)
-from tfdist._src.pipeline.partition.stage_costs import stage_costs
+from tfdist._src.pipeline.partition import decide, estimate, linearize, measure, profiler
+from tfdist._src.pipeline.partition.choose import stage_costs
 from tfdist.errors import PartitionError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
@@ -35,7 +28,7 @@ SOME = {"nested_mixed_float16"}
 @exhaustive
 @pytest.mark.parametrize("name", ZOO)
 def test_every_model_can_be_measured_and_stays_as_it_is(name, monkeypatch):
-    monkeypatch.setattr(call_timing, "_SECONDS", 0.0)
+    monkeypatch.setattr(profiler, "_SECONDS", 0.0)
     model = ZOO[name].build()
     before = [v.numpy() for v in model.variables]
     states = random.getstate(), np.random.get_state()[1].tolist()
@@ -59,13 +52,13 @@ def test_the_median_of_some_runs_counts(monkeypatch):
         clock.now += next(durations)
 
     clock = Clock()
-    monkeypatch.setattr(call_timing, "time", clock)
+    monkeypatch.setattr(profiler, "time", clock)
     durations = iter([1000.0, 3.0, 1.0, 100.0, 2.0, 4.0])  # the first is not counted
-    assert call_timing.seconds_of(run) == 3.0
-    durations = itertools.repeat(call_timing._SECONDS / 20)
+    assert profiler.seconds_of(run) == 3.0
+    durations = itertools.repeat(profiler._SECONDS / 20)
     begin = clock.now
-    call_timing.seconds_of(run)
-    assert clock.now - begin == pytest.approx(call_timing._SECONDS, rel=0.2)
+    profiler.seconds_of(run)
+    assert clock.now - begin == pytest.approx(profiler._SECONDS, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +66,7 @@ def test_the_median_of_some_runs_counts(monkeypatch):
 )
 def test_the_cost_is_what_the_passes_take_beside_the_overhead(monkeypatch, forward, both, cost):
     specs = (tf.TensorSpec((2, 3)),)
-    timed = call_timing.Timing(forward, both, specs, (None, None))
+    timed = profiler.Timing(forward, both, specs, (None, None))
     monkeypatch.setattr(profiler, "seconds_of", lambda run: 2.0)
     monkeypatch.setattr(profiler, "time_call", lambda *args: timed)
     (measured,) = measure(linearize(keras.Sequential([keras.Input((4,)), layers.Dense(3)])), rows=2)

@@ -11,16 +11,11 @@ from dataclasses import dataclass
 import pytest
 
 from tests.tiers import some
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.deadlock_check import walk
-from tfdist._src.pipeline.plan.edges import Edge
-from tfdist._src.pipeline.plan.instructions import Receive, Send
-from tfdist._src.pipeline.plan.lowering import lower
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.lowering import Receive, Send, lower, walk
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Edge, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import check
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation import simulate
 
 VIRTUAL = ("interleaved", "looped_bfs", "interleaved_zb")
 

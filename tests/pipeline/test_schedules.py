@@ -9,11 +9,10 @@ from __future__ import annotations
 import pytest
 
 from tests.tiers import exhaustive, some
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Costs, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
 from tfdist._src.pipeline.schedules import make_schedule
-from tfdist._src.pipeline.simulation.simulator import simulate
+from tfdist._src.pipeline.simulation import simulate
 
 F = BI = BW = 1
 B = BI + BW

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind
 from tfdist._src.pipeline.schedules import make_schedule
 from tfdist._src.pipeline.schedules.custom import from_lists
-from tfdist._src.pipeline.simulation.simulator import simulate
-from tfdist._src.pipeline.simulation.timeline import Span, Timeline
+from tfdist._src.pipeline.simulation import Span, Timeline, simulate
 
 
 def times(timeline):

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import check, peak_activations
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist._src.pipeline.schedules.custom import from_lists

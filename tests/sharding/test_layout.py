@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tfdist._src.sharding.layout import cut
+from tfdist._src.sharding import cut
 
 SIZES = [[1], [2, 3], [0, 5, 0, 1], [1000, 1, 1, 7], [3, 3, 3]]
 

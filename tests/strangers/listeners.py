@@ -26,11 +26,10 @@ from tfdist._src.cluster.membership.liveness import ask as inspect
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.observation import ask as ask_workers
-from tfdist._src.launch.hosts.host_info import HostInfo
-from tfdist._src.launch.hosts.messages import Channel
+from tfdist._src.launch.hosts.messages import Channel, HostInfo
 from tfdist._src.launch.hosts.newcomers import Newcomers
 from tfdist._src.launch.job.ports import Reservation
-from tfdist._src.monitoring.http_server import MetricsServer
+from tfdist._src.monitoring.server import MetricsServer
 from tfdist._src.options import Options
 
 SECRET = "s"
@@ -194,7 +193,7 @@ def driver_log() -> Iterator[Listener]:
 
 def driver_log_module():  # type: ignore[no-untyped-def]
     """The module, also where there is no Spark."""
-    path = Path(tfdist.__file__).parent / "spark" / "driver_log.py"
+    path = Path(tfdist.__file__).parent / "_src" / "spark" / "driver_log.py"
     spec = importlib.util.spec_from_file_location("driver_log", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

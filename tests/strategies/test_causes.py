@@ -6,7 +6,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist._src.group.error_cause import cause
+from tfdist._src.group import cause
 
 
 def raised(function, *arguments):

@@ -11,7 +11,7 @@ import tfdist
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, assert_equal, functions
 from tests.tiers import exhaustive, some
-from tfdist._src.compression.registry import read
+from tfdist._src.compression.policy import read
 from tfdist.compression import CODECS, Auto, Int8, Policy
 
 MODULES = ("compressed", "compressed_changes", "compressed_files")

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.groups import GROUPS
-from tfdist._src.group.joining import joined_group
+from tfdist._src.group import joined_group
 
 
 def test_devices_share_the_traffic_between_workers():

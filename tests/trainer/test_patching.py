@@ -76,23 +76,23 @@ def test_newer_versions_give_one_warning(monkeypatch):
 
 
 def test_a_layer_is_not_put_around_itself(target):
-    patch_target(target, layer("fit.nested_functions", lambda v: v + 1))
-    patch_target(target, layer("fit.nested_functions", lambda v: v + 1))
+    patch_target(target, layer("fit.compilation", lambda v: v + 1))
+    patch_target(target, layer("fit.compilation", lambda v: v + 1))
     assert target.function(1) == 3
     patch_target(target, layer("saving.callbacks", lambda v: 10 * v))
-    patch_target(target, layer("fit.nested_functions", lambda v: v + 1))
+    patch_target(target, layer("fit.compilation", lambda v: v + 1))
     assert target.function(1) == 30
-    assert layers_of(target.function) == ["fit.nested_functions", "saving.callbacks"]
+    assert layers_of(target.function) == ["fit.compilation", "saving.callbacks"]
 
 
 def test_layers_have_an_order(target):
     patch_target(target, layer("optimizers.summing", lambda v: v))
-    with pytest.raises(RuntimeError, match=r"'fit\.nested_functions' must go inside those of"):
-        patch_target(target, layer("fit.nested_functions", lambda v: v))
+    with pytest.raises(RuntimeError, match=r"'fit\.compilation' must go inside those of"):
+        patch_target(target, layer("fit.compilation", lambda v: v))
 
 
 def test_around_what_another_package_has_put_there(target):
-    patch_target(target, layer("fit.nested_functions", lambda v: v + 1))
+    patch_target(target, layer("fit.compilation", lambda v: v + 1))
     ours = target.function
     target.owner.double = lambda value: -ours(value)
     patch_target(target, layer("optimizers.summing", lambda v: 10 * v))
@@ -100,11 +100,11 @@ def test_around_what_another_package_has_put_there(target):
 
 
 def test_modules_imported_anew_replace_their_own(target):
-    module = types.ModuleType("tfdist._src.keras.fit.nested_functions")
+    module = types.ModuleType("tfdist._src.keras.fit.compilation")
     exec("def wrap(original):\n    return lambda value: original(value) + 1", vars(module))
     patch_target(target, module.wrap)
     assert target.function(1) == 3
-    patch_target(target, layer("fit.nested_functions", lambda v: v + 5))
+    patch_target(target, layer("fit.compilation", lambda v: v + 5))
     assert target.function(1) == 7
 
 
@@ -168,4 +168,4 @@ def _made(kind):
 
 def test_unknown_names_are_not_replaced():
     with pytest.raises(KeyError):
-        patch("BaseOptimizer.made_up", layer("fit.nested_functions", lambda v: v))
+        patch("BaseOptimizer.made_up", layer("fit.compilation", lambda v: v))

@@ -29,7 +29,7 @@ def find_core() -> tuple[Path, Path]:
     """
     try:
         from tfdist._src import native as package
-        from tfdist._src.native.recipe import SOURCE
+        from tfdist._src.native.compilation import SOURCE
         from tfdist.errors import NativeUnavailableError
     except ImportError as error:
         raise MissingError(f"{error}; pip install -e . where setup.cfg lies") from None

@@ -18,9 +18,8 @@ from tests.elastic.behaviours.surviving import SIGNALS, come, trained
 from tfdist._src.cluster import from_environment
 from tfdist._src.cluster.membership import node, proposer, record
 from tfdist._src.cluster.mesh import shared_memory
-from tfdist._src.group.communicators import Communicators
-from tfdist._src.group.group import Group
-from tfdist._src.recovery import next_group, peer_state, recovery
+from tfdist._src.group import Communicators, Group
+from tfdist._src.recovery import next_group, recovery, state_transfer
 from tfdist._src.snapshots import part_file, snapshot_series
 
 # Where something can happen, in the order in which a group changes: before these are called.
@@ -32,7 +31,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "compressors": (Group, "_renew_compressors"),
     "own standing": (recovery.Recovery, "_standing"),
     "agreement": (recovery, "agree"),
-    "state": (peer_state, "_share"),
+    "state": (state_transfer, "_share"),
     "entry": (recovery, "broadcast_bytes"),
     "callbacks": (recovery, "tell_of_change"),
     "wait": (next_group.NextGroup, "large_enough"),

@@ -20,7 +20,7 @@ from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.common import scope
 from tfdist._src import cluster
 from tfdist._src.cluster import Found
-from tfdist._src.comm import step_ops
+from tfdist._src.comm import tokens
 from tfdist._src.pipeline.placement import strategy as pipeline_strategy
 
 MICROBATCHES, TOKENS = 2, 10
@@ -93,7 +93,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     with (
         context,
         mock.patch.object(surviving, "make_model", build),
-        mock.patch.object(step_ops, "redo", wraps=step_ops.redo) as redo,
+        mock.patch.object(tokens, "redo", wraps=tokens.redo) as redo,
     ):
         result = surviving.trained(strategy, settings, faults)
     if strategy is not None:
@@ -122,7 +122,7 @@ def _dying_before(name: str, step: int) -> Any:
 
 
 def _before(name: str, step: int, call: Any) -> Any:
-    original, taken = getattr(step_ops, name), 0
+    original, taken = getattr(tokens, name), 0
 
     def count() -> Any:
         nonlocal taken
@@ -135,7 +135,7 @@ def _before(name: str, step: int, call: Any) -> Any:
         with tf.control_dependencies([tf.numpy_function(count, [], tf.int32)]):
             return original(*args, **kwargs)
 
-    return mock.patch.object(step_ops, name, hooked)
+    return mock.patch.object(tokens, name, hooked)
 
 
 def _failing_late(group: Any, step: int) -> Any:

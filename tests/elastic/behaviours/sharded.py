@@ -17,13 +17,11 @@ import tensorflow as tf
 import tfdist
 from tests.elastic.behaviours import surviving
 from tests.strategies.behaviours.common import compile_mlp, rows
-from tfdist._src.comm import step_ops
+from tfdist._src.comm import tokens
 from tfdist._src.keras.optimizers import sharded_optimizers
-from tfdist._src.sharding.full_state import FullState
-from tfdist._src.sharding.neighbour_copies import NeighbourCopies
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.sharding import FullState, NeighbourCopies, sharded_by
 from tfdist._src.snapshots.shard_state import ShardState
-from tfdist._src.strategy.progress import Progress
+from tfdist._src.strategy.commit_point import Progress
 from tfdist.errors import UnsupportedError
 
 _WAIT_SECONDS = 120
@@ -62,7 +60,7 @@ def halfway(
             passed = tf.numpy_function(fail, [tf.zeros([])], tf.float32)
         announce([*arrived, passed])
 
-    commits = step_ops.commits
+    commits = tokens.commits
 
     def commit_late() -> Any:
         passed = tf.numpy_function(fail, [tf.zeros([])], tf.float32)
@@ -79,7 +77,7 @@ def halfway(
     if tfdist.rank() in late and place == "update":
         patches.append(mock.patch.object(sharded_optimizers, "announce_update", announce_late))
     elif tfdist.rank() in late:
-        patches.append(mock.patch.object(step_ops, "commits", commit_late))
+        patches.append(mock.patch.object(tokens, "commits", commit_late))
     faults = {tfdist.size() - 1: ("after", step, "kill")}
     said = io.StringIO()
     with contextlib.ExitStack() as stack:
@@ -148,7 +146,7 @@ def in_turn(_: Any) -> list[tuple[int, int, bool]]:
     seen = []
     for callbacks in ([tfdist.callbacks.Elastic(copies=1)], [], [tfdist.callbacks.Elastic()]):
         with (
-            mock.patch.object(step_ops, "prepares", wraps=step_ops.prepares) as prepares,
+            mock.patch.object(tokens, "prepares", wraps=tokens.prepares) as prepares,
             mock.patch.object(NeighbourCopies, "exchange", autospec=True) as exchanges,
         ):
             exchanges.side_effect = _exchange

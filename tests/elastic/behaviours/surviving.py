@@ -23,9 +23,8 @@ from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tfdist._src import cluster
 from tfdist._src.cluster import Found
-from tfdist._src.recovery.membership import membership_of
-from tfdist._src.sharding.full_state import FullState
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.recovery.next_group import membership_of
+from tfdist._src.sharding import FullState, sharded_by
 from tfdist._src.strategy import multi_worker
 
 _WAIT_SECONDS = 120

@@ -9,8 +9,7 @@ from typing import Any
 
 from tfdist._src.launch.flight.diagnosis import diagnose
 from tfdist._src.launch.flight.findings import Diagnosis
-from tfdist._src.launch.flight.folder import read
-from tfdist._src.launch.flight.merge import merge
+from tfdist._src.launch.flight.merge import merge, read
 
 START = 1_700_000_000  # 22:13:20 UTC
 STACK = """Thread 0x00007f01 (most recent call first):

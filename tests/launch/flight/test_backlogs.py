@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.launch.flight.logs import diagnosis, group, link, log, name, record
-from tfdist._src.launch.flight.sentences import sentences
+from tfdist._src.launch.flight.report import sentences
 
 WAITING = [record(1, 1, 1.5), record(2, 28.8)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.launch.flight.logs import STACK, diagnosis, group, log, name, peer, record
-from tfdist._src.launch.flight.cycles import Edge, find_cycles
+from tfdist._src.launch.flight.diagnosis import Edge, find_cycles
 from tfdist._src.launch.flight.findings import Cycle, Link, Operation
-from tfdist._src.launch.flight.sentences import sentences
+from tfdist._src.launch.flight.report import sentences
 
 FIRST = [record(n, n, n + 0.5) for n in range(1, 17)]
 

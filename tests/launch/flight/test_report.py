@@ -23,8 +23,8 @@ from tests.launch.flight.logs import (
 from tests.tiers import exhaustive
 from tfdist._src.launch.cli import main
 from tfdist._src.launch.flight import findings
+from tfdist._src.launch.flight.diagnosis import user_frames
 from tfdist._src.launch.flight.findings import Total
-from tfdist._src.launch.flight.stacks import user_frames
 
 WAITING = [record(n, n, n + 0.5, last=(3, n + 0.25)) for n in (1, 2)] + [record(3, 10)]
 ABSENT = [record(1, 1, 1.5, last=(-1, 1.25)), record(2, 2, 2.5, last=(0, 2.125))]

@@ -8,10 +8,10 @@ from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, r
 from tests.tiers import exhaustive
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.session.shared_state import Awaited
-from tfdist._src.comm.exchange_log import ExchangeLog
+from tfdist._src.comm.flight_log import ExchangeLog
 from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
 from tfdist._src.launch.flight.log import parse
-from tfdist._src.launch.flight.sentences import sentences
+from tfdist._src.launch.flight.report import sentences
 
 pytestmark = exhaustive
 EXCHANGE = {

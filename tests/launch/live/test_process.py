@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from tfdist._src.launch.live.process import find_job
+from tfdist._src.launch.live import find_job
 from tfdist.errors import LaunchError
 
 WORKERS = ["10.0.0.1:8470", "10.0.0.2:8470"]

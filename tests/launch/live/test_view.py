@@ -9,9 +9,7 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.cluster.observation import Seen
-from tfdist._src.launch.live.headline import headline
-from tfdist._src.launch.live.ranks import ranks
-from tfdist._src.launch.live.view import to_json, to_text
+from tfdist._src.launch.live import headline, live_json, live_text, ranks
 
 
 def report(time=0.0, operation=None, number=17, **values):
@@ -204,8 +202,8 @@ def test_what_a_job_does_is_said_in_one_line():
     for expected, after in HEADLINES.items():
         found = view(*after)
         assert headline(found) == expected
-        assert to_text(found).startswith(f"{expected}\n\nrank  host")
-        assert json.loads(to_json("a:0", found))["headline"] == expected
+        assert live_text(found).startswith(f"{expected}\n\nrank  host")
+        assert json.loads(live_json("a:0", found))["headline"] == expected
     for expected, after in SLOWNESS.items():
         assert headline(view(*after, before=[OLD] * len(after))) == expected
 
@@ -225,7 +223,7 @@ def test_rows_and_their_order():
     ]
     before = [report(time=-2.0, steps=4), *[report(time=-2.0) for _ in after[1:]]]
     found = view(*after, before=before)
-    lines = to_text(found).splitlines()[3:]
+    lines = live_text(found).splitlines()[3:]
     assert [int(line.split()[0]) for line in lines] == [2, 3, 4, 5, 6, 0, 1, 7]
     by_rank = {int(line.split()[0]): re.split(r"  +", line.strip())[1:] for line in lines}
     assert by_rank[0][1:5] == ["4", "0", "0%", "100%"]
@@ -240,8 +238,8 @@ def test_rows_and_their_order():
     ]
     assert by_rank[7][2] == "0"  # another process than before
     many = view(*[report() for _ in range(70)])
-    assert to_text(many).endswith("\nand 6 more: --all")
-    assert len(to_text(many, most=None).splitlines()) == 73
+    assert live_text(many).endswith("\nand 6 more: --all")
+    assert len(live_text(many, most=None).splitlines()) == 73
 
 
 @exhaustive
@@ -264,4 +262,4 @@ def test_reports_with_anything_in_them(key):
     ):
         found = view({**report(), key: value})
         assert found[0].state in ("answered", "failed")
-        assert all(c.isprintable() or c == "\n" for c in to_text(found))
+        assert all(c.isprintable() or c == "\n" for c in live_text(found))

@@ -12,7 +12,7 @@ from kubernetes.client import ApiClient
 
 from tests.launch.manifest.schemas import JOBSET, TFJOB, check
 from tfdist._src.launch.cli import main
-from tfdist._src.launch.manifest.yaml_text import to_yaml
+from tfdist._src.launch.commands.manifest import to_yaml
 
 MODELS = {"Secret": "V1Secret", "Service": "V1Service", "Job": "V1Job"}
 FULL = (

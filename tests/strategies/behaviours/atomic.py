@@ -15,8 +15,8 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 from tests.strategies.behaviours.hooks import calling_before, running
-from tfdist._src.comm import native_ops, step_ops
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.comm import native_ops, tokens
+from tfdist._src.sharding import sharded_by
 
 BATCH = 12
 BATCHES = 7
@@ -78,7 +78,7 @@ def until(strategy, case, step, collective):
         # On both workers, which must have the same program.
         hooks.enter_context(_hooked(count))
         if collective is None:
-            hooks.enter_context(calling_before(step_ops, "commits", die_at_last))
+            hooks.enter_context(calling_before(tokens, "commits", die_at_last))
         try:
             _fit(model, case)
         except tf.errors.UnavailableError:

@@ -12,9 +12,9 @@ from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, errors_of, strategy_of
 from tfdist._src.compression import auto as auto_module
 from tfdist._src.compression import compressor as compressor_module
-from tfdist._src.compression.measurement import Measurement
-from tfdist._src.compression.registry import name_of
-from tfdist._src.keras.fit import codec_refresh
+from tfdist._src.compression.auto import Measurement
+from tfdist._src.compression.policy import name_of
+from tfdist._src.keras.fit import hooks
 from tfdist.compression import CODECS, Auto, OneBit, Policy
 
 
@@ -75,7 +75,7 @@ def callback_list(strategy):
     callbacks = keras.callbacks.CallbackList([], add_history=True, model=model)
     for _ in range(2):
         model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
-    return sum(isinstance(c, codec_refresh.FollowLinks) for c in callbacks.callbacks)
+    return sum(isinstance(c, hooks.FollowLinks) for c in callbacks.callbacks)
 
 
 def chosen_by_measurement(strategy, candidates):
@@ -119,7 +119,7 @@ def links_that_change(strategy):
         on_epoch_end=lambda epoch, logs: names.append(chosen.extended.compressor.chosen)
     )
     with (
-        unittest.mock.patch.object(codec_refresh, "_SECONDS", 0.0),
+        unittest.mock.patch.object(hooks, "_SECONDS", 0.0),
         unittest.mock.patch.object(auto_module, "probe", side_effect=[1.1e-3, 4e-3, 4e-3, 3e-3]),
         unittest.mock.patch.object(auto_module, "measure", side_effect=found),
     ):

@@ -17,9 +17,9 @@ import tfdist
 from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, strategy_of
-from tfdist._src.comm import gpu, marks, native_ops
+from tfdist._src.comm import gpu, native_ops, tracing
 from tfdist._src.keras.fit import atomic_step
-from tfdist._src.native import gpu_kernels, nvrtc
+from tfdist._src.native import gpu_kernels
 from tfdist._src.strategy.commit_point import find_writes
 from tfdist.compression import Auto, Int8, OneBit, Policy
 from tfdist.errors import NativeUnavailableError, ProgramMismatchError
@@ -234,14 +234,14 @@ def writes(strategy):
 def stalls(strategy):
     """The communicators that are told of a step that waits for sums which it has begun."""
     told = set()
-    ready = marks.ready
+    ready = tracing.ready
 
     def note(communicator, key="", **settings):
         if not key:
             told.add(communicator)
         return ready(communicator, key, **settings)
 
-    with mock.patch.object(marks, "ready", note):
+    with mock.patch.object(tracing, "ready", note):
         fit(_with_counts(strategy), *rows(20), batch_size=10)
     return sorted(told)
 
@@ -268,8 +268,8 @@ def train_without_nvrtc(_):
     with contextlib.ExitStack() as stack:
         for place, name, found in [
             (gpu_kernels, "find", None),
-            (nvrtc.nvidia, "folders", []),
-            (nvrtc.ctypes.util, "find_library", None),
+            (gpu_kernels.nvidia, "folders", []),
+            (gpu_kernels.ctypes.util, "find_library", None),
         ]:
             stack.enter_context(mock.patch.object(place, name, lambda *_, found=found: found))
         return train_with(None, {})

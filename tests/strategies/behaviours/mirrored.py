@@ -73,7 +73,7 @@ def another_implementation(strategy):
 
 def another_timeout(strategy):
     """What is said of timeouts for strategies after the first."""
-    with mock.patch("tfdist._src.group.communicators.say") as say:
+    with mock.patch("tfdist._src.group.say") as say:
         for seconds in (strategy.extended.group.options.collective_timeout, 7.0, 8.0):
             options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
             tfdist.MultiWorkerMirroredStrategy(communication_options=options)

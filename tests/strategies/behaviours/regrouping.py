@@ -24,7 +24,7 @@ from tests.strategies.behaviours.compression import codec_of
 from tfdist._src import cluster, native
 from tfdist._src.cluster import Found
 from tfdist._src.comm import functions as collective
-from tfdist._src.group.joining import join
+from tfdist._src.group import join
 from tfdist._src.launch.flight.log import parse
 from tfdist._src.strategy import multi_worker
 from tfdist.compression import Policy

@@ -20,7 +20,7 @@ from tests.strategies.behaviours.common import (
     scope,
     sgd_with_momentum,
 )
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.sharding import sharded_by
 
 
 def sharding(strategy, **settings):

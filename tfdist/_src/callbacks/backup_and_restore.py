@@ -14,20 +14,19 @@ from tfdist._src.callbacks.arguments import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.added_callbacks import RunsLast
-from tfdist._src.keras.fit.current_data import current_data
+from tfdist._src.keras.fit.data_position import current_data
+from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.monitoring.training import record
-from tfdist._src.recovery.live_training_data import keep_validation
+from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.snapshots.held_state import Held, held_by
+from tfdist._src.snapshots.held_state import Held, held_by, require_variables
 from tfdist._src.snapshots.snapshot_folder import SnapshotFolder
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
-from tfdist._src.snapshots.variables import require_variables
+from tfdist._src.strategy.commit_point import Progress
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.progress import Progress
 from tfdist.errors import UnsupportedError
 
 

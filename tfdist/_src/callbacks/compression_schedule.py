@@ -8,10 +8,9 @@ from typing import Any
 import keras
 
 from tfdist._src.compression.compressor import Compressor
-from tfdist._src.compression.policy import Policy
-from tfdist._src.compression.registry import read
-from tfdist._src.strategy.compressing import cannot_compress
+from tfdist._src.compression.policy import Policy, read
 from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.multi_worker import cannot_compress
 
 
 class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]

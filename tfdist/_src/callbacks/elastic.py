@@ -9,17 +9,15 @@ import keras
 
 from tfdist._src.callbacks.arguments import is_positive
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.keras.fit.added_callbacks import Entries, RunsFit, RunsLast
+from tfdist._src.keras.fit.hooks import Entries, RunsFit, RunsLast
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history
-from tfdist._src.recovery.from_snapshot import BeginsAnew
-from tfdist._src.recovery.left_behind import watch_others
-from tfdist._src.recovery.membership import calls_of, membership_of
+from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history, watch_others
+from tfdist._src.recovery.next_group import calls_of, membership_of
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.recovery.recovery import Recovery
+from tfdist._src.recovery.recovery import BeginsAnew, Recovery
 from tfdist._src.recovery.stages import OthersLeave
+from tfdist._src.snapshots.held_state import require_variables
 from tfdist._src.snapshots.shard_state import ShardState
-from tfdist._src.snapshots.variables import require_variables
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist.errors import UnsupportedError
 

@@ -1,4 +1,4 @@
-"""A callback that logs how fast training is and what it waits for."""
+"""Callbacks that log throughput, waiting times and network traffic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import keras
 
+from tfdist._src.comm.functions import statistics
+from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.monitoring.step_timer import StepFigures, StepTimer
+from tfdist._src.strategy.extended import ReplicatedExtended
 
 
 class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
@@ -114,3 +117,42 @@ def _length_of_rows(model: Any) -> int | None:
         return None
     shape = tuple(inputs[0].shape)
     return shape[1] if len(shape) == 2 else None
+
+
+class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds the bytes sent to and received from other hosts to each epoch's logs.
+
+    The native core counts the bytes as it writes and reads them, so they reflect compression. They
+    appear as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks.
+    Traffic within a host, that of TensorFlow's collectives and that of GPUs by NCCL is not counted.
+
+    Example:
+        ```python
+        history = model.fit(dataset, callbacks=[tfdist.callbacks.TrafficLogger()]).history
+        print(history["sent_bytes"])
+        ```
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = (0, 0)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before = self._count()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if logs is not None:
+            names = ("sent_bytes", "received_bytes")
+            for name, before, now in zip(names, self._before, self._count(), strict=True):
+                logs[name] = now - before
+
+    def _count(self) -> tuple[int, int]:
+        strategy = self.model.distribute_strategy
+        extended = None if strategy is None else strategy.extended
+        if not isinstance(extended, ReplicatedExtended):
+            return 0, 0
+        # Stages always use native communicators, even with a single pipeline.
+        if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):
+            return 0, 0
+        traffic = statistics()
+        return traffic.sent_bytes, traffic.received_bytes

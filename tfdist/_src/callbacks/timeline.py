@@ -17,18 +17,15 @@ from typing import Any
 import keras
 
 from tfdist._src import native
-from tfdist._src.callbacks.measured_steps import MeasuredSteps
 from tfdist._src.callbacks.step_count import StepCount
+from tfdist._src.callbacks.straggler_monitor import MeasuredSteps
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.session import MAX_BYTES
-from tfdist._src.group.group import Group
-from tfdist._src.monitoring.chrome_trace import Span, WorkerRecord, build
-from tfdist._src.monitoring.clock_offsets import clock_offsets
-from tfdist._src.monitoring.op_profile import OpProfile
-from tfdist._src.monitoring.straggler_messages import describe
-from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, find
+from tfdist._src.group import Group
+from tfdist._src.monitoring.chrome_trace import OpProfile, Span, WorkerRecord, build, clock_offsets
+from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
 from tfdist._src.pipeline.model import PipelineModel
-from tfdist._src.snapshots.atomic_file import write_atomically
+from tfdist._src.snapshots.part_file import write_atomically
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist._version import __version__
 

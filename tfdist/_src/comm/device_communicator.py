@@ -1,4 +1,4 @@
-"""A communicator over the devices of all workers, which reduces within each worker first."""
+"""Communicators over the devices of a process, or of all workers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,60 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm import dtypes, native_ops
+from tfdist._src import native
+from tfdist._src.cluster import Mesh
+from tfdist._src.cluster.mesh.mesh import connect_threads
+from tfdist._src.comm import native_ops
 from tfdist._src.comm.buckets import pack, unpack
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import NativeCommunicator, open_mesh
+from tfdist._src.options import Options
+
+
+def open_local_communicators(
+    name: str, ranks: Sequence[str], options: Options
+) -> list[NativeCommunicator]:
+    """Connects ranks that are threads of this process.
+
+    Args:
+        name: the group's name.
+        ranks: the name of each rank in messages.
+        options: the settings.
+
+    Returns:
+        The communicator of each rank.
+
+    Raises:
+        NativeUnavailableError: the core cannot be compiled or loaded here.
+        OSError: out of memory or file descriptors.
+        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
+    """
+    meshes = _connected(name, ranks)
+    try:
+        return [open_mesh(mesh, options) for mesh in meshes]
+    finally:
+        for mesh in meshes:
+            mesh.close()  # Frees those without a communicator after an error.
+
+
+def reopen_local_communicators(
+    communicators: Sequence[NativeCommunicator], name: str, ranks: Sequence[str], options: Options
+) -> None:
+    """Connects them once more, which have been closed, under the same names.
+
+    Raises:
+        As `open_local_communicators`.
+    """
+    meshes = _connected(name, ranks)
+    try:
+        for communicator, mesh in zip(communicators, meshes, strict=True):
+            communicator.context.open(mesh, options, None)
+    finally:
+        for mesh in meshes:
+            mesh.close()
+
+
+def _connected(name: str, ranks: Sequence[str]) -> list[Mesh]:
+    return connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
 
 
 class DeviceCommunicator:
@@ -51,7 +102,7 @@ class DeviceCommunicator:
         group = self._devices
         sums: list[Any] = [None] * len(tensors)
         with tf.device(group.device):
-            summable = [dtypes.to_native_summable(t) for t in tensors]
+            summable = [native_ops.to_native_summable(t) for t in tensors]
             buckets = self._workers.plan(summable)
             parts = []
             for number, bucket in enumerate(buckets):
@@ -67,7 +118,7 @@ class DeviceCommunicator:
                 values = unpack(flat, [summable[i] for i in bucket])
                 for i, value in zip(bucket, values, strict=True):
                     sums[i] = value
-            return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
+            return [native_ops.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         rank, size = self.place()

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist._src.comm import call_site, native_ops, registry
+from tfdist._src.comm.communicator_interface import Traffic
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.native_ops import REDUCTIONS
 from tfdist._src.comm.one_rank import OneRank, invalid
-from tfdist._src.comm.traffic import Traffic
 
 _WORKERS = "workers"
 _Function = TypeVar("_Function", bound=Callable[..., Any])

@@ -2,27 +2,243 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import ctypes
+import functools
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.cluster import Mesh, Session, connect
-from tfdist._src.comm import dtypes, flight_log, native_ops, registry, tokens, traces
+from tfdist._src.cluster.session import exit_reason
+from tfdist._src.comm import flight_log, native_ops, registry, tokens
 from tfdist._src.comm.buckets import plan
-from tfdist._src.comm.context import Context, closed
+from tfdist._src.comm.communicator_interface import Traffic
 from tfdist._src.comm.gpu import Gpu
-from tfdist._src.comm.group_shape import rank_and_size
-from tfdist._src.comm.overlap import marked_buckets
-from tfdist._src.comm.strings import gather_strings
-from tfdist._src.comm.traffic import Traffic
-from tfdist._src.internals.tensorflow import are_results_watched
-from tfdist._src.native.api import Link
+from tfdist._src.comm.tracing import marked_buckets
+from tfdist._src.internals.tensorflow import are_results_watched, only_reads_resources
+from tfdist._src.native.api import Link, Setup, Statistics
 from tfdist._src.options import Options
 from tfdist.errors import UnsupportedError
+
+
+def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
+    """This process's rank in a communicator, and the number of ranks, int32 scalars.
+
+    Args:
+        communicator: the communicator's name.
+    """
+    operations = native.load_ops()
+    rank, size = operations.tfdist_group_shape(order=_order(), communicator=communicator)
+    return rank, size
+
+
+@functools.cache
+def _order() -> tf.Tensor:
+    """Keeps TensorFlow from running it in turn with operations that have no resource."""
+    only_reads_resources("TfdistGroupShape")
+    return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
+
+
+def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
+    """Gathers a string tensor as its bytes and their lengths.
+
+    Args:
+        tensor: strings of any shape with rank >= 1.
+        all_gather: concatenates the group's numeric tensors along axis 0.
+    """
+    flat = tf.reshape(tensor, [-1])
+    codes = tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8)
+    lengths = all_gather(tf.strings.length(flat))
+    rows = tf.reduce_sum(all_gather(tf.shape(tensor)[:1]))
+    codes = all_gather(tf.cast(codes, tf.int32))
+    letters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+    words = tf.strings.reduce_join(tf.RaggedTensor.from_row_lengths(letters, lengths), axis=1)
+    row = tf.shape(tensor)[1:]
+    return tf.ensure_shape(
+        tf.reshape(words, tf.concat([[rows], row], axis=0)), [None, *tensor.shape[1:]]
+    )
+
+
+def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
+    """The core's setup for a connected rank, with GPUs or none."""
+
+    def integers(values: Sequence[int]) -> Any:
+        return (ctypes.c_int * len(values))(*values)
+
+    def texts(values: Sequence[bytes]) -> Any:
+        return (ctypes.c_char_p * len(values))(*values)
+
+    return Setup(
+        name=mesh.name.encode(),
+        rank=mesh.rank,
+        size=mesh.size,
+        ranks=texts([name.encode() for name in mesh.ranks]),
+        hosts=integers(mesh.hosts),
+        control=integers(mesh.control),
+        data=integers(mesh.data),
+        segment=mesh.segment,
+        segment_bytes=mesh.segment_bytes,
+        silence_warning_seconds=options.silence_warning,
+        silence_timeout_seconds=options.link_timeout,
+        stall_seconds=options.stall_warning,
+        timeout_seconds=options.collective_timeout,
+        start_seconds=options.start_timeout,
+        algorithm=options.algorithm.encode(),
+        tls_certificate=os.fsencode(options.tls_certificate),
+        tls_key=os.fsencode(options.tls_key),
+        tls_ca=os.fsencode(options.tls_ca),
+        tls_secret=options.secret.encode(errors="surrogateescape"),
+        gpus=len(gpus),
+        gpu_numbers=integers([gpu.number for gpu in gpus]),
+        gpu_kernels=texts([os.fsencode(gpu.kernels) for gpu in gpus]),
+        cuda_library=os.fsencode(options.cuda_library),
+        nccl_library=os.fsencode(gpus[0].nccl if gpus else ""),
+        device_algorithm=options.device_algorithm.encode(),
+        device_buffer_bytes=options.device_buffers,
+    )
+
+
+# More than the core gives Python for its threads' stacks.
+_FLIGHT_LOG_SECONDS = 3.0
+_open: dict[int, tuple[Callable[[str], None], str]] = {}
+
+
+def add(number: int, abort: Callable[[str], None], rank: str) -> None:
+    """Has a communicator of the native core closed at exit.
+
+    Args:
+        number: the core's number of the communicator.
+        abort: fails its operations on all ranks, with a message.
+        rank: what messages call this process's rank.
+    """
+    _open[number] = abort, rank
+    # Once more, so that it is called before the session leaves.
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def discard(number: int) -> None:
+    """Removes a communicator that has been closed; calling this again has no effect."""
+    _open.pop(number, None)
+
+
+def _leave() -> None:
+    """Closes all communicators, and reports the exception that terminates this process, if any."""
+    if failure := exit_reason.failure():
+        for abort, rank in list(_open.values()):
+            abort(f"{rank} failed: {failure}")
+    if _open:
+        core = native.load().library
+        # While there is something to write down.
+        core.tfd_flight_flush(_FLIGHT_LOG_SECONDS)
+        core.tfd_close_all()
+
+
+CLOSED = 0
+"""The number of no communicator of the core."""
+
+_INVALID_ARGUMENT = 1
+
+
+@dataclass
+class Context:
+    """This process's place in an open communicator of the core.
+
+    Attributes:
+        number: the core's number of the communicator.
+        rank: this process's rank.
+        size: the number of ranks.
+        hosts: for each rank, the number of its host.
+        session: the job's control connections; None if all ranks are threads.
+        gpus: what it needs to work in the memory of GPUs; none for the host's.
+    """
+
+    number: int
+    rank: int
+    size: int
+    hosts: tuple[int, ...]
+    session: Session | None
+    gpus: tuple[Gpu, ...] = ()
+
+    def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
+        """Opens a communicator of the core over a mesh, and takes over its descriptors.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded.
+            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be
+                used.
+        """
+        core = native.load().library
+        native.load_ops()
+        number = ctypes.c_int64()
+        setup = setup_of(mesh, options, self.gpus)
+        # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
+        # taken them over, a forked child closes them for Python.
+        mesh.hand_over_segment()
+        try:
+            check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
+        finally:
+            mesh.hand_over()
+        self.number, self.session = number.value, session
+        self.rank, self.size, self.hosts = mesh.rank, mesh.size, mesh.hosts
+        add(self.number, self.aborter(), mesh.ranks[mesh.rank])
+
+    def traffic(self) -> Traffic:
+        """What has crossed sockets, shared memory and the links between GPUs so far."""
+        core, statistics = native.load().library, Statistics()
+        check(core, core.tfd_get_statistics(self.number, ctypes.byref(statistics)))
+        return Traffic(
+            statistics.collectives,
+            statistics.shared_bytes,
+            statistics.sent_bytes,
+            statistics.received_bytes,
+            statistics.device_bytes,
+        )
+
+    def links(self) -> list[Link]:
+        """The kernel's counts of the connection to each rank."""
+        core, links = native.load().library, (Link * self.size)()
+        check(core, core.tfd_get_links(self.number, links))
+        return list(links)
+
+    def aborter(self) -> Callable[[str], None]:
+        """Fails the operations of what is open now, but not of what is opened later."""
+        core, number = native.load().library, self.number
+
+        def abort(message: str) -> None:
+            core.tfd_abort(number, message.encode())
+
+        return abort
+
+    def close(self) -> None:
+        """Waits for pending operations and closes the communicator; idempotent."""
+        discard(self.number)
+        native.load().library.tfd_close(self.number)
+
+
+def closed(gpus: Sequence[Gpu] = ()) -> Context:
+    """A context that has not been opened."""
+    return Context(CLOSED, 0, 1, (0,), None, tuple(gpus))
+
+
+def check(core: Any, code: int) -> None:
+    """Raises the core's error if a call has failed.
+
+    Raises:
+        ValueError: the arguments were invalid.
+        RuntimeError: any other error.
+    """
+    if code:
+        message = core.tfd_error().decode(errors="replace")
+        raise ValueError(message) if code == _INVALID_ARGUMENT else RuntimeError(message)
+
 
 BUCKET_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
@@ -90,11 +306,11 @@ class NativeCommunicator:
 
     def _note_read(self) -> None:
         if self.context.session is not None:  # The threads of a process do not change.
-            traces.note_read()
+            registry.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self.device):
-            summable = [dtypes.to_native_summable(t) for t in tensors]
+            summable = [native_ops.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             plan = self.plan(summable)
             awaited = self.launches(plan)
@@ -115,14 +331,14 @@ class NativeCommunicator:
                     sums[i] = value
             if awaited:
                 sums = native_ops.await_launched(self.token, sums, self.name, key, gpu=self._gpu)
-            return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
+            return [native_ops.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.device):
-            summable = dtypes.to_native_summable(tensor)
+            summable = native_ops.to_native_summable(tensor)
             token, name = self.token, self.name
             part = native_ops.reduce_scatter(token, summable, "sum", name, "", gpu=self._gpu)
-            return dtypes.from_summable(part, tensor)
+            return native_ops.from_summable(part, tensor)
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         with tf.device(self.device):
@@ -130,8 +346,8 @@ class NativeCommunicator:
                 return gather_strings(tensor, lambda part: self.all_gather(part, key))
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.all_gather(self.token, tensor, self.name, key, gpu=self._gpu)
-            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
-            return dtypes.from_bits(bits, tensor.dtype)
+            bits = native_ops.all_gather(self.token, native_ops.to_bits(tensor), self.name, key)
+            return native_ops.from_bits(bits, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the root's value, bit for bit, on all ranks; shapes and types must agree."""
@@ -143,8 +359,8 @@ class NativeCommunicator:
         with tf.device(self.device):
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.broadcast(self.token, tensor, root, self.name, "", gpu=self._gpu)
-            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), root, self.name, "")
-            return dtypes.from_bits(bits, tensor.dtype)
+            bits = native_ops.broadcast(self.token, native_ops.to_bits(tensor), root, self.name, "")
+            return native_ops.from_bits(bits, tensor.dtype)
 
     @property
     def device(self) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist._src.comm import registry
-from tfdist._src.comm.communicator_interface import Alone
-from tfdist._src.comm.traffic import NONE, Traffic
+from tfdist._src.comm.communicator_interface import NONE, Alone, Traffic
 from tfdist._src.native.api import Link
 from tfdist.errors import ClusterError
 

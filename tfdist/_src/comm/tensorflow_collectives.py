@@ -13,9 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm import dtypes, tokens
+from tfdist._src.comm import native_ops, tokens
 from tfdist._src.comm.buckets import reduce_in_buckets
-from tfdist._src.comm.strings import gather_strings
+from tfdist._src.comm.native_communicator import gather_strings
 from tfdist._src.internals.graphs import is_in_loop
 from tfdist.errors import UnsupportedError
 
@@ -83,9 +83,9 @@ class TensorFlowCommunicator:
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self._device):
-            summable = [dtypes.to_summable(t) for t in tensors]
+            summable = [native_ops.to_summable(t) for t in tensors]
             sums = reduce_in_buckets(summable, self._reduce, self._bucket_bytes)
-            return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
+            return [native_ops.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         part = tf.shape(tensor)[0] // self.size
@@ -96,7 +96,7 @@ class TensorFlowCommunicator:
             if tensor.dtype == tf.string:
                 with tf.device(self._host):
                     return gather_strings(tensor, self.all_gather)
-            bits = dtypes.to_bits(tensor)
+            bits = native_ops.to_bits(tensor)
             counts = self._gather(tf.shape(bits)[:1])
             most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
@@ -105,7 +105,7 @@ class TensorFlowCommunicator:
                 [blocks[i * most : i * most + counts[i]] for i in self._places], axis=0
             )
             return tf.ensure_shape(
-                dtypes.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
+                native_ops.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
             )
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
@@ -115,12 +115,12 @@ class TensorFlowCommunicator:
                 "Create it outside of the strategy's scope."
             )
         with tf.device(self._device):
-            bits = dtypes.to_bits(tensor)
+            bits = native_ops.to_bits(tensor)
             shape = bits.shape
             if self._rank != root:
                 bits = tf.zeros_like(bits)
             bits = self._reduce(tf.reshape(bits, [-1]))
-            return dtypes.from_bits(tf.reshape(bits, shape), tensor.dtype)
+            return native_ops.from_bits(tf.reshape(bits, shape), tensor.dtype)
 
     def _reduce(self, tensor: tf.Tensor) -> tf.Tensor:
         may_be_empty = not tensor.shape.num_elements()

@@ -9,14 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.comm import traces
+from tfdist._src.comm import registry
 from tfdist._src.compression.auto import Auto, Choice
 from tfdist._src.compression.codecs.codec import Codec
-from tfdist._src.compression.gradient import Gradient
-from tfdist._src.compression.policy import Policy, may_be_compressed
-from tfdist._src.compression.registry import name_of
+from tfdist._src.compression.policy import Policy, may_be_compressed, name_of
 from tfdist._src.compression.state import State
-from tfdist._src.compression.transport import Exchange
+from tfdist._src.compression.transport import Exchange, Gradient
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 from tfdist._src.xla import left_to_tensorflow
@@ -128,10 +126,10 @@ class Compressor:
         if self.is_automatic:
             # All measure the new links, those without a choice so far as well.
             self._choose()
-            traces.note_stale()
+            registry.note_stale()
         routes = set(self._routes())
         if not all({route} == routes for route in self._traced):
-            traces.note_stale()
+            registry.note_stale()
             self._traced.clear()
 
     @property

@@ -1,15 +1,29 @@
-"""Which gradients are compressed, how, and from which step."""
+"""Which gradients are compressed, how, and from which step; the codecs by name."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
-from typing import Any
+from typing import Any, TypeAlias
 
 from tfdist._src.compression.auto import Auto
-from tfdist._src.compression.codecs.codec import Codec
-from tfdist._src.compression.settings import check_types
+from tfdist._src.compression.codecs.codec import Codec, check_types
+from tfdist._src.compression.codecs.powersgd import PowerSGD
+from tfdist._src.compression.codecs.quantizers import (
+    BF16,
+    FP8,
+    FP16,
+    QSGD,
+    EFSignSGD,
+    Int8,
+    Natural,
+    OneBit,
+    SignSGD,
+    Signum,
+    TernGrad,
+)
+from tfdist._src.compression.codecs.sparsifiers import DGC, RandomK, Threshold, TopK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,3 +99,60 @@ class Policy:
 def may_be_compressed(variable: Any) -> bool:
     """Whether the gradient of a Keras variable can be compressed under any policy."""
     return variable.dtype == "float32" and len(variable.shape) >= 2
+
+
+CompressionLike: TypeAlias = str | Codec | Auto | Policy | None
+"""The type of `compression`: a name, a codec, a choice by measurement, or a policy."""
+
+CODECS: dict[str, type[Codec]] = {
+    "fp16": FP16,
+    "bf16": BF16,
+    "fp8": FP8,
+    "int8": Int8,
+    "qsgd": QSGD,
+    "terngrad": TernGrad,
+    "natural": Natural,
+    "onebit": OneBit,
+    "signsgd": SignSGD,
+    "ef_signsgd": EFSignSGD,
+    "signum": Signum,
+    "topk": TopK,
+    "randomk": RandomK,
+    "threshold": Threshold,
+    "dgc": DGC,
+    "powersgd": PowerSGD,
+}
+
+
+def name_of(codec: Codec | None) -> str:
+    """A codec's name; `"none"` for None, and the class name of an unregistered codec."""
+    if codec is None:
+        return "none"
+    names = (name for name, kind in CODECS.items() if type(codec) is kind)
+    return next(names, type(codec).__name__)
+
+
+def read(compression: CompressionLike) -> Policy | None:
+    """Converts the argument `compression` to a policy.
+
+    Args:
+        compression: None, the name of a codec, `"auto"`, a codec, `Auto` or a policy.
+
+    Returns:
+        The policy; None for no compression.
+
+    Raises:
+        ValueError: the argument is none of these.
+    """
+    if compression is None or isinstance(compression, Policy):
+        return compression
+    if isinstance(compression, (Codec, Auto)):
+        return Policy(compression)
+    if isinstance(compression, str) and compression == "auto":
+        return Policy(Auto())
+    if isinstance(compression, str) and compression in CODECS:
+        return Policy(CODECS[compression]())
+    raise ValueError(
+        f"`compression` must be one of {', '.join(map(repr, (*CODECS, 'auto')))}, a codec such as "
+        f"tfdist.compression.Int8(), or a tfdist.compression.Policy. Received: {compression!r}."
+    )

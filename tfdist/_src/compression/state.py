@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.compression.gradient import Kept
+from tfdist._src.compression.transport import Kept
 from tfdist._src.internals.tensorflow import ResourceVariable
 
 First = Callable[[str, tuple[int, ...]], tf.Tensor]

@@ -1,5 +1,7 @@
 """Distributes datasets among workers.
 
+Of files that were sharded by hand, each worker would read only a share of its share.
+
 If every worker can read the whole dataset, its global batches are kept: each replica takes its
 rows of each batch, and the first replicas take one row more if the rows do not divide evenly. All
 workers then see the same batches as a single process, in the same order. With a dataset of files,
@@ -11,20 +13,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import os
 import threading
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.data.first_batch import current_watcher
-from tfdist._src.data.number_of_batches import agree_on_end
+from tfdist._src.data.first_batch import current_watcher, different_data
 from tfdist._src.data.replay import current_replay
-from tfdist._src.data.same_files import describe_files
 from tfdist._src.data.shares import BatchForm, as_element, components_apart, split_batches
-from tfdist._src.internals.datasets import dataset_operations, is_for_none
+from tfdist._src.group import Group
+from tfdist._src.internals.datasets import dataset_operations, dataset_sources, is_for_none
 from tfdist._src.internals.extended import set_batches
 from tfdist._src.internals.plain_input import plain_input
 from tfdist._src.internals.tensorflow import (
@@ -33,6 +37,95 @@ from tfdist._src.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
+from tfdist.errors import ProgramMismatchError
+
+
+def describe_files(dataset: Any) -> str:
+    """The names of a dataset's files, without their folders, in short: the same on all workers."""
+    return ", ".join(map(_described, dataset_sources(dataset)))
+
+
+def check_same_files(group: Group, described: Sequence[str]) -> None:
+    """Checks that all workers were given the same files in the same order.
+
+    Args:
+        group: the workers.
+        described: `describe_files` of each worker; "" if it does not read a share of files.
+
+    Raises:
+        ProgramMismatchError: they were not.
+    """
+    for rank, files in enumerate(described):
+        if files != described[0]:
+            workers = group.topology.workers
+            chiefs, others = (
+                text or "no files to read a share of" for text in (described[0], files)
+            )
+            raise ProgramMismatchError(
+                f"The workers read different data: {workers[0]} has {chiefs} where "
+                f"{workers[rank]} has {others}. Every worker must be given all files, in the same "
+                "order, and reads its share of them: don't shard the data by hand, and sort the "
+                "names of files. To shard files by hand, set the auto_shard_policy in the "
+                "dataset's options to OFF."
+            )
+
+
+def _described(source: Any) -> str:
+    if not isinstance(source, list):
+        return f"shard {source}"
+    names = [os.path.basename(name) for name in source]
+    checksum = zlib.crc32("\n".join(names).encode())
+    return (
+        f"{len(names)} files from {names[0]!r} on (checksum {checksum:x})" if names else "no files"
+    )
+
+
+def agree_on_end(
+    extended: tf.distribute.StrategyExtended,
+    distributed: Any,
+    batches: int,
+    *,
+    same_data: bool = False,
+    per_worker_hint: bool = True,
+    files: str = "",
+) -> None:
+    """Sets the number of batches and how their end is detected, the same on all workers.
+
+    If all workers run out of data at the same step, they need not agree on it before each step.
+
+    Args:
+        extended: the strategy's engine.
+        distributed: the distributed dataset.
+        batches: this worker's number of batches, or TensorFlow's constant for an unknown number.
+        same_data: whether all workers read the same batches.
+        per_worker_hint: whether an error suggests how to read separate data on each worker.
+        files: `describe_files` of the dataset, if this worker reads a share of its files.
+
+    Raises:
+        ProgramMismatchError: the workers must read the same data, and do not.
+    """
+    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data, files]))
+    answers = [tuple(json.loads(text)) for text in texts]
+    for rank, answer in enumerate(answers):
+        if answer[:2] != answers[0][:2] and (same_data or answer[1]):
+            both = _batches(*answers[0][:2]), _batches(*answer[:2])
+            raise different_data(extended.group, rank, *both, per_worker_hint=per_worker_hint)
+    check_same_files(extended.group, [answer[2] for answer in answers])
+    counts = [count for count, _, _ in answers]
+    known = min(counts) >= 0
+    endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
+    same = endless or (known and len(set(counts)) == 1)
+    count = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
+    set_batches(distributed, count, ends_together=same or not extended.spans_workers)
+
+
+def _batches(count: int, same_data: bool) -> str:
+    if not same_data:
+        return "separate batches"
+    if count == tf.data.INFINITE_CARDINALITY:
+        return "infinitely many batches"
+    return "an unknown number of batches" if count < 0 else f"{count} batches"
+
 
 _FILE_READERS = (
     "TFRecordDataset",

@@ -11,20 +11,176 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.data.batch_contents import Leaf, difference, leaves_of, values_of
 from tfdist._src.data.replay import Replay
 from tfdist._src.data.shares import components_apart, with_rows
-from tfdist._src.group.group import Group
+from tfdist._src.group import Group
+from tfdist._src.internals.datasets import dataset_operations
 from tfdist._src.internals.tensorflow import discard_next, take_next
 from tfdist.errors import ProgramMismatchError, UnsupportedError
+
+# Larger arrays are sampled by rows.
+_COMPARED_BYTES = 2**20
+
+# The relative difference allowed between floats computed on different kinds of processors.
+_TOLERANCE = 1e-5
+
+
+def spec_of(values: np.ndarray) -> str:
+    """The type and shape of an array, as text."""
+    name = "string" if values.dtype.hasobject else values.dtype.name
+    return f"{name}{list(values.shape)}"
+
+
+def checksum(values: np.ndarray, before: int = 0) -> int:
+    """A checksum of the exact bits of an array.
+
+    Args:
+        values: the array.
+        before: the checksum of the preceding data.
+    """
+    values = _some(values)
+    # Strings are objects.
+    words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
+    return zlib.crc32(words, before)
+
+
+def fingerprint(values: np.ndarray) -> list[float]:
+    """JSON-serializable numbers, to be compared by `matches`."""
+    if values.dtype.kind not in "fV":  # V: bfloat16 and float8.
+        return [checksum(values)]
+    flat = _some(values).reshape(-1).astype(np.float64)
+    places = np.arange(1, flat.size + 1)
+    with np.errstate(all="ignore"):  # Non-finite values are not checked here.
+        # Sums with a different weight for each position, and a scale for their rounding errors.
+        sums = [float(flat @ np.sin(step * places)) for step in (1, 2)]
+        return [*sums, float(np.abs(flat).sum())]
+
+
+def matches(one: list[float], other: list[float]) -> bool:
+    """Whether two fingerprints are of the same array, or of floats that differ by rounding."""
+    if len(one) < 2 or len(other) < 2:
+        return one == other
+    bound = _TOLERANCE * max(one[-1], other[-1])
+    pairs = zip(one, other, strict=True)
+    return all(a == b or abs(a - b) <= bound or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+def _some(values: np.ndarray) -> np.ndarray:
+    return values[:: values.nbytes // _COMPARED_BYTES + 1] if values.ndim else values
+
+
+# Operations that draw random numbers while data is read. If batches are produced in parallel, the
+# order of their draws is not deterministic.
+_RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
+# Used by Keras to shuffle arrays, in a deterministic order.
+_SHUFFLES_IN_ORDER = "RandomShuffle"
+_PYTHON = "PyFunc"
+
+_NAMES = ("x", "y", "sample_weight")
+
+
+def draws_numbers(dataset: Any) -> bool:
+    """Whether a dataset's functions draw random numbers, as data augmentation does."""
+    operations = dataset_operations(dataset)
+    return any(name in op for op in operations for name in _RANDOM_OPS)
+
+
+def values_of(element: Any) -> list[Any]:
+    """The tensors of an element that are compared, in the order of `leaves_of`."""
+    return [v for v in tf.nest.flatten(element, expand_composites=True) if _is_data(v)]
+
+
+def _is_data(leaf: Any) -> bool:
+    # Not the optionals that represent None.
+    return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor of an element.
+
+    Attributes:
+        name: the name of its part of the batch.
+        same_rows: whether it has the same number of rows on all workers.
+        same_values: whether it is identical on all workers.
+        component: the number of the component of the batch that it is or is a part of.
+        is_dense: whether its first dimension is the rows, rather than that of a part of a ragged or
+            sparse tensor.
+    """
+
+    name: str
+    same_rows: bool
+    same_values: bool
+    component: int = 0
+    is_dense: bool = True
+
+    def seen(self, values: np.ndarray) -> list[Any]:
+        """Its name, spec and fingerprint, as far as they are the same on all workers."""
+        if self.same_values:
+            return [self.name, spec_of(values), fingerprint(values)]
+        return [self.name, f"{len(values)} rows" if self.same_rows else "", []]
+
+
+def leaves_of(dataset: Any) -> list[Leaf]:
+    """The tensors of an element, and which of their properties are the same on all workers.
+
+    If inputs are randomly augmented, the targets are still the same. With TensorFlow's random
+    operations, floating-point targets may have been mixed as well, but not integers.
+    """
+    spec = dataset.element_spec
+    parts = spec if isinstance(spec, tuple) else (spec,)
+    operations = dataset_operations(dataset) - {_SHUFFLES_IN_ORDER}
+    draws = any(name in op for op in operations for name in _RANDOM_OPS)
+    by_python = any(_PYTHON in op for op in operations)
+    leaves = []
+    number = -1
+    for i, part in enumerate(parts):
+        name = _NAMES[i] if i < len(_NAMES) else f"component {i}"
+        for component in tf.nest.flatten(part):
+            number += 1
+            for leaf in filter(_is_data, tf.nest.flatten(component, expand_composites=True)):
+                same = True
+                if draws:
+                    same = i == 1 and not leaf.dtype.is_floating
+                elif by_python:
+                    same = i == 1 or len(parts) == 1
+                is_dense = component is leaf
+                leaves.append(Leaf(name, same or is_dense, same, number, is_dense))
+    return leaves
+
+
+def difference(chiefs: list[Any], others: list[Any], which: str) -> tuple[str, str] | None:
+    """What differs on two workers, as text; None if nothing does.
+
+    Args:
+        chiefs: what `Leaf.seen` returns there, for each leaf.
+        others: the same of another worker.
+        which: which batch it is.
+    """
+    if len(chiefs) != len(others):
+        return _described(chiefs, which), _described(others, which)
+    for (name, spec, values), (_, other_spec, other_values) in zip(chiefs, others, strict=True):
+        if spec != other_spec:
+            return f"{name} of {spec} in the {which} batch", f"{name} of {other_spec}"
+        if not matches(values, other_values):
+            return f"{name} of {spec} in the {which} batch", "other values"
+    return None
+
+
+def _described(batch: list[Any], which: str) -> str:
+    specs = ", ".join(f"{name} of {spec}" for name, spec, _ in batch)
+    return f"a {which} batch of {specs}" if batch else "no batch"
 
 
 class FirstBatch:

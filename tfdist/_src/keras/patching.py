@@ -16,20 +16,15 @@ from tfdist._src.internals.contract import TARGETS, Target
 
 # The modules of this package that patch anything, from the innermost to the outermost.
 LAYERS = (
-    "fit.nested_functions",
-    "fit.clear_session",
     "older_keras",
     "batch_statistics",
     "optimizers.repeated_slices",
     "optimizers.sharded_optimizers",
-    "optimizers.sharded_averages",
     "optimizers.summing",
-    "optimizers.overriding",
-    "fit.loops",
     "fit.compilation",
     "fit.call_checks",
     "fit.epochs",
-    "fit.added_callbacks",
+    "fit.hooks",
     "saving.files",
     "saving.sharded_files",
     "saving.compression_files",

@@ -17,8 +17,7 @@ import sys
 from typing import IO, Any
 
 from tfdist._src.launch.cli import main as run_command
-from tfdist._src.launch.ssh.remote_host import SSH_FAILED
-from tfdist._src.launch.ssh.shown_stream import MARK
+from tfdist._src.launch.ssh import MARK, SSH_FAILED
 from tfdist._version import __version__
 
 

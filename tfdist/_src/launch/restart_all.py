@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.job.decoding import decode
-from tfdist._src.launch.job.failure import Doubt, Failure, FirstFailure, lost_host
+from tfdist._src.launch.job.failure import Doubt, Failure, FirstFailure, decode, lost_host
 from tfdist._src.launch.job.report import (
     SAVED,
     describe_failures,

@@ -12,18 +12,14 @@ from pathlib import Path
 from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch.console import say
 from tfdist._src.launch.hosts.messages import ChannelError
-from tfdist._src.launch.hosts.other_hosts import OtherHosts
+from tfdist._src.launch.hosts.rendezvous import OtherHosts
 from tfdist._src.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
 from tfdist._src.launch.job.log_routing import Output
-from tfdist._src.launch.job.plan import WorkerPlan
-from tfdist._src.launch.job.progress import VARIABLE as PROGRESS_FILE
-from tfdist._src.launch.job.progress import ProgressMemory
 from tfdist._src.launch.job.report import describe, mark
-from tfdist._src.launch.job.shutdown import SignalEscalation
-from tfdist._src.launch.job.signals import Signals
+from tfdist._src.launch.job.shutdown import SignalEscalation, Signals
 from tfdist._src.launch.job.spares import Spares
-from tfdist._src.launch.job.watchdog import Watchdog
-from tfdist._src.launch.job.worker import WorkerProcess
+from tfdist._src.launch.job.worker import VARIABLE as PROGRESS_FILE
+from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, WorkerProcess
 from tfdist._src.launch.restart_policy import (
     Action,
     Begin,

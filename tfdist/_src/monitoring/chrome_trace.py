@@ -1,14 +1,50 @@
-"""Puts what all workers have recorded into one trace in Chrome's format, which Perfetto reads.
+"""Merges the records of all workers into a trace in Chrome's format.
 
 Format: Google, "Trace Event Format" (2016).
 """
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.internals.profiler import read_threads
+
+
+def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
+    """Each worker's clock minus the chief's and the uncertainty of that, in nanoseconds.
+
+    Where the two have not compared their clocks, the hosts' time of day is used, with an unknown
+    uncertainty (None).
+
+    Args:
+        records: of each worker, by rank; see `Timeline`.
+    """
+    chief = records[0]
+    measured = {0: (0, 0)}
+    for communicator in chief["communicators"]:
+        if communicator["size"] != len(records):
+            continue
+        for peer in communicator["peers"]:
+            found = peer["clock_offset_ns"], peer["clock_uncertainty_ns"]
+            if None not in found and found[1] <= measured.get(peer["rank"], found)[1]:
+                measured[peer["rank"]] = found
+    steady, unix = chief["clock"]
+    return [
+        measured.get(rank, (record["clock"][0] - record["clock"][1] - (steady - unix), None))
+        for rank, record in enumerate(records)
+    ]
+
 
 Event = dict[str, Any]
 
@@ -275,3 +311,74 @@ class _Worker:
         return self._event(kind, communicator["name"], record["name"], time, **arrow) | {
             "cat": "message"
         }
+
+
+class OpProfile:
+    """Runs `tf.profiler`, of which a process has one, from `start` to `stop`.
+
+    Where that fails, as while `keras.callbacks.TensorBoard(profile_batch=...)` uses the profiler, a
+    line tells so, and there are no operations.
+    """
+
+    _running: ClassVar[OpProfile | None] = None
+
+    def __init__(self) -> None:
+        self._folder = ""
+        self._undo = contextlib.ExitStack()
+
+    def start(self) -> None:
+        """Starts the profiler, again if a training that failed has left it running."""
+        left = OpProfile._running
+        if left is not None:
+            OpProfile._running = None
+            with left._undo, contextlib.suppress(tf.errors.OpError):
+                tf.profiler.experimental.stop(save=False)
+        # Python functions would cost much, and do not show what the steps of a graph do.
+        options = tf.profiler.experimental.ProfilerOptions(
+            host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
+        )
+        try:
+            with contextlib.ExitStack() as undo:
+                folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-profile-"))
+                tf.profiler.experimental.start(folder, options)
+                self._folder, self._undo = folder, undo.pop_all()
+                OpProfile._running = self
+        except (tf.errors.OpError, OSError) as error:
+            _complain(error)
+
+    def stop(self, ahead: int) -> list[Span]:
+        """Stops the profiler.
+
+        Args:
+            ahead: the clock of the spans minus the time since 1970, in nanoseconds.
+
+        Returns:
+            The operations that ran, with a lane for each thread, and for each stream of a GPU.
+        """
+        if OpProfile._running is not self:
+            return []
+        OpProfile._running = None
+        folder = Path(self._folder)
+        try:
+            with self._undo:
+                tf.profiler.experimental.stop()
+                profiles = [path.read_bytes() for path in folder.rglob("*.xplane.pb")]
+            threads = [thread for profile in profiles for thread in read_threads(profile)]
+        except (tf.errors.OpError, OSError, DecodeError) as error:
+            _complain(error)
+            return []
+        threads.sort(key=lambda thread: thread[1][0].begin)
+        spans, numbers = [], collections.Counter[str]()
+        for pool, ops in threads:
+            numbers[pool] += 1
+            lane = f"{pool} {numbers[pool]}"
+            spans += [Span(lane, op.name, op.begin + ahead, op.end + ahead) for op in ops]
+        return spans
+
+
+def _complain(error: Exception) -> None:
+    reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    say(
+        "tfdist: TensorFlow's operations are missing from this worker's timeline, as its profiler "
+        f"failed: {reason}. If TensorBoard uses it, pass profile_batch=0 there."
+    )

@@ -16,9 +16,9 @@ from typing import Any
 
 from tfdist._src.cluster import Session
 from tfdist._src.cluster.session.order_checks import NOTICES, SESSION
-from tfdist._src.comm import activity
-from tfdist._src.comm.activity import Activity
+from tfdist._src.comm import tracing
 from tfdist._src.comm.functions import statistics
+from tfdist._src.comm.tracing import Activity
 from tfdist._src.monitoring import links, training
 
 _MOST = 8
@@ -41,7 +41,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
 
     def report() -> dict[str, Any]:
         now = time.monotonic_ns()
-        done = activity.read() or Activity()
+        done = tracing.read() or Activity()
         traffic = statistics()
         communicators = links.communicators(records=1)
         exchanges = list(_exchanges(session, now))

@@ -1,14 +1,137 @@
-"""Serves this process's metrics over HTTP, if a port is set; training never fails because of it."""
+"""Serves this process's metrics over HTTP if a port is set."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
 from tfdist._src.cluster import Topology
+from tfdist._src.cluster.cluster_spec import split
+from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.rendezvous.acceptor import Rejections
 from tfdist._src.cluster.this_worker import topology
-from tfdist._src.monitoring.http_server import MetricsServer
-from tfdist._src.monitoring.port import port_of
-from tfdist._src.monitoring.snapshot import describe
+from tfdist._src.monitoring.collector import describe
 from tfdist._src.options import Options
+
+
+def port_of(first: int, addresses: Sequence[str], rank: int) -> int:
+    """The first port, plus the number of workers before this one on its host.
+
+    Args:
+        first: the setting, the same on all workers.
+        addresses: `"host:port"` of every worker in rank order; empty for a single process.
+        rank: the worker's.
+
+    Example:
+        >>> addresses = ["a:4000", "a:4001", "b:4000", "b:4001"]
+        >>> [port_of(9400, addresses, rank) for rank in range(4)]
+        [9400, 9401, 9400, 9401]
+    """
+    hosts = [split(address)[0] for address in addresses]
+    return first + hosts[:rank].count(hosts[rank]) if hosts else first
+
+
+_MOST = 8
+"""Connections at a time: of more, the oldest is closed of the address that has the most."""
+_SILENCE_SECONDS = 5.0
+_REQUEST_SECONDS = 20.0
+_LONGEST_REASON = 200
+
+
+class _Handler(WSGIRequestHandler):
+    server: MetricsServer
+    timeout = _SILENCE_SECONDS
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests deserve no line."""
+
+    def log_error(self, format: str, *args: Any) -> None:
+        """Reports a request that cannot be answered."""
+        self.server.reject(self.client_address, format % args)
+
+
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Serves an application in threads until the process ends.
+
+    Args:
+        host: the address or name to listen on.
+        port: the port.
+        application: a WSGI application (PEP 3333).
+
+    Raises:
+        OSError: it cannot listen there.
+        OverflowError: there is no such port.
+    """
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, application: Any) -> None:
+        (family, _, _, _, address), *_ = socket.getaddrinfo(
+            host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self.address_family = family
+        self._open: dict[socket.socket, tuple[str, float]] = {}
+        self._rejections = Rejections(say)
+        self._lock = threading.RLock()
+        super().__init__((str(address[0]), port), _Handler)
+        self.set_app(application)
+        threading.Thread(target=self.serve_forever, name="tfdist-metrics", daemon=True).start()
+
+    def reject(self, address: Any, reason: str) -> None:
+        """Reports that a connection has got no answer, at the latest with others of its address."""
+        text = printable(reason)[:_LONGEST_REASON]
+        with self._lock:
+            self._rejections.add(
+                address[0], f"{address[0]}:{address[1]}", f"no metrics: {text}", time.monotonic()
+            )
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Called for each connection."""
+        with self._lock:
+            if len(self._open) >= _MOST:
+                counts = Counter(address for address, _ in self._open.values())
+                most = max(counts, key=lambda address: counts[address])
+                oldest = next(one for one, (address, _) in self._open.items() if address == most)
+                self._drop(oldest, "too many connections from one address")
+            self._open[request] = client_address[0], time.monotonic()
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Called when a connection ends."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Called twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for one in [one for one, (_, at) in self._open.items() if now > at + _REQUEST_SECONDS]:
+                self._drop(one, "it was too slow")
+            self._rejections.tick(now)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Called for an exception while a connection is served."""
+        self.reject(client_address, str(sys.exc_info()[1]))
+
+    def _drop(self, request: socket.socket, reason: str) -> None:
+        """Ends a connection, and with it soon the thread that serves it."""
+        with contextlib.suppress(OSError):
+            peer = request.getpeername()
+            request.shutdown(socket.SHUT_RDWR)
+            self.reject(peer, reason)
+        self._open.pop(request, None)
+
 
 _begun = False
 

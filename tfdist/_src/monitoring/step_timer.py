@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfdist._src.comm import activity
-from tfdist._src.comm.activity import Activity
+from tfdist._src.comm import tracing
 from tfdist._src.comm.functions import statistics
+from tfdist._src.comm.tracing import Activity
 from tfdist._src.monitoring.training import record
 
 
@@ -124,7 +124,7 @@ class StepTimer:
 
 def _moment(steps: int) -> _Moment:
     rows = record.read().all_rows
-    return _Moment(time.perf_counter(), activity.read(), statistics().sent_bytes, rows, steps)
+    return _Moment(time.perf_counter(), tracing.read(), statistics().sent_bytes, rows, steps)
 
 
 def _between(begin: Activity | None, end: Activity | None) -> Activity | None:

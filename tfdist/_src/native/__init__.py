@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tfdist._src.native.build import Build
-from tfdist._src.native.builder import clean, ensure
-from tfdist._src.native.status import Status, status
+from tfdist._src.native.builder import Status, clean, ensure, status
+from tfdist._src.native.compilation import Build
 from tfdist._src.native.store import PACKAGE
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Finds a compatible build or compiles one: once, while other processes wait."""
+"""Finds a compatible build or compiles one; other processes wait meanwhile."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist._src.native import build as builds
-from tfdist._src.native import compiler as compilers
-from tfdist._src.native import gpu_kernels, lock, recipe, store, tensorflow_package
-from tfdist._src.native.build import Build
-from tfdist._src.native.compiler import Compiler
-from tfdist._src.native.console import say
-from tfdist._src.native.recipe import SOURCE, Recipe
+from tfdist._src.native import compilation, gpu_kernels, store
+from tfdist._src.native.compilation import SOURCE, Build, Compiler, Recipe
+from tfdist._src.native.store import say
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
@@ -31,7 +28,7 @@ def ensure(
     retry: bool = False,
     package: Path | None = None,
     announce: Callable[[str], object] = say,
-    seconds: float = lock.SECONDS,
+    seconds: float = store.SECONDS,
 ) -> Build:
     """Finds a build, or compiles one.
 
@@ -52,27 +49,27 @@ def ensure(
         NativeUnavailableError: there is no build, and none can be compiled.
     """
     start = time.time()
-    wanted = recipe.read(tensorflow_package.find(), source)
+    wanted = compilation.read_recipe(compilation.find_tensorflow(), source)
     compiler = _compiler(options)
     if not force and (build := _find(wanted, compiler, options, rejected, package)):
         return build
     if compiler is None:
-        compiler = compilers.find(options.compiler)  # Raises with the reason.
+        compiler = compilation.find_compiler(options.compiler)  # Raises with the reason.
     if package:
         root = store.writable_package(package)
     else:
         root = store.writable_cache(options, announce)
     target = root / store.name(wanted, compiler)
     log = root / f"{target.name}.log"
-    with lock.held(root / store.LOCK, seconds, announce):
-        build = builds.read(target)
+    with store.held(root / store.LOCK, seconds, announce):
+        build = compilation.read_build(target)
         known = build and build.stamp not in rejected and (package or store.is_safe(target))
         if build and known and (not force or build.finished >= start):
             return build
         if not retry:
             _raise_if_failed(log, start - _FAILURE_SECONDS)
         _make(wanted, compiler, target, log, announce)
-    build = builds.read(target)
+    build = compilation.read_build(target)
     if build is None:
         raise NativeUnavailableError(
             f"The native collectives have disappeared from {target}: try again, and find out what "
@@ -87,7 +84,7 @@ def find(options: NativeOptions, source: Path = SOURCE) -> Build | None:
     Raises:
         NativeUnavailableError: TensorFlow or the sources are missing.
     """
-    wanted = recipe.read(tensorflow_package.find(), source)
+    wanted = compilation.read_recipe(compilation.find_tensorflow(), source)
     return _find(wanted, _compiler(options), options, (), None)
 
 
@@ -112,14 +109,14 @@ def clean(
     removed = []
     for root in [package] if package else store.caches(options):
         if root.is_dir():
-            with lock.held(root / store.LOCK, lock.SECONDS, announce):
+            with store.held(root / store.LOCK, store.SECONDS, announce):
                 removed += [*store.clean(root, keep), *gpu_kernels.clean(root)]
     return removed
 
 
 def _compiler(options: NativeOptions) -> Compiler | None:
     try:
-        return compilers.find(options.compiler)
+        return compilation.find_compiler(options.compiler)
     except NativeUnavailableError:
         return None  # A build from elsewhere needs none.
 
@@ -147,7 +144,7 @@ def _make(
     try:
         (folder / "build.log").write_text(compile_into(folder, wanted, compiler))
         seconds = time.monotonic() - start
-        builds.write(folder, wanted, compiler, seconds)
+        compilation.write(folder, wanted, compiler, seconds)
         store.put(folder, target)
         log.unlink(missing_ok=True)
     except CompilationError as error:
@@ -175,3 +172,56 @@ def _raise_if_failed(log: Path, since: float) -> None:
     with contextlib.suppress(OSError):
         if log.stat().st_mtime >= since:
             raise NativeUnavailableError(log.read_text(errors="replace").partition("\n\n")[0])
+
+
+@dataclass(frozen=True)
+class Status:
+    """The state of the native collectives.
+
+    Attributes:
+        enabled: whether they may be used.
+        build: the libraries that would be loaded; None if they are not compiled yet.
+        compiler: name and version of the compiler that would be used; "" if none.
+        problem: why they can be neither loaded nor compiled, with the remedy; "" if they can.
+    """
+
+    enabled: bool
+    build: Build | None = None
+    compiler: str = ""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """The state in one line.
+
+        Example:
+            >>> str(Status(True, compiler="g++ 12.2.0"))
+            'not compiled yet; will be compiled on first use by g++ 12.2.0'
+        """
+        if not self.enabled:
+            return "switched off by TFDIST_NATIVE=0"
+        if self.build:
+            return f"compiled: {self.build.folder} ({self.build.compiler})"
+        if self.problem:
+            return "unavailable"
+        return f"not compiled yet; will be compiled on first use by {self.compiler}"
+
+
+def status(options: NativeOptions | None = None, source: Path = SOURCE) -> Status:
+    """Reports which libraries would be loaded, or why none can be.
+
+    Args:
+        options: the compiler and the cache; from the environment by default.
+        source: the directory with the C++ sources.
+
+    Raises:
+        ValueError: a setting is invalid.
+    """
+    options = options or NativeOptions.from_environment()
+    if not options.enabled:
+        return Status(enabled=False)
+    try:
+        build = find(options, source)
+        compiler = "" if build else str(compilation.find_compiler(options.compiler))
+    except NativeUnavailableError as error:
+        return Status(enabled=True, problem=str(error))
+    return Status(enabled=True, build=build, compiler=compiler)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._src.native import api, builder
-from tfdist._src.native.build import Build
-from tfdist._src.native.recipe import SOURCE
+from tfdist._src.native.compilation import SOURCE, Build
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 

@@ -1,23 +1,158 @@
-"""The directories of builds: in the package, in the user's cache, or a temporary one."""
+"""The directories of builds, their locks, and checks of their owners."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import grp
 import os
+import pwd
 import re
 import shutil
+import socket
+import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from tfdist._src.native import build as builds
-from tfdist._src.native.build import Build
-from tfdist._src.native.compiler import Compiler
-from tfdist._src.native.ownership import writable_by_others
-from tfdist._src.native.recipe import Recipe
+from tfdist._src.native import compilation
+from tfdist._src.native.compilation import Build, Compiler, Recipe
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
+
+
+def say(text: str) -> None:
+    """Writes a line at once, so that the lines of several workers do not mix."""
+    try:
+        sys.stderr.write(f"tfdist: {text}\n")
+        sys.stderr.flush()
+    except OSError:
+        pass  # The reader of stderr is gone.
+
+
+def writable_by_others(folder: Path) -> str | None:
+    """Why other users can change what is in a directory.
+
+    Others must not be able to write to it, nor to replace it: that takes a directory above it that
+    they can write to, unless it is sticky, as /tmp is.
+
+    Args:
+        folder: an existing directory.
+
+    Returns:
+        The reason; None if only this user and root can.
+
+    Example:
+        >>> import tempfile
+        >>> writable_by_others(Path(tempfile.mkdtemp())) is None
+        True
+    """
+    path = Path(os.path.abspath(folder))
+    for link in (path, *path.parents):
+        if link.is_symlink() and link.lstat().st_uid not in (os.getuid(), 0):
+            return f"the link {link} belongs to {_user(link.lstat().st_uid)}"
+    folder = path.resolve()
+    # Also those above a link, where it could be replaced.
+    above = {place.resolve() for place in (*path.parents, *folder.parents)}
+    for place in (folder, *sorted(above, reverse=True)):
+        status = place.stat()
+        if status.st_uid not in (os.getuid(), 0):
+            return f"{place} belongs to {_user(status.st_uid)}"
+        if place != folder and status.st_mode & stat.S_ISVTX:
+            continue
+        if status.st_mode & stat.S_IWOTH:
+            return f"everyone can write to {place}"
+        if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
+            return f"the group {_group(status.st_gid)} can write to {place}"
+    return None
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether a group is the one that has this user's name, as many systems create them, or root's.
+
+    Who has a group as the primary one is not always known: directory services need not tell.
+    """
+    try:
+        group = grp.getgrgid(gid)
+        mine = {pwd.getpwuid(os.getuid()).pw_name, "root"}
+        return group.gr_name in mine and set(group.gr_mem) <= mine
+    except KeyError:  # users of a directory service, or of no service at all
+        return gid == 0
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user {uid}"
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+SECONDS = 900.0
+_FIRST_SECONDS = 2.0
+_EVERY_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+@contextlib.contextmanager
+def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Iterator[None]:
+    """Holds the lock; the system releases it if this process dies.
+
+    Args:
+        path: the lock file, created if missing and never removed; it names the last holder.
+        seconds: how long to wait for another process.
+        announce: periodically receives a message that names the holder.
+
+    Raises:
+        NativeUnavailableError: another process still holds it after `seconds`.
+        OSError: the file cannot be created.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        _take(descriptor, path, seconds, announce)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str], object]) -> None:
+    start = time.monotonic()
+    next_line = start + _FIRST_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pass
+        except OSError:
+            # A file system without locks. Several processes may then compile the same build; each
+            # moves its result into place atomically, so that none sees a partial one.
+            return
+        now = time.monotonic()
+        holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+        if now - start > seconds:
+            raise NativeUnavailableError(
+                f"The native collectives were not compiled within {seconds:.0f} s by {holder}, "
+                f"which holds {path}: check what it is doing, stop it, and try again."
+            )
+        if now >= next_line:
+            next_line = now + _EVERY_SECONDS
+            announce(
+                f"waiting for {holder}, which is compiling the native collectives "
+                f"[{now - start:.0f} s of {seconds:.0f} s]"
+            )
+        time.sleep(_POLL_SECONDS)
+
 
 # The target of `tfdist build --into-package`; wheels built afterwards include it.
 PACKAGE = Path(__file__).parent / "prebuilt"
@@ -54,7 +189,7 @@ def find(
         # can change tfdist itself.
         if folder.parent in caches and not is_safe(folder):
             continue
-        build = builds.read(folder)
+        build = compilation.read_build(folder)
         if build and build.runs_here() and build.stamp not in rejected:
             return build
     return None
@@ -168,7 +303,7 @@ def clean(root: Path, keep: Build) -> list[Path]:
     for entry in root.iterdir():
         if _LOG.fullmatch(entry.name):
             entry.unlink(missing_ok=True)
-        elif (entry / builds.MANIFEST).exists() and not entry.samefile(keep.folder):
+        elif (entry / compilation.MANIFEST).exists() and not entry.samefile(keep.folder):
             _remove(entry)
             removed.append(entry)
     return removed

@@ -13,12 +13,11 @@ from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import compiled_loss_of, compiled_metrics_of
 from tfdist._src.keras.fit.call_checks import check_variables
 from tfdist._src.keras.fit.compilation import is_compiled
-from tfdist._src.keras.fit.current_data import batches_done
+from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import take_over_metrics
 from tfdist._src.keras.fit.partitioned_step import layouts_of_variables
 from tfdist._src.pipeline.partition import linearize
-from tfdist._src.pipeline.placement.auto_partition import choose
-from tfdist._src.pipeline.placement.materialize import build, check_free, materialize
+from tfdist._src.pipeline.placement.materialize import build, check_free, choose, materialize
 from tfdist._src.pipeline.placement.model_agreement import (
     agree_on_compilation,
     agree_on_model,
@@ -26,11 +25,10 @@ from tfdist._src.pipeline.placement.model_agreement import (
 )
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
-from tfdist._src.pipeline.runtime.recording import actions_of, gather_timeline
+from tfdist._src.pipeline.runtime.logs import actions_of, gather_timeline
 from tfdist._src.pipeline.runtime.train_step import StepRunner
-from tfdist._src.pipeline.simulation.timeline import Timeline
-from tfdist._src.pipeline.state.full_model import FullModel, Untracked
-from tfdist._src.pipeline.state.saving import Files, compile_arguments
+from tfdist._src.pipeline.simulation import Timeline
+from tfdist._src.pipeline.state.full_model import Files, FullModel, Untracked, compile_arguments
 from tfdist.errors import UnsupportedError
 
 

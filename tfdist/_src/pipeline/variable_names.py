@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist._src.keras.optimizers.of_model import (
+from tfdist._src.keras.optimizers.applying import (
     optimizers_of,
     replicated_state,
     replicated_variables,

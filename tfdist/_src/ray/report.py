@@ -15,7 +15,7 @@ from tfdist._src.callbacks.arguments import is_positive
 from tfdist._src.callbacks.backup_and_restore import BackupAndRestore
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import is_chief
-from tfdist._src.keras.fit.added_callbacks import RunsLast
+from tfdist._src.keras.fit.hooks import RunsLast
 
 MODEL = "model.keras"
 

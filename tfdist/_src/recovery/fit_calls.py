@@ -1,17 +1,30 @@
-"""The calls of `fit` of a job, of which a process that comes later goes on with the running one."""
+"""The calls of `fit` of a job, which a joining process replays, and their data.
+
+An error that all workers raise ends the call on all of them; the group stays, for the next call.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import threading
+import time
 from typing import Any, NoReturn
 
 import keras
 import tensorflow as tf
 
+from tfdist._src.cluster import Membership
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.comm.gpu_communicator import GpuCommunicator
+from tfdist._src.group import Group
+from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.keras.fit.live_data import LiveData
+from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.saving.files import in_stages
-from tfdist.errors import ProgramMismatchError
+from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
 class CallHasEnded(Exception):
@@ -134,3 +147,89 @@ def _weights_of(model: keras.Model) -> str:
     weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     return f"with {len(weights)} weights (shapes and types: {digest})"
+
+
+def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
+    """Has data go on with the same iterators when `fit` is entered again.
+
+    Args:
+        model: in training.
+        data: the training data.
+        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
+    """
+    extended = model.distribute_strategy.extended
+    keep_validation(model, data)
+    came_later = data.live is not None and data.live.came_later
+    data.live = LiveData(
+        keeps_rows=keeps_rows,
+        workers=lambda: extended.group.topology.size,
+    )
+    data.live.came_later = came_later
+    return data.live
+
+
+def keep_validation(model: Any, data: TrainingData) -> ValidationData:
+    """Keeps account of the validation data of a call of `fit`.
+
+    Args:
+        model: in training.
+        data: the training data.
+    """
+    extended = model.distribute_strategy.extended
+
+    def broadcast(contents: bytes, source: int) -> bytes:
+        return broadcast_bytes(contents, source, workers_of(extended))
+
+    if data.validation is None:
+        data.validation = ValidationData(model, broadcast)
+    return data.validation
+
+
+_PAUSE_SECONDS = 1.0
+
+
+def whereabouts(group: Group, calls: FitCalls) -> str:
+    """What this worker tells another one: the call of `fit` it is in, and whether it waits there.
+
+    Args:
+        group: its workers.
+        calls: its calls of `fit`.
+    """
+    regrouping = group.membership is not None and group.membership.regrouping
+    waits = regrouping or group.in_any_step or bool(group.session.awaited)
+    return json.dumps({"call": calls.number if calls.running else 0, "waits": waits})
+
+
+def watch_others(group: Group, call: int, error: BaseException) -> None:
+    """Leaves the group, in the background, once others have waited in a call of `fit` for long.
+
+    Args:
+        group: the workers.
+        call: the number of the call that has ended here.
+        error: with which it has.
+    """
+    membership = group.membership
+    if membership is None or isinstance(error, GroupLostError):  # The others have gone on.
+        return
+    watch = threading.Thread(
+        target=_watch, args=(group, membership, call, describe(error)), daemon=True
+    )
+    watch.start()
+
+
+def _watch(group: Group, membership: Membership, call: int, error: str) -> None:
+    since = time.monotonic()
+    while not membership.closed:
+        running = [one for one in map(json.loads, membership.inquire()) if one["call"] == call]
+        if not running:
+            return
+        now = time.monotonic()
+        if not any(one["waits"] for one in running):
+            since = now
+        elif now - since >= group.options.stall_warning:
+            reason = f"{error}. Call {call} of `fit` has ended with it there, but not elsewhere"
+            say(f"tfdist: {group.topology.me} leaves the others, which go on without it: {reason}.")
+            membership.close(reason)
+            group.session.close(reason)
+            return
+        time.sleep(_PAUSE_SECONDS)

@@ -1,10 +1,11 @@
-"""Goes on with training in another group of workers, in the same process."""
+"""Continues training in another group of workers, in the same process."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import threading
 import time
 from collections.abc import Callable
 
@@ -13,28 +14,164 @@ import tensorflow as tf
 
 from tfdist._src.cluster import Membership, Session
 from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.group import Group
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.added_callbacks import Entries
+from tfdist._src.keras.fit.hooks import Entries
 from tfdist._src.keras.fit.metric_state import keep_totals
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.keras.optimizers.accumulation import accumulate_sums
+from tfdist._src.keras.optimizers.applying import accumulate_sums
 from tfdist._src.monitoring.training import record
-from tfdist._src.recovery.from_snapshot import BeginsAnew, go_back
+from tfdist._src.recovery.fit_calls import begin_live, keep_validation
 from tfdist._src.recovery.group_info import report_change, tell_of_change
-from tfdist._src.recovery.live_training_data import begin_live, keep_validation
-from tfdist._src.recovery.lost_workers import is_loss
-from tfdist._src.recovery.membership import be_admitted
-from tfdist._src.recovery.newcomer import decode, encode, enter_at, entry_of
-from tfdist._src.recovery.next_group import NextGroup, save_of
-from tfdist._src.recovery.peer_state import ReplacedValues, share_state
-from tfdist._src.recovery.preemption import preemption
-from tfdist._src.recovery.release import release
+from tfdist._src.recovery.next_group import NextGroup, be_admitted, save_of
+from tfdist._src.recovery.preemption import preemption, release
 from tfdist._src.recovery.stages import OthersLeave, Stages, StagesMissing
-from tfdist._src.recovery.stale_graphs import StaleGraphs
 from tfdist._src.recovery.standing import Agreement, Standing, agree
+from tfdist._src.recovery.state_transfer import (
+    ReplacedValues,
+    decode,
+    encode,
+    enter_at,
+    entry_of,
+    share_state,
+)
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
-from tfdist.errors import GroupLostError, TfdistError
+from tfdist.errors import GroupLostError, PeerLostError, SnapshotError, TfdistError
+
+
+class StaleGraphs:
+    """Has a model's steps be traced again if they may know ranks or the number of workers.
+
+    Args:
+        model: in training.
+        divided: whether the workers hold stages of it, whose functions follow the group.
+    """
+
+    def __init__(self, model: keras.Model, *, divided: bool) -> None:
+        self._model, self._extended = model, model.distribute_strategy.extended
+        self._divided = divided
+        self._traces = False  # whether the next step does
+        self._began = 0.0
+
+    def group_changes(self) -> None:
+        """Has the next step be traced where that is needed."""
+        if not (self._divided or self._extended.traces_know_group):
+            return
+        self._traces = True
+        self._extended.traces_know_group = False
+        if not self._divided:
+            # Also of a newcomer, whose `fit` has made it already.
+            self._model.make_train_function(force=True)
+            self._model.test_function = self._model.predict_function = None
+
+    def step_begins(self) -> None:
+        """Takes the time of a step that is traced."""
+        self._began = time.monotonic()
+
+    def step_ends(self) -> None:
+        """Has rank 0 say how long it took if it has been traced for a new group."""
+        if self._traces and self._extended.group.session.rank == 0:
+            say(
+                "tfdist: the steps use the number of workers or a rank, so they were traced anew "
+                f"for the new group: the first one took {time.monotonic() - self._began:.1f} s."
+            )
+        self._traces = False
+
+
+class BeginsAnew(Exception):
+    """Leaves `fit`, in order to enter it as in a process that has just started."""
+
+
+def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int) -> None:
+    """Has `fit` begin anew from the last snapshot; called by all workers.
+
+    A callback with a method `on_state_lost(standing)` reads it: it returns after how many steps it
+    was taken, and how many have been trained since; zeros if there is none, and no step has been
+    trained; None if there is none that would be needed.
+
+    Args:
+        lost: why no worker can go on.
+        entries: what all entries of the call of `fit` have in common.
+        group: the workers, among whom some may be new.
+        standing: how many steps stood on the worker that was furthest.
+
+    Raises:
+        GroupLostError: there is no snapshot that can be gone back to.
+    """
+    several = [getattr(callback, "on_state_lost", None) for callback in entries.callbacks.callbacks]
+    read = next(filter(None, several), None)
+    mine = "there is no BackupAndRestore" if read is None else entries.data.obstacle
+    obstacle = next(filter(None, group.exchange("obstacle", mine)), "")
+    if read is None or obstacle:
+        raise GroupLostError(_no_way(lost, obstacle))
+    try:
+        found = read(standing)
+    except SnapshotError as error:
+        raise GroupLostError(_no_way(lost, str(error))) from error
+    if found is None:
+        raise GroupLostError(_no_way(lost, "there is no complete one"))
+    entries.callbacks.begin_anew()
+    entries.data.begin_anew()
+    set_initial_epoch(entries.callbacks.model, None)
+    if group.topology.is_chief:
+        steps, again = found
+        if not steps:
+            say("tfdist: nobody has trained a step yet, and all begin anew.")
+            return
+        say(
+            "tfdist: no worker that is left has the whole state of the training, so all go back to "
+            f"the snapshot of step {steps}: {again} steps are trained again."
+        )
+
+
+def _no_way(lost: GroupLostError, why: str) -> str:
+    return f"{lost} These workers cannot go back to a snapshot: {why}."
+
+
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 10.0
+"""How long after the failure of a step it may take to learn that a worker is lost."""
+
+# What an operation raises when it is another worker that has failed.
+_FAILURES = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
+
+
+def is_loss(
+    error: BaseException, session: Session, silence: float, check: Callable[[], object]
+) -> bool:
+    """Whether an error is that of a group that has lost a worker.
+
+    Args:
+        error: raised in `fit`.
+        session: the session of the group.
+        silence: after how many seconds a worker that does not answer is lost.
+        check: called again and again while this waits; may raise.
+    """
+    if not isinstance(error, (*_FAILURES, TfdistError)) or isinstance(error, GroupLostError):
+        return False
+    try:
+        session.check()
+    except PeerLostError:
+        return True
+    except TfdistError:
+        return False
+    lost = threading.Event()
+    session.on_peer_lost(lambda _: lost.set())
+    # Rank 0, which tells of losses, may itself be silent.
+    names_peer = isinstance(error, tf.errors.UnavailableError)
+    deadline = time.monotonic() + _NOTICE_SECONDS + (silence if names_peer else 0.0)
+    while not lost.wait(_POLL_SECONDS) and time.monotonic() < deadline:
+        check()
+    return lost.is_set()
+
 
 _MOST_CHANGES = 8
 """How often the group may change without a step in between."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import keras
 
 from tfdist._src.cluster import Membership
-from tfdist._src.group.group import Group
+from tfdist._src.group import Group
 from tfdist._src.keras.saving.files import in_stages
 from tfdist.errors import GroupLostError, UnsupportedError
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tfdist._src.snapshots.held_shards import HeldShards, ShardSource, find_shards
+from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 

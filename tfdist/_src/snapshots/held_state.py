@@ -1,4 +1,7 @@
-"""What this worker holds of a training's state: each variable under a name that all workers use.
+"""The state that this worker holds: each variable under a name that all workers share.
+
+Such are the states of a stateful recurrent layer, and `tf.Variable`s that a model or a layer has as
+attributes and changes in a step.
 
 Names do not depend on how many workers there are, nor on which of them holds what: weights and
 slots are numbered as in a single process, and a shard is a range of elements of its slot.
@@ -14,17 +17,82 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.internals.keras import global_seed_state
+from tfdist._src.internals.keras import global_seed_state, sublayers_of
 from tfdist._src.internals.optimizer import accumulators, updating_optimizers, wrappers
 from tfdist._src.keras.fit.metric_state import totals_of
-from tfdist._src.keras.optimizers.accumulation import accumulates_own
-from tfdist._src.keras.optimizers.of_model import optimizers_of
+from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.saving.files import in_stages
-from tfdist._src.sharding.full_state import FullSlot, FullState
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.sharding import FullSlot, FullState, sharded_by
 from tfdist._src.snapshots.part_file import Array, Piece
-from tfdist._src.snapshots.untracked_variables import untracked_variables
 from tfdist._src.strategy.variables import SummedVariable
+from tfdist.errors import UnsupportedError
+
+
+def untracked_variables(model: keras.Model) -> list[Any]:
+    """Those that are attributes of the model or its layers, alone or in lists and dicts.
+
+    Args:
+        model: compiled and built.
+
+    Returns:
+        Each once, in an order that depends on the program alone.
+    """
+    known = {id(variable) for variable in model.variables}
+    known |= {id(v) for metric in model.metrics for v in metric.variables}
+    known |= {id(v) for optimizer in optimizers_of(model).values() for v in optimizer.variables}
+    found = []
+    for layer in sublayers_of(model):
+        for name, value in sorted(vars(layer).items()):
+            if name.startswith("_"):  # Of Keras, or of tfdist.
+                continue
+            for variable in _variables_in([value]):
+                if id(variable) not in known and _is_numeric(variable):
+                    known.add(id(variable))
+                    found.append(variable)
+    return found
+
+
+def _variables_in(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (keras.Variable, tf.Variable)):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _variables_in(value)
+        elif isinstance(value, dict):
+            yield from _variables_in(value.values())
+
+
+def _is_numeric(variable: Any) -> bool:
+    kind = tf.as_dtype(variable.dtype)
+    return bool(kind.is_floating or kind.is_integer or kind.is_bool or kind.is_complex)
+
+
+def require_variables(model: keras.Model, callback: str) -> None:
+    """Creates the optimizer's variables, and checks that the model has its own.
+
+    Args:
+        model: in training.
+        callback: which callback needs them.
+
+    Raises:
+        UnsupportedError: the model, or an optimizer of its own training step, has none yet.
+    """
+    if not model.built:
+        raise UnsupportedError(
+            f"{callback} needs a model with variables. Received: {model.name!r}, which creates "
+            "them in its first step. Call `model.build(shape)` before `fit`."
+        )
+    optimizer, trained = model.optimizer, model.trainable_variables
+    if optimizer is not None and trained and not optimizer.built:
+        with model.distribute_strategy.scope():
+            optimizer.build(trained)
+    for name, other in optimizers_of(model).items():
+        if other is not optimizer and not other.built:
+            raise UnsupportedError(
+                f"{callback} needs optimizers that have their variables. Received: "
+                f"{name.removeprefix('optimizer ')!r} of {model.name!r}, which creates them in its "
+                "first step. Call its `build(variables)`, in the strategy's scope, before `fit`."
+            )
 
 
 @dataclass(frozen=True)

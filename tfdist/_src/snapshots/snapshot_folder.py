@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-from tfdist._src.snapshots.atomic_file import make_folder
+from tfdist._src.snapshots.part_file import make_folder
 
 _SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]+)")
 _PART = re.compile(r"rank-(\d+)-of-(\d+)\.npz")

@@ -13,16 +13,19 @@ import numpy as np
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.validation_data import NextValidation
-from tfdist._src.snapshots.callback_states import load_states, states_of
-from tfdist._src.snapshots.compression_states import codec_arrays, load_codec_arrays
+from tfdist._src.snapshots.callback_states import (
+    codec_arrays,
+    load_codec_arrays,
+    load_states,
+    states_of,
+)
 from tfdist._src.snapshots.held_state import Held, as_pieces, optimizer_classes, read_all
-from tfdist._src.snapshots.part_file import Array, Piece, write_part
-from tfdist._src.snapshots.parts import Parts
+from tfdist._src.snapshots.part_file import Array, Parts, Piece, write_part
 from tfdist._src.snapshots.restore import FRESH, POSITION, VALIDATION, Restored, names
 from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.workers import Workers
-from tfdist._src.strategy.random_state import random_states, set_random_states
+from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.snapshots.atomic_file import make_folder
+from tfdist._src.snapshots.part_file import make_folder
 from tfdist._src.strategy.extended import ReplicatedExtended
 
 _PIECE_BYTES = 64 << 20

@@ -19,13 +19,10 @@ import pyarrow as pa
 from pyspark import BarrierTaskContext, SparkFiles
 
 from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
-from tfdist._src.launch.job.cores import available_cores, thread_settings
-from tfdist._src.launch.job.gpus import VISIBLE
-from tfdist._src.launch.job.line_buffer import LineAssembler
-from tfdist._src.launch.job.plan import WorkerPlan
+from tfdist._src.launch.job.log_routing import LineAssembler
 from tfdist._src.launch.job.ports import Reservation
-from tfdist._src.launch.job.watchdog import Watchdog
-from tfdist._src.launch.job.worker import WorkerProcess
+from tfdist._src.launch.job.resources import VISIBLE, available_cores, thread_settings
+from tfdist._src.launch.job.worker import Watchdog, WorkerPlan, WorkerProcess
 from tfdist._src.spark.dataset_shard import ROWS, Lengths, description, merge, write_rows
 from tfdist._src.spark.driver_log import DriverLogClient
 from tfdist._src.spark.program import Program

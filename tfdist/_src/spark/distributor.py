@@ -1,9 +1,13 @@
-"""What starts a training on Spark, on the driver."""
+"""Runs workers as the tasks of a barrier stage, or on the driver's machine."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -11,12 +15,53 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.utils import is_remote
 
 from tfdist._src.cluster.auth.handshake import new_secret
-from tfdist._src.launch.job.forwarded import forwarded
+from tfdist._src.launch.job.resources import VISIBLE
+from tfdist._src.launch.job.worker import forwarded
 from tfdist._src.spark.barrier_task import SCHEMA, BarrierTask, failure_in
-from tfdist._src.spark.columns import check_columns
+from tfdist._src.spark.dataset_shard import check_columns
 from tfdist._src.spark.driver_log import DriverLog
-from tfdist._src.spark.local_job import run_locally
 from tfdist._src.spark.program import Program
+
+_TAIL_LINES = 30
+
+
+def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: int) -> Any:
+    """Runs the workers, shows their output, and returns what the function has returned on rank 0.
+
+    Raises:
+        RuntimeError: a worker has failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfdist-") as name:
+        folder = Path(name)
+        launcher = [sys.executable, "-m", "tfdist", "run", "-n", str(count), "--output", "all"]
+        launcher += ["--max-restarts", str(max_restarts)]
+        gpus = {} if use_gpu else {VISIBLE: ""}
+        path = os.pathsep.join(filter(None, sys.path))
+        with subprocess.Popen(
+            [*launcher, *program.command(folder)],
+            env={**os.environ, "PYTHONPATH": path, **gpus},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            lines: list[str] = []
+            try:
+                for line in process.stdout:  # A notebook shows what is printed here only.
+                    print(line, end="", flush=True)
+                    lines = [*lines[1 - _TAIL_LINES :], line]
+            except BaseException:
+                process.terminate()  # The launcher ends its workers.
+                raise
+        if process.returncode:
+            raise RuntimeError(
+                f"the training failed with exit code {process.returncode}. It printed last:\n"
+                + "".join(lines)
+            )
+        return program.result(program.saved_result(folder))
+
 
 _EXECUTOR_LOST = "ExecutorLostFailure"
 _GPUS_PER_TASK = "spark.task.resource.gpu.amount"

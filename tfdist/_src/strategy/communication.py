@@ -17,7 +17,7 @@ from tfdist._src.comm.device_communicator import DeviceCommunicator
 from tfdist._src.comm.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
-from tfdist._src.group.group import Group
+from tfdist._src.group import Group
 from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError, UnsupportedError

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfdist._src.comm import call_site, tokens
 from tfdist._src.comm.communicator_interface import Communicator
-from tfdist._src.comm.overlap import mark_stall
+from tfdist._src.comm.tracing import mark_stall
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.data.distribute import distribute_dataset, distribute_datasets_from_function
-from tfdist._src.group.group import Group
+from tfdist._src.group import Group
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.keras_state import in_callers_state
 from tfdist._src.internals.tensorflow import (
@@ -31,12 +31,10 @@ from tfdist._src.internals.tensorflow import (
 )
 from tfdist._src.monitoring.server import serve
 from tfdist._src.strategy import reduction
-from tfdist._src.strategy.placed import PlacedExtended
-from tfdist._src.strategy.progress import Progress
-from tfdist._src.strategy.step import GlobalStep, current_step
+from tfdist._src.strategy.commit_point import Progress
+from tfdist._src.strategy.step import GlobalStep, PlacedExtended, current_step, updating
 from tfdist._src.strategy.step_failure import listen, running_step
-from tfdist._src.strategy.update_order import updating
-from tfdist._src.strategy.variable_creation import create_variable
+from tfdist._src.strategy.variables import create_variable
 
 
 class ReplicatedExtended(PlacedExtended):

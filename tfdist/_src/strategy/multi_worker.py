@@ -2,33 +2,180 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import random
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist._src import cluster
 from tfdist._src.cluster import ClusterResolver, Found
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.compression.registry import CompressionLike
-from tfdist._src.compression.registry import read as compression_policy
-from tfdist._src.group.group import Group
-from tfdist._src.group.joining import join, join_devices
-from tfdist._src.strategy.batch_statistics import (
-    BatchStatistics,
-    agreed_batch_statistics,
-    check_batch_statistics,
-)
+from tfdist._src.comm.communicator_interface import Communicator
+from tfdist._src.comm.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.compression.compressor import Compressor
+from tfdist._src.compression.policy import CompressionLike, Policy
+from tfdist._src.compression.policy import read as compression_policy
+from tfdist._src.compression.transport import Exchange, HostLeaders, OnGpus
+from tfdist._src.group import Group, join, join_devices
+from tfdist._src.internals.tensorflow import global_seed
 from tfdist._src.strategy.communication import (
     check_communication,
     choose,
     local_devices,
     replica_communicators,
+    sized,
     worker_communicator,
 )
-from tfdist._src.strategy.compressing import make_compressor
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.random_state import share_randomness
+from tfdist._src.strategy.mirrored import (
+    BatchStatistics,
+    agreed_batch_statistics,
+    check_batch_statistics,
+)
 from tfdist.errors import UnsupportedError
+
+
+def random_states() -> dict[str, Any]:
+    """The states of Python's and NumPy's global generators, which JSON can represent."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, internal, gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets both generators to states from `random_states`."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+
+
+def share_randomness(group: Group) -> None:
+    """Gives all workers the chief's random states, so that they shuffle in the same order.
+
+    Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
+    arrays and datasets are shuffled. Workers with the same seeds are left unchanged.
+    """
+    if group.topology.size == 1:
+        return
+    states = {**random_states(), "tensorflow": random.SystemRandom().randrange(2**31)}
+    own = json.dumps(states) if group.topology.is_chief else ""
+    chief = json.loads(group.exchange("random state", own)[0])
+    set_random_states(chief)
+    seeds = group.exchange("seed", str(global_seed()))
+    if seeds[0] == "None" or len(set(seeds)) > 1:
+        tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))
+
+
+def make_compressor(
+    group: Group,
+    policy: Policy | None,
+    devices: list[str],
+    workers: Communicator,
+    replicas: list[Communicator],
+    options: Any,
+) -> Compressor | None:
+    """The gradient compressor; None for a single worker and for TensorFlow's collectives.
+
+    Args:
+        group: the workers; all of them call this.
+        policy: this worker's initial policy; None to compress nothing.
+        devices: the devices of this worker's replicas.
+        workers: the communicator with one participant per worker.
+        replicas: those of `replica_communicators`.
+        options: a `tf.distribute.experimental.CommunicationOptions`.
+
+    Raises:
+        ProgramMismatchError: the workers have different policies.
+        UnsupportedError: a policy is set, and these workers cannot compress.
+    """
+    if not isinstance(workers, NativeCommunicator):
+        group.agree("compression", repr(policy))
+        if policy is not None and group.topology.size > 1:
+            raise cannot_compress("`compression`")
+        return None
+
+    def part(
+        name: str, members: list[int], *, suffix: str = "", gpus: Sequence[str] = ()
+    ) -> NativeCommunicator | None:
+        name = f"{name}{suffix}, GPUs" if gpus else f"{name}{suffix}"
+        made = group.native_part(name, members, options.timeout_seconds, gpus)
+        if made is None:
+            return None
+        return sized(made.with_buckets_of(GPU_BUCKET_BYTES) if gpus else made, options)
+
+    def make_exchanges(within_hosts: bool) -> list[Exchange]:
+        if len(devices) == 1:
+            of_gpu = None
+            if isinstance(replicas[0], GpuCommunicator):
+                split = functools.partial(part, gpus=devices)
+                of_gpu = OnGpus(replicas[0].on_gpu, split)
+            return [
+                Exchange(
+                    workers,
+                    within_hosts=within_hosts,
+                    split=part,
+                    exact=replicas[0],
+                    on_gpus=of_gpu,
+                )
+            ]
+        exchanges = []
+        for i, local in enumerate(group.native_devices(devices)):
+            route, exact = None, None
+            of_workers = sized(group.native(f"device {i}"), options)
+            if isinstance(replicas[i], GpuCommunicator):
+                route = route_of_gpu(i, local)
+                exact = GpuCommunicator(route.workers, of_workers)
+            exchanges.append(
+                Exchange(
+                    of_workers,
+                    within_hosts=within_hosts,
+                    devices=HostLeaders(local, len(devices), i),
+                    split=functools.partial(part, suffix=f", device {i}"),
+                    exact=exact,
+                    on_gpus=route,
+                )
+            )
+        return exchanges
+
+    def route_of_gpu(i: int, local: NativeCommunicator) -> OnGpus:
+        topology, gpus, replica = group.topology, devices[i : i + 1], replicas[i]
+        here = part("devices", [topology.rank], gpus=devices)
+        of_workers = part(f"device {i}", list(range(topology.size)), gpus=gpus)
+        assert here and of_workers and isinstance(replica, GpuCommunicator)
+        neighbors = GpuCommunicator(here.on_gpu(i), local)
+        return OnGpus(
+            of_workers,
+            functools.partial(part, suffix=f", device {i}", gpus=gpus),
+            HostLeaders(neighbors, len(devices), i),
+            replica.on_gpu,
+        )
+
+    def agree(policy: Policy | None) -> None:
+        group.agree("compression", repr(policy))
+
+    compressor = Compressor(policy, make_exchanges, devices, agree)
+    group.follow(compressor)
+    return compressor
+
+
+def cannot_compress(asked_by: str) -> UnsupportedError:
+    """The error for compression over TensorFlow's collectives.
+
+    Args:
+        asked_by: what the user can omit.
+    """
+    return UnsupportedError(
+        "Compression needs the native collectives, and these workers use TensorFlow's. "
+        f"Run `tfdist doctor` for the reason, or omit {asked_by}."
+    )
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]

@@ -1,17 +1,26 @@
-"""The step that a replica traces or runs: what optimizers ask of it, and its rows of the batch."""
+"""The step of a replica: its rows of the batch, its place among all replicas, and its updates.
+
+Graphs outlive such a change. So tfdist puts `place` into them, which they read when they run; what
+else is read while a graph is traced may become a part of it, and is noted.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._src.comm import registry
+from tfdist._src.comm.communicator_interface import Alone, Communicator
 from tfdist._src.global_view.rules import CONTRIBUTION, EQUAL
+from tfdist._src.internals.extended import LocalExtended, on_replica_id
 from tfdist._src.internals.graphs import marking_operations
+from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,3 +313,139 @@ def _stack() -> list[Step]:
     if not hasattr(_local, "steps"):
         _local.steps = []
     return _local.steps  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def updating(variable: Any, arguments: Sequence[Any]) -> Iterator[None]:
+    """Makes operations that update a variable wait for the update's arguments.
+
+    Otherwise everything that an update rule computes from its slots alone would be computed at the
+    start of the step and stay in memory until the gradients are available.
+
+    Args:
+        variable: a variable of the strategy.
+        arguments: the gradient and the other arguments of the update.
+    """
+    step = current_step()
+    before = [a for a in arguments if isinstance(a, (tf.Tensor, tf.IndexedSlices))]
+    if step is not None:
+        before += step.before_update(variable)
+    with tf.control_dependencies(before):
+        yield
+    if step is not None:
+        step.updated(variable)
+
+
+class PlacedExtended(LocalExtended):
+    """Replicas on the devices of this process, which is one of several workers.
+
+    Args:
+        container: the strategy that owns this engine.
+        devices: this worker's devices, one replica each.
+        workers: a communicator with one participant per worker.
+    """
+
+    def __init__(
+        self, container: tf.distribute.Strategy, devices: Sequence[str], workers: Communicator
+    ) -> None:
+        super().__init__(container, devices)
+        self._workers = workers
+        on_replica_id(_note_replica_id)
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        if in_global_step():
+            return 1  # The program for the whole batch is that of one replica.
+        return len(self._devices) * self._workers.size
+
+    @property
+    def communicates(self) -> bool:
+        """Whether there are other replicas, or may be while graphs of today are in use."""
+        return len(self._devices) > 1 or self.spans_workers
+
+    @property
+    def spans_workers(self) -> bool:
+        """Whether there are other workers, or may be while graphs of today are in use."""
+        return not isinstance(self._workers, Alone)
+
+    @property
+    def traces_know_group(self) -> bool:
+        """Whether graphs may know ranks or numbers of replicas, so that a change makes them wrong.
+
+        They do if anything but tfdist has read such a number while they were traced. Set it to
+        False when all of them will be traced again.
+        """
+        return self.spans_workers and registry.know_group()
+
+    @traces_know_group.setter
+    def traces_know_group(self, know: bool) -> None:
+        (registry.note_stale if know else registry.forget)()
+
+    def place(self, device: Any = 0) -> tuple[Any, Any]:
+        """A replica's number among all, and their number, as the graph finds them when it runs.
+
+        Args:
+            device: the number of the replica's device among this worker's.
+        """
+        worker, workers = self._workers.place()
+        return worker * len(self._devices) + device, workers * len(self._devices)
+
+    def place_here(self) -> tuple[Any, Any]:
+        """The same for the calling replica."""
+        return self.place(get_current_replica_id_as_int())
+
+    @property
+    def workers(self) -> Communicator:
+        """The communicator with one participant per worker."""
+        return self._workers
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers in the group."""
+        return self._workers.size
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's position in the group."""
+        return self._workers.rank
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self.spans_workers
+
+    # KerasTuner names its temporary folders by these.
+
+    @property
+    def _task_type(self) -> str:
+        return "worker"
+
+    @property
+    def _task_id(self) -> int:
+        return self._workers.rank
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        with registry.unnoted():  # It is noted when a replica's context is asked for it.
+            return self._workers.rank * len(self._devices) + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        with registry.unnoted():
+            return replica_id_in_sync_group - self._workers.rank * len(self._devices)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return self.spans_workers
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self._workers.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        if in_global_step():
+            return True  # All workers trace the same program; the first one writes.
+        return self._workers.rank == 0
+
+
+def _note_replica_id(strategy: Any) -> None:
+    extended = strategy.extended
+    if isinstance(extended, PlacedExtended) and extended.spans_workers:
+        registry.note_read()

@@ -1,20 +1,122 @@
-"""Propagates a failed step: workers that wait for the failed one raise too, and name the cause."""
+"""Propagates a failed step to the other workers, which raise too and name the cause.
+
+Otherwise a loop over a `set` could add two sums of one shape and one line crosswise.
+Steps of `fit` are compared more strictly, by `trainer.fit.compared_state`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist._src.cluster.session.order_checks import Passed, encode
 from tfdist._src.comm import tokens
-from tfdist._src.group.error_cause import cause, plain
-from tfdist._src.group.group import Group
-from tfdist._src.group.joining import joined_group
-from tfdist._src.internals.tensorflow import functions_operations, on_function_call
-from tfdist._src.strategy.traced_functions import report_traces
+from tfdist._src.global_view.fingerprint import Fingerprints, describe
+from tfdist._src.group import Group, cause, joined_group, plain
+from tfdist._src.internals.tensorflow import (
+    concrete_functions,
+    functions_operations,
+    on_function_call,
+)
 from tfdist.errors import ProgramMismatchError
+
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+_traces: Counter[str] = Counter()
+
+
+def report_traces(group: Group, function: Any) -> None:
+    """Reports the new traces of a function to rank 0; does not block.
+
+    Args:
+        group: the workers.
+        function: a `tf.function`.
+    """
+    if group.topology.size == 1:
+        return
+    for concrete in concrete_functions(function):
+        graph = concrete.graph
+        if graph in _seen:
+            continue
+        _seen.add(graph)
+        passed = _passed(graph, group)
+        if len(passed) > 1:
+            name = _name(function)
+            _traces[name] += 1
+            count = f", trace {_traces[name]}" if _traces[name] > 1 else ""
+            group.session.report_order(f"{name}{count}", encode(passed))
+
+
+def _passed(graph: Any, group: Group) -> list[Passed]:
+    """What a graph passes to collectives, in order; nothing if it is too large for a message."""
+    ordering = {inner.op.name for outer, inner in graph.captures if tokens.is_token(outer)}
+    operations = [
+        op
+        for op in graph.get_operations()
+        if op.type.startswith("Collective") or any(t.op.name in ordering for t in op.inputs)
+    ]
+    if len(operations) < 2:
+        return []
+    try:
+        fingerprints = Fingerprints(graph, _names_of_captures(graph, ordering))
+    except ValueError:
+        return []
+    found = []
+    for op in operations:
+        given = [t for t in op.inputs if t.dtype != tf.resource and not _is_constant(t)]
+        if given:
+            found.append(Passed(fingerprints.of(op), describe(given[0])))
+    return found
+
+
+# Of larger values that a function refers to, only the form counts.
+_COMPARED_BYTES = 2**16
+
+
+def _names_of_captures(graph: Any, ordering: set[str]) -> dict[str, str]:
+    """Names for what a graph captures that do not depend on the order in which it does."""
+    variables = {id(variable.handle): variable.name for variable in graph.variables}
+    names = {}
+    for outer, inner in graph.captures:
+        name = f"{inner.dtype.name} {inner.shape} {variables.get(id(outer), '')}"
+        if inner.op.name in ordering:
+            name = "order"
+        elif hasattr(outer, "numpy") and outer.dtype not in (tf.resource, tf.variant):
+            value = outer.numpy()
+            if 0 < value.nbytes <= _COMPARED_BYTES and not value.dtype.hasobject:
+                name = f"{name} {zlib.crc32(value.tobytes())}"
+        names[inner.op.name] = name
+    return names
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is computed from constants alone, such as zeros."""
+    pending, seen = [tensor.op], set()
+    while pending:
+        op = pending.pop()
+        if op.type in ("Placeholder", "ReadVariableOp") or op.op_def.is_stateful:
+            return False
+        if op not in seen:
+            seen.add(op)
+            pending += [t.op for t in op.inputs]
+    return True
+
+
+def _name(function: Any) -> str:
+    """The name and the line of a `tf.function`."""
+    python_function = function.python_function
+    code = getattr(python_function, "__code__", None)
+    name = getattr(python_function, "__qualname__", type(python_function).__name__)
+    if code is None:
+        return str(name)
+    return f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
 
 # The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)

@@ -13,7 +13,7 @@ belongs to, `cluster_function.py` makes the function, and `rebuild.py` puts all 
 
 from __future__ import annotations
 
-from tfdist._src.xla.compiled import compiled_between_collectives
+from tfdist._src.xla.rebuild import compiled_between_collectives
 from tfdist._src.xla.tracing import has_rows, is_compiled_here, left_to_tensorflow, or_zeros
 
 __all__ = [

@@ -1,15 +1,219 @@
-"""Which operations XLA compiles together."""
+"""Decides which operations XLA compiles, and which of them together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.xla.program import Program, has_shape
+from tfdist._src.comm import tokens
+from tfdist._src.xla.cluster_function import draws_other_numbers, is_random
+from tfdist._src.xla.program import Program, called_by, has_shape
+from tfdist._src.xla.tracing import is_has_rows, is_left_to_tensorflow
+
+_COMMUNICATES = ("Tfdist", "Collective")
+# What runs on the host, beside the graph.
+_HOST = (
+    "EagerPyFunc",
+    "PyFunc",
+    "Print",
+    "Iterator",
+    "Optional",
+    "Lookup",
+    "Mutex",
+    "Stack",
+    "Queue",
+    "Summary",
+    "Timestamp",
+    "WriteSummary",
+)
+# Slower by XLA than by TensorFlow's libraries on CPUs: a CNN's step takes 1.3 times as long.
+_SLOW_ON_CPUS = ("Conv2D", "Conv3D", "DepthwiseConv2d", "MaxPool", "AvgPool", "FusedBatchNorm")
+_STRINGS = ("AsString", "String", "Regex", "Unicode")
+CONDITIONALS = ("If", "StatelessIf")
+
+
+def communicates(operation: Any) -> bool:
+    """Whether an operation is one of tfdist's, or a collective of TensorFlow's."""
+    return bool(operation.type.startswith(_COMMUNICATES))
+
+
+def node_communicates(node: Any) -> bool:
+    """The same of a node of a function."""
+    return bool(node.op.startswith(_COMMUNICATES))
+
+
+def left_out(program: Program, *, within: bool = False) -> set[Any]:
+    """The operations that XLA does not compile.
+
+    Args:
+        program: the program.
+        within: whether it is a branch of another program, so that what has no static shape may be
+            equal on all workers, as an input is that has rows of all. It must be compiled on all
+            workers or on none, and is not.
+
+    Raises:
+        UnsupportedError: collectives are in a function that is to be compiled as a whole.
+    """
+    _refuse_compiled_collectives(program)
+    functions = program.functions_with(_is_no_part)
+    found: set[Any] = set()
+    gathered: set[Any] = set()  # have rows of other workers, whose number varies
+    for op in program.operations:
+        varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
+        theirs = communicates(op) or any(t.op in gathered for t in op.inputs if _varies(t))
+        if varies and (theirs or within):
+            gathered.add(op)
+        if theirs or op in gathered or _stays(program, op, functions):
+            found.add(op)
+    return found
+
+
+def has_several_of_a_kind(program: Program) -> bool:
+    """Whether a program runs on several CPUs or several GPUs."""
+    kinds = [name.partition(":")[0] for name in set(map(program.device_of, program.operations))]
+    return len(kinds) > len(set(kinds))
+
+
+def _is_compiled(node: Any) -> bool:
+    return "_XlaMustCompile" in node.attr and bool(node.attr["_XlaMustCompile"].b)
+
+
+def _refuse_compiled_collectives(program: Program) -> None:
+    communicating = program.functions_with(node_communicates, kept=False)
+    if not communicating:
+        return
+
+    def is_refused(node: Any) -> bool:
+        return _is_compiled(node) and not communicating.isdisjoint(called_by(node))
+
+    functions = program.functions_with(is_refused, kept=False)
+    for op in program.operations:
+        if is_refused(op.node_def) or not functions.isdisjoint(called_by(op.node_def)):
+            raise tokens.refusal_to_compile(op.name)
+
+
+def _is_no_part(node: Any) -> bool:
+    """Whether a node of a function cannot be, or is, compiled by itself."""
+    attributes = node.attr.values()
+    types = [kind for a in attributes for kind in (a.type, *a.list.type)]
+    return bool(
+        _is_compiled(node)
+        or node.op.startswith((*_COMMUNICATES, *_HOST))
+        or is_random(node.op)  # XLA would draw other numbers.
+        or tf.string.as_datatype_enum in types
+        or node.op.startswith(_STRINGS)
+        or (node.op.startswith(_SLOW_ON_CPUS) and not tf.config.list_logical_devices("GPU"))
+    )
+
+
+def _stays(program: Program, op: Any, functions: set[str]) -> bool:
+    if op.type == "Placeholder" or op.type.startswith(_HOST) or draws_other_numbers(op):
+        return True
+    if is_left_to_tensorflow(op) or functions.intersection(called_by(op.node_def)):
+        return True
+    if op.type in CONDITIONALS and is_has_rows(op.inputs[0].op):
+        return True  # Its branches have different numbers of rows.
+    if op.type.startswith(_SLOW_ON_CPUS) and program.device_of(op).startswith("CPU"):
+        return True
+    tensors = [*op.inputs, *op.outputs]
+    if any(t.dtype == tf.string for t in tensors):
+        return True
+    if op.type == "Bitcast" and any(t.dtype.is_complex for t in tensors):
+        return True
+    sources = (*(t.op for t in op.inputs), *op.control_inputs)
+    device = program.device_of(op)
+    return any(program.device_of(o) != device for o in sources if o.type != "Placeholder")
+
+
+def _varies(tensor: tf.Tensor) -> bool:
+    return has_shape(tensor) and not tensor.shape.is_fully_defined()
+
+
+_READ = "ReadVariableOp"
+# With some inputs, their results are other inputs to the last bit. Matrix products and sums over an
+# axis could be, too, but are taken to mix what they are given.
+_MAY_KEEP = frozenset(
+    [
+        *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
+        *("BroadcastTo", "Cast", "Identity", "Relu", "Select", "SelectV2", "StopGradient"),
+        *("ConcatV2", "DynamicStitch", "Gather", "GatherNd", "GatherV2", "Pack", "Pad", "PadV2"),
+        *("ExpandDims", "Reshape", "Slice", "Split", "SplitV", "Squeeze", "StridedSlice"),
+        *("Tile", "Transpose", "Unpack", "TensorScatterUpdate", "DynamicPartition"),
+    ]
+)
+
+
+def own_operations(
+    program: Program, given: Collection[Any], results: Sequence[tf.Tensor]
+) -> set[Any]:
+    """The operations whose results may differ between workers in their last bits.
+
+    Args:
+        program: the program.
+        given: its placeholders of this worker's own values.
+        results: what is wanted of it, which may have to be equal.
+    """
+    found = _computed_from(program, given)
+    found |= _only_for(program, found, {t.op for t in results})
+    # The constants of gradients wait for what they are for, and so go with it.
+    return found | {
+        op
+        for op in program.operations
+        if op.type == "Const" and not found.isdisjoint(op.control_inputs)
+    }
+
+
+def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
+    """What computes with a worker's own values, other than by communication."""
+    found = set(given)
+    for op in program.operations:
+        if not communicates(op) and (is_has_rows(op) or any(t.op in found for t in op.inputs)):
+            found.add(op)
+    return found
+
+
+def _only_for(program: Program, own: Collection[Any], wanted: Collection[Any]) -> set[Any]:
+    """What is computed for a worker's own operations alone, such as a mask, without effects.
+
+    What calls functions does not count as such: in a branch of a conditional, what it takes may be
+    used for something else. Nor does what may keep a value as it is on its way to a variable or a
+    result, such as a choice by a condition that is the same on all workers.
+    """
+    users: dict[Any, list[Any]] = {}
+    for op in program.operations:
+        for tensor in op.inputs:
+            users.setdefault(tensor.op, []).append(op)
+    kept = _kept_as_they_are(program, users, wanted)
+    found: set[Any] = set()
+    for op in reversed(program.operations):
+        if op in own or op in kept or communicates(op) or op.type == "Placeholder":
+            continue
+        using = users.get(op, [])
+        if using and not _has_effects(op) and all(u in own or u in found for u in using):
+            found.add(op)
+    return found
+
+
+def _kept_as_they_are(
+    program: Program, users: Mapping[Any, Sequence[Any]], wanted: Collection[Any]
+) -> set[Any]:
+    """The operations whose results may arrive in a variable, in a function or as a result."""
+    found: set[Any] = set()
+    for op in reversed(program.operations):
+        using = users.get(op, [])
+        arrives = any(_has_effects(user) or called_by(user.node_def) for user in using)
+        if op in wanted or arrives or any(u in found and u.type in _MAY_KEEP for u in using):
+            found.add(op)
+    return found
+
+
+def _has_effects(op: Any) -> bool:
+    return bool(op.op_def.is_stateful) and op.type != _READ and not communicates(op)
+
 
 _LEAST_OPERATIONS = 8
 _LEAST_SMALL_ONES = 64

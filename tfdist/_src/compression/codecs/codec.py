@@ -1,18 +1,43 @@
-"""The base class of all codecs."""
+"""The base classes of all codecs."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfdist._src.compression.gradient import Gradient, Shape
-from tfdist._src.compression.host_leaders import HostLeaders
-from tfdist._src.compression.settings import check_types
-from tfdist._src.compression.transport import Exchange
+from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (numbers.Integral,),
+    "float": (numbers.Real,),
+    "None": (type(None),),
+}
+
+
+def check_types(settings: Any) -> None:
+    """Checks the numeric and boolean fields of a dataclass against its annotations.
+
+    Raises:
+        ValueError: a value has a different type.
+    """
+    for field in dataclasses.fields(settings):
+        names = str(field.type).split(" | ")
+        if not set(names) <= set(_KINDS):
+            continue
+        value = getattr(settings, field.name)
+        kinds = tuple(kind for name in names for kind in _KINDS[name])
+        if not isinstance(value, kinds) or (isinstance(value, bool) and "bool" not in names):
+            raise ValueError(
+                f"{type(settings).__name__}: `{field.name}` must be of type {field.type}. "
+                f"Received: {value!r}."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,3 +138,41 @@ class Codec(abc.ABC):
     def _check(self, rule: str, value: Any, *, holds: bool) -> None:
         if not holds:
             raise ValueError(f"{type(self).__name__}: {rule} Received: {value!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalCodec(Codec):
+    """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
+
+    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+        """The communicator of the leaders; None for a worker that leads none."""
+        return exchange.leaders
+
+    def _host_in(self, exchange: Exchange) -> HostLeaders:
+        """How the workers of a host divide gradients."""
+        return exchange.host
+
+    @abc.abstractmethod
+    def sum_of_hosts(
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Sums over the leaders of the same gradients, one per host.
+
+        Args:
+            leaders: their communicator.
+            gradients: the sums of this host.
+            step: as for `sum`.
+
+        Returns:
+            The sums, bitwise identical on all leaders.
+        """
+
+    def sum(
+        self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
+            leaders = self._leaders_in(exchange)
+            assert leaders is not None
+            return self.sum_of_hosts(leaders, host_sums, step)
+
+        return self._host_in(exchange).sum(gradients, sum_of_hosts)

@@ -10,9 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.comm.native_communicator import NativeCommunicator
-from tfdist._src.comm.spans import GraphSpan
-from tfdist._src.compression.codecs.hierarchical import HierarchicalCodec
-from tfdist._src.compression.gradient import Gradient, Shape, count
+from tfdist._src.comm.tracing import GraphSpan
+from tfdist._src.compression.codecs.codec import HierarchicalCodec
+from tfdist._src.compression.transport import Gradient, Shape, count
 
 
 @dataclasses.dataclass(frozen=True)

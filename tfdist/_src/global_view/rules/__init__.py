@@ -4,16 +4,7 @@ A rule takes a `Call` and returns a `Decision`, or None if it does not apply to 
 the operands are gathered and the operation acts on the whole batch, which is always right.
 """
 
-from tfdist._src.global_view.rules import (
-    contraction,
-    control_flow,
-    elementwise,
-    lookup,
-    own_values,
-    rowwise,
-    shapes,
-    state,
-)
+from tfdist._src.global_view.rules import control_flow, elementwise, lookup, rowwise, shapes, state
 from tfdist._src.global_view.rules.table import (
     AVERAGE,
     CONTRIBUTION,

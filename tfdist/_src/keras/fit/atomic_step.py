@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._src.comm import step_ops
+from tfdist._src.comm import tokens
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.internals.tensorflow import initialized, traced
 from tfdist._src.keras.optimizers.late_update import Trial
-from tfdist._src.sharding.sharded import sharded_by, sharded_optimizers
+from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy.commit_point import Writes, find_writes
 from tfdist.errors import UnsupportedError
 
@@ -71,8 +71,8 @@ class AtomicStep:
 
     def _eagerly(self, *arguments: Any) -> Any:
         variables = self._all_variables()
-        step_ops.begins(complete=True)
-        step_ops.keep(list({id(v.handle): v.handle for v in variables}.values()))
+        tokens.begins(complete=True)
+        tokens.keep(list({id(v.handle): v.handle for v in variables}.values()))
         known = {id(variable) for variable in self._extended.variables}
         try:
             results = self._step(*arguments)
@@ -81,27 +81,27 @@ class AtomicStep:
             new = {id(variable) for variable in self._extended.variables} - known
             self._extended.progress.torn |= bool(new)
             raise
-        step_ops.commits()
+        tokens.commits()
         return results
 
     def _in_graph(self, *arguments: Any) -> Any:
         trace = self._trace(*arguments)
-        begins = step_ops.begins(complete=trace.complete)
+        begins = tokens.begins(complete=trace.complete)
         # If this is called eagerly, its operations run in order anyway.
         eager = tf.executing_eagerly()
         with tf.control_dependencies([] if eager else [begins]):
-            keep = step_ops.keep(trace.kept)
+            keep = tokens.keep(trace.kept)
         with tf.control_dependencies([] if eager else [begins, *keep]):
             results = trace.run(*arguments)
         flat = tf.nest.flatten(results, expand_composites=True)
         last = flat
         if self._confirm is not None:
             with tf.control_dependencies([] if eager else flat):
-                prepares = step_ops.prepares(trace.kept)
+                prepares = tokens.prepares(trace.kept)
             with tf.control_dependencies([] if eager else prepares):
                 last = [self._confirm()]
         with tf.control_dependencies([] if eager else last):
-            commits = step_ops.commits()
+            commits = tokens.commits()
         if eager:
             return results
         # The next step of a loop, which takes over all results, waits for it.

@@ -17,18 +17,17 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.data.distribute import in_order
-from tfdist._src.group.joining import joined_group
+from tfdist._src.group import joined_group
 from tfdist._src.internals.keras import TensorFlowTrainer, made_under
 from tfdist._src.internals.optimizer import strategy_of
 from tfdist._src.keras.fit.compilation import compilation_of
-from tfdist._src.keras.fit.current_data import current_data
+from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.fit.failed_builds import keeping_cause
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import in_stages
-from tfdist._src.sharding.elementwise import check_elementwise
-from tfdist._src.sharding.sharded import is_sharded
+from tfdist._src.sharding import check_elementwise, is_sharded
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.random_state import share_randomness
+from tfdist._src.strategy.multi_worker import share_randomness
 from tfdist.errors import UnsupportedError
 
 # Arguments that must have the same value on all workers.

@@ -1,8 +1,13 @@
-"""Compares the state that all workers must have in common.
+"""Compares the state that all workers must have in common, before and during training.
+
+The strategy does not notice its assignments, but the graph of a step shows which variables it
+captures. So samples of their values are compared among the workers from time to time.
 
 Synchronous steps keep it equal. Code between the steps, such as a callback, may assign it on one
 worker only. So the next step tells a number of what has been assigned, and sometimes of samples of
 all weights. Only if the numbers of the workers differ do they compare all of it.
+
+Workers without a shared disk, or with separate working folders, find other files than the chief.
 """
 
 from __future__ import annotations
@@ -19,12 +24,140 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.group.group import Group
-from tfdist._src.keras.fit.outer_state import OuterVariable, outer_state_of
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm import tokens
+from tfdist._src.group import Group
+from tfdist._src.internals.graphs import captured_from, variables_read
+from tfdist._src.internals.iterators import initial_epoch, set_initial_epoch
+from tfdist._src.internals.variables import spec_of_resource
 from tfdist._src.keras.fit.step_exchange import last_programs
-from tfdist._src.keras.optimizers.of_model import optimizers_of, own_state, replicated_variables
-from tfdist._src.strategy.variables import ReplicatedMirroredVariable, take_assigned
-from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
+from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, replicated_variables
+from tfdist._src.keras.saving.compression_files import compressor_of
+from tfdist._src.keras.saving.files import awaits_admission, group_of, in_stages, needs_gathering
+from tfdist._src.strategy.commit_point import READS
+from tfdist._src.strategy.variables import ReplicatedMirroredVariable, assignments, take_assigned
+from tfdist._src.xla.program import called_by
+from tfdist.errors import ProgramMismatchError, ReplicaMismatchError, UnsupportedError
+
+
+class OuterVariable:
+    """A variable that a step captures, by its resource.
+
+    Args:
+        resource: its resource, which the step keeps.
+        path: its name.
+        spec: the type and shape of its value.
+    """
+
+    def __init__(self, resource: tf.Tensor, path: str, spec: tf.TensorSpec) -> None:
+        self._resource = weakref.ref(resource)
+        self.path, self._spec = path, spec
+
+    def __repr__(self) -> str:
+        return f"{self.path} {self._spec.dtype.name}{self._spec.shape}"
+
+    @property
+    def exists(self) -> bool:
+        """Whether any step still captures it."""
+        return self._resource() is not None
+
+    @property
+    def value(self) -> tf.Tensor:
+        """Its value.
+
+        Raises:
+            tf.errors.FailedPreconditionError: it has none.
+        """
+        resource = self._resource()
+        with tf.init_scope():
+            value = tf.raw_ops.ReadVariableOp(resource=resource, dtype=self._spec.dtype)
+            return tf.ensure_shape(value, self._spec.shape)
+
+
+class OuterState:
+    """The variables that the steps of a model read and that its strategy does not hold.
+
+    Attributes:
+        traces: how many steps have been traced.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, OuterVariable] = {}
+        self.traces = 0
+
+    def note(self, graph: Any, outputs: Sequence[Any], own: set[int]) -> None:
+        """Adds the variables of a step that has been traced.
+
+        Args:
+            graph: the graph of the step.
+            outputs: its results.
+            own: the identities of the resources that the strategy holds.
+        """
+        self.traces += 1
+        names = {id(v.handle): v.name for v in variables_read(graph)}
+        results = {id(output) for output in outputs}
+        for outside, inside in graph.captures:
+            resource = captured_from(outside)
+            spec = None if tokens.is_token(resource) else spec_of_resource(resource)
+            if spec is None or id(resource) in own or not _counts(inside, results):
+                continue
+            name = names.get(id(resource), "").removesuffix(":0") or "without a name"
+            self._found[id(resource)] = OuterVariable(resource, name, spec)
+
+    def variables(self) -> dict[str, OuterVariable]:
+        """Those that have values, by names that are the same on workers with the same variables."""
+        self._found = {key: one for key, one in self._found.items() if one.exists}
+        readable = [one for one in self._found.values() if _is_readable(one)]
+        alike = zlib.crc32(repr(readable).encode())
+        return {f"outside {i} of {alike}": one for i, one in enumerate(readable)}
+
+
+def outer_state_of(model: keras.Model) -> OuterState:
+    """Returns the outer state of a model's steps."""
+    return _known.setdefault(model, OuterState())
+
+
+_known: weakref.WeakKeyDictionary[Any, OuterState] = weakref.WeakKeyDictionary()
+
+
+def _is_readable(variable: OuterVariable) -> bool:
+    try:
+        return variable.value is not None
+    except tf.errors.FailedPreconditionError:
+        return False
+
+
+def _counts(resource: tf.Tensor, results: set[int]) -> bool:
+    """Whether a variable's value has an effect on the step's results or on other state.
+
+    A counter that is only printed, or a metric that only one worker reads, may differ.
+
+    Args:
+        resource: the graph's placeholder for the variable.
+        results: the identities of the graph's results.
+    """
+    pending = list(resource.consumers())
+    seen: set[Any] = set()
+    while pending:
+        op = pending.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op.type not in READS and any(_is_other(t, resource, op) for t in op.inputs):
+            return True
+        if any(id(output) in results for output in op.outputs):
+            return True
+        pending += [consumer for output in op.outputs for consumer in output.consumers()]
+    return False
+
+
+def _is_other(tensor: tf.Tensor, resource: tf.Tensor, op: Any) -> bool:
+    """Whether an operand of an operation is other state, which that may write."""
+    if tensor.dtype != tf.resource or tensor is resource:
+        return False
+    # A function or conditional may only write a summary.
+    return not called_by(op.node_def) or spec_of_resource(tensor) is not None
+
 
 # Samples of all weights are compared after so many steps.
 _STEPS = 256
@@ -322,3 +455,83 @@ def _sample(copy: Any, most: int) -> Any:
     size = copy.shape.num_elements() or 0
     flat = tf.reshape(copy, [-1])
     return _bytes(flat[:: max(1, size // most)].numpy())
+
+
+class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
+    """Compares the state after all other callbacks have seen the training begin.
+
+    If it differs because of them, all workers receive the chief's.
+
+    Attributes:
+        first: a callback to be called before all others.
+    """
+
+    communicates_in = ("on_train_begin",)
+
+    class First(keras.callbacks.Callback):  # type: ignore[misc]
+        """Records the state before callbacks see the training begin."""
+
+        assignments = 0
+        awaits_admission = False
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.assignments = assignments()
+            self.awaits_admission = awaits_admission(self.model)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.First()
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        group = group_of(self.model)
+        if group is None or self.first.awaits_admission:
+            return  # A worker that is admitted meanwhile gets the others' state.
+        changed = assignments() != self.first.assignments
+        epoch, updates = initial_epoch(self.model), _updates_of(self.model)
+        texts = group.exchange("how training begins", json.dumps([epoch, updates, changed]))
+        places = [(epoch, updates) for epoch, updates, _ in map(json.loads, texts)]
+        if not any(json.loads(text)[2] for text in texts) and len(set(places)) == 1:
+            return
+        kind = StageComparison if in_stages(self.model) else StateComparison
+        compared = kind(self.model)
+        found = compared.difference()
+        if found or len(set(places)) > 1:
+            self._share(group, _described(group, places, found), places[0][0], compared)
+
+    def _share(self, group: Group, found: str, epoch: int, compared: StateComparison) -> None:
+        """Has all workers begin with the chief's state.
+
+        Raises:
+            UnsupportedError: each worker keeps a part of the model.
+        """
+        extended = self.model.distribute_strategy.extended
+        if needs_gathering(self.model) or compressor_of(self.model) is not None:
+            raise UnsupportedError(
+                "A callback such as BackupAndRestore must find the same files on all workers if "
+                f"each keeps a part of the model. Received: {self.model.name!r}, where {found}. "
+                "Pass the path of a shared disk, or use tfdist.callbacks.BackupAndRestore."
+            )
+        if group.topology.is_chief:
+            say(f"tfdist: {found}. All go on with the state of {group.topology.workers[0]}.")
+        set_initial_epoch(self.model, epoch)
+        for variable in compared.variables().values():
+            value = variable if isinstance(variable, tf.Variable) else variable.value
+            variable.assign(extended.workers.broadcast(tf.convert_to_tensor(value.values[0])))
+
+
+def _updates_of(model: keras.Model) -> int:
+    """The number of updates of a model's optimizer so far."""
+    optimizer = getattr(model, "optimizer", None)
+    return 0 if optimizer is None else int(optimizer.iterations.numpy())
+
+
+def _described(group: Group, places: list[tuple[int, int]], found: str) -> str:
+    other = next((i for i, place in enumerate(places) if place != places[0]), None)
+    text = "callbacks have restored different states when the training began"
+    if other is not None:
+        chief, worker = (
+            f"{group.topology.workers[rank]} goes on from epoch {epoch} after {updates} updates"
+            for rank, (epoch, updates) in ((0, places[0]), (other, places[other]))
+        )
+        text += f": {chief}, and {worker}"
+    return f"{text}{': ' if other is None else ', and '}{found}" if found else text

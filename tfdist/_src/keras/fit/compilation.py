@@ -1,4 +1,12 @@
-"""Whether XLA compiles a model's steps, and their functions."""
+"""XLA compilation of a model's steps, and Keras state that belongs to a strategy's scope.
+
+A trace made in a step uses that step's rows. TensorFlow would reuse it outside the step and in
+other steps, and would reuse earlier traces inside the step. Collectives are refused when a function
+that XLA compiles is traced; TensorFlow would reuse traces made elsewhere, which have them.
+
+It resets TensorFlow's default graph, to which the scope is attached: objects that a script creates
+afterwards would be outside the scope.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +21,64 @@ import keras
 import tensorflow as tf
 
 from tfdist._src import native
+from tfdist._src.internals.graphs import is_compiled_whole
 from tfdist._src.internals.keras import made_under, model_supports_jit
+from tfdist._src.internals.tensorflow import staying_in_scope
 from tfdist._src.keras.patching import patch
-from tfdist._src.native.console import say
+from tfdist._src.native.store import say
 from tfdist._src.options import Options, xla_processor_limit
 from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.step import current_step
 from tfdist._src.xla import compiled_between_collectives
 from tfdist.errors import NativeUnavailableError
+
+
+def install() -> None:
+    """Makes `tf.function`, `clear_session` and `compile` respect the strategy's scope."""
+    _install_nested_functions()
+    _install_clear_session()
+    _install_compilation()
+
+
+def _install_nested_functions() -> None:
+    """Makes `tf.function` key its traces by the current tfdist step, and by who compiles them."""
+    patch("function_context.make_function_context", _with_surroundings)
+
+
+def _with_surroundings(make_context: Any) -> Any:
+    def make_context_with_surroundings(scope_type: Any = None) -> Any:
+        step, made = current_step(), make_context(scope_type)
+        key = None if step is None else step.key
+        whole = not tf.executing_eagerly() and is_compiled_whole()
+        if key is None and not whole:
+            return made
+        return made._replace(context=(made.context, key, whole))
+
+    return make_context_with_surroundings
+
+
+def _install_clear_session() -> None:
+    """Makes a reset of the default graph preserve the scope of a tfdist strategy."""
+    patch("tf.compat.v1.reset_default_graph", _inside_the_scope)
+
+
+def _inside_the_scope(reset: Any) -> Any:
+    @functools.wraps(reset)
+    def reset_inside() -> None:
+        if not isinstance(tf.distribute.get_strategy().extended, ReplicatedExtended):
+            reset()
+            return
+        with staying_in_scope():
+            reset()
+
+    return reset_inside
+
 
 # The models for which "auto" has chosen XLA, until that has been said.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
-def install() -> None:
+def _install_compilation() -> None:
     """Has `jit_compile="auto"` do under a tfdist strategy what it does in one process."""
     patch("Trainer.compile", _with_auto)
 

@@ -1,9 +1,11 @@
-"""Where the training data of a call of `fit` stands, and going on from where it stood before."""
+"""Tracks the position in the training data, and restores it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist._src.data.replay import RowsRead
@@ -16,14 +18,18 @@ from tfdist._src.internals.iterators import (
     stop_reading,
     unread_iterator,
 )
-from tfdist._src.keras.fit.batch_size import BatchSize
-from tfdist._src.keras.fit.first_iterator import FirstIterator
-from tfdist._src.keras.fit.iterator_states import IteratorStates
 from tfdist._src.keras.fit.live_data import LiveData
-from tfdist._src.keras.fit.own_batches import OwnBatches
-from tfdist._src.keras.fit.position import KeptRows, Position, go_to
+from tfdist._src.keras.fit.position import (
+    BatchSize,
+    FirstIterator,
+    IteratorStates,
+    KeptRows,
+    OwnBatches,
+    Position,
+    go_to,
+)
 from tfdist._src.keras.fit.validation_data import ValidationData
-from tfdist._src.strategy.random_state import random_states, set_random_states
+from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
 
 class TrainingData:
@@ -294,3 +300,34 @@ class TrainingData:
         replay_epochs(self._epochs.data_adapter, epochs)
         set_random_states(position.at_epoch)
         return epochs
+
+
+class _Here(threading.local):
+    data: TrainingData | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def training_data() -> Iterator[TrainingData]:
+    """Within this context, the data that this thread's `fit` trains on is `current_data()`."""
+    outer, _here.data = _here.data, TrainingData()
+    try:
+        yield _here.data
+    finally:
+        _here.data = outer
+
+
+def current_data() -> TrainingData | None:
+    """The data of the `fit` that this thread is in, if anybody asks for its position."""
+    return _here.data
+
+
+def batches_done() -> int:
+    """Of the batches of the step that Keras's loop is about to run, how many have been trained."""
+    data = current_data()
+    if data is None or data.live is None:
+        return 0
+    done, data.live.batches_done = data.live.batches_done, 0
+    return done

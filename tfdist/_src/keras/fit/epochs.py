@@ -1,4 +1,7 @@
-"""Epochs of Keras's loops: the workers begin and end each pass over a dataset together."""
+"""Epochs of Keras's loops: the workers begin and end each pass over a dataset together.
+
+What a dataset draws in Python may be drawn in another way there.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,51 @@ import tensorflow as tf
 from tfdist._src.comm import native_ops
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.data.distribute import distribute_nothing, form_of_batches, note_next
-from tfdist._src.data.first_batch import different_data, first_batch_watched
+from tfdist._src.data.first_batch import FirstBatch, different_data, first_batch_watched
 from tfdist._src.data.replay import replaying
 from tfdist._src.internals.extended import end_of
 from tfdist._src.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist._src.internals.keras import TFEpochIterator, made_under
 from tfdist._src.internals.tensorflow import end_in_background
 from tfdist._src.keras.fit.call_checks import reads_own_batches
-from tfdist._src.keras.fit.current_data import current_data
-from tfdist._src.keras.fit.data_position import TrainingData
-from tfdist._src.keras.fit.live_data import LiveData
-from tfdist._src.keras.fit.newcomers_data import advance_compared
-from tfdist._src.keras.fit.own_batches import OwnBatches
+from tfdist._src.keras.fit.data_position import TrainingData, current_data
+from tfdist._src.keras.fit.live_data import LiveData, Step
+from tfdist._src.keras.fit.position import OwnBatches
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.patching import patch
 from tfdist._src.strategy.extended import ReplicatedExtended
+
+
+def advance_compared(
+    batches: FirstBatch | None, data: TrainingData, advance: Callable[[], Step]
+) -> Step:
+    """The next step, whose batch is compared first if some workers have come since the last one.
+
+    Args:
+        batches: compares those of the training data; None if this process is alone.
+        data: the training data.
+        advance: returns the step, or raises StopIteration.
+
+    Raises:
+        ProgramMismatchError: this worker has come later, and reads different data.
+    """
+    live = data.live
+    if live is None or not live.compares or batches is None:
+        return advance()
+    try:
+        step = advance()
+    except StopIteration:
+        _compare(batches, live, None)
+        raise
+    _compare(batches, live, step[-1])
+    return step
+
+
+def _compare(batches: FirstBatch, live: LiveData, iterator: Any) -> None:
+    batches.compare_next(iterator, live.replay, is_new=live.came_later)
+    if iterator is not None:
+        iterator.whole = batches.whole
+    live.compares = False
 
 
 def install() -> None:

@@ -13,7 +13,7 @@ from tfdist._src.internals.iterators import (
     take_over,
     within_epoch,
 )
-from tfdist._src.keras.fit.batch_size import BatchSize
+from tfdist._src.keras.fit.position import BatchSize
 
 Step = tuple[Any, ...]
 """A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""

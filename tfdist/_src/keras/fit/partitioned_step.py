@@ -37,15 +37,18 @@ from tfdist._src.internals.extended import copy_here
 from tfdist._src.internals.graphs import trace_into_graph
 from tfdist._src.internals.optimizer import accumulators, updating_optimizers
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int, tracing_summaries
+from tfdist._src.keras.fit.compared_state import outer_state_of
 from tfdist._src.keras.fit.metric_state import metric_variables
-from tfdist._src.keras.fit.outer_state import outer_state_of
-from tfdist._src.keras.fit.own_rows import exchange_rows, gather_sparse, once_compared
-from tfdist._src.keras.fit.step_exchange import TracedProgram
+from tfdist._src.keras.fit.step_exchange import (
+    TracedProgram,
+    exchange_rows,
+    gather_sparse,
+    once_compared,
+)
 from tfdist._src.keras.fit.traffic_notes import note_trace
-from tfdist._src.keras.optimizers.accumulation import accumulates_own
+from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.optimizers.late_update import Trial, update_late
-from tfdist._src.keras.optimizers.of_model import optimizers_of
-from tfdist._src.sharding.sharded import sharded_by, sharded_optimizers
+from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import find_writes
 from tfdist._src.strategy.step import GlobalStep, OwnRows

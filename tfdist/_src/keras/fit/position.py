@@ -1,22 +1,45 @@
-"""A position in the training data, between two steps."""
+"""Positions in the training data, between two steps."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist._src.data.first_batch import draws_numbers
 from tfdist._src.data.replay import Replay, RowsRead
+from tfdist._src.internals.datasets import caches, shuffle_buffers, shuffles
 from tfdist._src.internals.iterators import (
+    changes_between_epochs,
     has_seeds,
     new_iterator,
+    position_of,
+    remembers_epochs,
     set_position,
     shuffles_per_epoch,
 )
-from tfdist._src.internals.keras import is_of_one_generator
-from tfdist._src.internals.tensorflow import discard_next
+from tfdist._src.internals.keras import describe_arrays, is_of_arrays, is_of_one_generator
+from tfdist._src.internals.tensorflow import discard_next, take_next
 from tfdist.errors import SnapshotError
+
+
+@dataclass(frozen=True)
+class OwnBatches:
+    """What is known of such data.
+
+    Attributes:
+        generation: of the group for which the data has been distributed.
+        count: how many batches an epoch has; None if that is unknown.
+        is_shared_out: whether each group can share the data out anew; not what the user has
+            distributed, nor what the workers of a single pipeline read, all of them the same.
+    """
+
+    generation: int = -1
+    count: int | None = None
+    is_shared_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,3 +189,169 @@ def move_to(iterator: Any, state: bytes) -> None:
             f"The training data must be the same as when the snapshot was taken. Received: others "
             f"({error}). Pass the same dataset, or choose another directory."
         ) from error
+
+
+class BatchSize:
+    """The size of batches of which each worker's part keeps its number of rows.
+
+    Args:
+        replay: what the data passes through.
+        workers: returns the number of workers now.
+
+    Attributes:
+        own_batches: how many batches of the dataset's own an iterator has; None if unknown.
+    """
+
+    def __init__(self, replay: Replay, workers: Callable[[], int]) -> None:
+        self._replay, self._workers = replay, workers
+        self.own_batches: int | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether this is so; otherwise batches are the dataset's own."""
+        return self._replay.keeps_rows and self._replay.is_used
+
+    @property
+    def rows(self) -> int:
+        """The rows of a batch now; 0 if that is not known."""
+        return self._replay.batch_for(self._workers()) if self.is_kept else 0
+
+    def left(self, read: RowsRead) -> int:
+        """How many batches an iterator still gives, over a dataset of known length.
+
+        Batches of the dataset's own may have less rows than the first, so until the last one has
+        been read this may be too many.
+        """
+        assert self.own_batches is not None
+        own = self.own_batches - read.batches
+        if self.rows == self._replay.own_batch:
+            return own + read.pending_batches
+        return -(-(read.pending + own * self._replay.own_batch) // self.rows)
+
+    def kept(self, read: RowsRead) -> KeptRows | None:
+        """What another process needs to give the same batches from there."""
+        if not self.is_kept:
+            return None
+        return KeptRows(self._replay.workers, self._replay.own_batch, read)
+
+    def keep(self, rows: KeptRows) -> None:
+        """Gives the same batches as another process."""
+        self._replay.keep_rows(rows.workers, rows.batch)
+
+
+_LARGEST_BYTES = 256 << 20
+
+
+class IteratorStates:
+    """Saves iterators, unless their states are incomplete or too large.
+
+    Args:
+        epochs: Keras's epoch iterator over the data.
+    """
+
+    def __init__(self, epochs: Any) -> None:
+        self._epochs = epochs
+        self._is_small = True
+
+    @property
+    def _adapter(self) -> Any:
+        return self._epochs.data_adapter  # Keras sets it late.
+
+    def of(self, iterator: Any) -> bytes | None:
+        """The state of an iterator; None if it cannot be saved."""
+        state = position_of(iterator) if self._is_small and self._is_complete else None
+        if state is not None and len(state) > _LARGEST_BYTES:
+            state, self._is_small = None, False
+        return state
+
+    @functools.cached_property
+    def description(self) -> str:
+        """What the data is like, to tell whether a position is one in it."""
+        if is_of_arrays(self._adapter):
+            return describe_arrays(self._adapter)
+        dataset = self._adapter.get_tf_dataset()
+        buffers = shuffle_buffers(dataset)
+        shuffled = f", shuffled in buffers of {buffers}" if buffers else ""
+        return f"batches of {dataset.element_spec}{shuffled}"
+
+    @functools.cached_property
+    def _is_complete(self) -> bool:
+        """Whether an iterator has all state: what is drawn, or remembered, while it is read."""
+        if is_of_arrays(self._adapter):  # Keras shuffles them at the beginning of an iterator.
+            return True
+        dataset = self._adapter.get_tf_dataset()
+        # One of a cache that has been moved to its place loses elements when it is moved again.
+        return not draws_numbers(dataset) and not caches(dataset)
+
+
+class FirstIterator:
+    """Has a dataset begin again, whose iterators each shuffle in another way than the one before.
+
+    The dataset counts them for as long as this process has it. An iterator that is moved to the
+    position of the first one moves this count, too.
+
+    Args:
+        is_needed: returns whether it may have to.
+    """
+
+    def __init__(self, is_needed: Callable[[], bool]) -> None:
+        self._is_needed = is_needed
+        self._is_made = self._is_known = False
+        self._position: bytes | None = None
+
+    def made(self, iterator: Any) -> None:
+        """Takes note of a new iterator; the first one after `comes_again` becomes the first."""
+        if self._is_made or not self._is_needed():
+            return
+        self._is_made = True
+        if not self._is_known:
+            self._position, self._is_known = position_of(iterator), True
+        elif self._position is not None:
+            move_to(iterator, self._position)
+
+    def make(self, epochs: Any, count: int, read: int) -> None:
+        """Makes later iterators shuffle as if there had been others.
+
+        Args:
+            epochs: Keras's epoch iterator.
+            count: how many had been made.
+            read: in how many epochs the data had been read.
+        """
+        adapter = epochs.data_adapter
+        fills = count > 0 and remembers_epochs(adapter)
+        for number in range(count + read * (shuffles_per_epoch(adapter) - 1)):
+            iterator = new_iterator(epochs)
+            self.made(iterator)
+            while fills and number == 0 and take_next(iterator):
+                pass  # A cache is filled by the first one, with what that draws.
+
+    def follow(self, epochs: Any, position: Position, read: int) -> None:
+        """Makes later iterators shuffle as those that come after an epoch.
+
+        Args:
+            epochs: Keras's epoch iterator.
+            position: where the data stood at its end.
+            read: the number of epochs that had ended.
+        """
+        if position.fresh is None:
+            self.make(epochs, position.iterators, read)
+            return
+        iterator = new_iterator(epochs)
+        self.made(iterator)
+        move_to(iterator, position.fresh)
+
+    def comes_again(self) -> None:
+        """Has the next iterator be the first one again."""
+        self._is_made = False
+
+    def obstacle(self, adapter: Any) -> str:
+        """Why the dataset of one of Keras's adapters cannot begin again; "" if it can."""
+        if is_of_one_generator(adapter):
+            return "the training data is a Python generator, which gives each batch once"
+        if changes_between_epochs(adapter):
+            return "the training data is a PyDataset that changes at the beginning or end of epochs"
+        if not self._is_known or self._position is not None:
+            return ""
+        if not shuffles(adapter.get_tf_dataset()):
+            return ""
+        return "the training data is shuffled, and has an iterator that cannot be saved"

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdist._src import native
+from tfdist._src.comm import tracing
 from tfdist._src.data.distribute import (
     as_tensors,
     form_of,
@@ -25,10 +27,8 @@ from tfdist._src.keras.fit.atomic_step import AtomicStep
 from tfdist._src.keras.fit.call_checks import running_call, training_call
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
-from tfdist._src.keras.fit.current_data import batches_done
-from tfdist._src.keras.fit.eager_step import run_eager_prediction, run_eager_step
+from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import metric_variables, take_over_metrics, totals_of
-from tfdist._src.keras.fit.own_rows import count_own_rows, count_rows, finds_unlike_shares
 from tfdist._src.keras.fit.partitioned_step import (
     divided,
     run_partitioned_prediction,
@@ -36,17 +36,171 @@ from tfdist._src.keras.fit.partitioned_step import (
 )
 from tfdist._src.keras.fit.step_exchange import (
     as_heard,
+    count_own_rows,
+    count_rows,
+    finds_unlike_shares,
+    gather_sparse,
+    heard,
     heard_nothing,
     last_programs,
     step_exchange,
+    unlike_shares,
+    untraced,
 )
-from tfdist._src.keras.fit.timed_input import received, wait_for
 from tfdist._src.keras.fit.traffic_notes import note_rows
 from tfdist._src.keras.optimizers.applying import keep_build
 from tfdist._src.keras.optimizers.late_update import Trial
 from tfdist._src.monitoring.training import record
+from tfdist._src.strategy import reduction
+from tfdist._src.strategy.step import EagerGlobalStep
 from tfdist._src.strategy.step_failure import running_step
 from tfdist.errors import ProgramMismatchError
+
+
+def wait_for(take: Callable[[], Any]) -> Any:
+    """Takes a batch, or an optional one, eagerly or in a graph; followed by `received`.
+
+    Args:
+        take: gets it from an iterator.
+    """
+    if not native.has_ops():
+        return take()
+    begins = tracing.input_begins()
+    with tf.control_dependencies([] if tf.executing_eagerly() else [begins]):
+        return take()
+
+
+def received(batch: Any) -> Any:
+    """Returns a batch that a step has waited for."""
+    if native.has_ops():
+        parts = [] if tf.executing_eagerly() else tf.nest.flatten(batch, expand_composites=True)
+        with tf.control_dependencies([part for part in parts if tf.is_tensor(part)]):
+            tracing.input_ends()
+    return batch
+
+
+def run_eager_step(
+    model: keras.Model,
+    step_function: Callable[[Any], Any],
+    batch: Any,
+    told: Any = None,
+    *,
+    shared: bool,
+) -> tuple[Any, Any, Any]:
+    """Runs `train_step` or `test_step` on the whole batch, on each replica.
+
+    Args:
+        model: the model.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the rows of the local replicas.
+        told: what their shares tell of the rows of the whole batch; see `WithRows`.
+        shared: whether the replicas have shares of one batch, of which each has all rows.
+
+    Returns:
+        The same as `run_partitioned_step`.
+    """
+    strategy = model.distribute_strategy
+    extended = strategy.extended
+    counted = _exchanged(strategy, batch, told, shared=shared)
+    whole = _gathered(strategy, batch)
+    summed = _summed(model)
+    copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]
+    totals = reduction.sum_values(extended.workers, copies, "metrics")
+
+    def replica_step(whole: Any) -> Any:
+        leads = _leads(extended)
+        for variable, total in zip(summed, totals, strict=True):
+            variable.assign(total)
+        with EagerGlobalStep(leads):
+            logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+            state = [tf.identity(tf.convert_to_tensor(v)) for v in metric_variables(model)]
+            if not leads:
+                for variable in _summed(model):
+                    variable.assign(tf.zeros_like(variable))
+        return logs, state
+
+    logs, state = _of_first(strategy, strategy.run(replica_step, (whole,)))
+    return logs, state, counted
+
+
+def run_eager_prediction(
+    model: keras.Model, batch: Any, told: Any = None, *, shared: bool
+) -> tuple[Any, Any]:
+    """Runs `predict_step` on the whole batch, on each replica.
+
+    Args:
+        model: the model.
+        batch: the rows of the local replicas.
+        told: as for `run_eager_step`.
+        shared: as for `run_eager_step`.
+
+    Returns:
+        The same as `run_partitioned_prediction`.
+    """
+    strategy = model.distribute_strategy
+    numbers = _exchanged(strategy, batch, told, shared=shared)[1:]
+
+    def replica_step(whole: Any) -> Any:
+        with EagerGlobalStep(_leads(strategy.extended)):
+            return model.predict_step(whole)
+
+    outputs = strategy.run(replica_step, (_gathered(strategy, batch),))
+    return _of_first(strategy, outputs), numbers
+
+
+def _exchanged(
+    strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
+) -> tf.Tensor:
+    """The number of rows of the whole batch, followed by what the workers tell one another."""
+    extended = strategy.extended
+    rank, workers = extended.workers.place()
+    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
+    told = None if told is None else strategy.experimental_local_results(told)[0]
+    own = tf.concat([own, step_exchange.in_graph(told), untraced()], axis=0)
+    sums = reduction.sum_values(extended.workers, [own], "rows")[0]
+    counts, devices = sums[:workers], len(extended.worker_devices)
+    total = tf.reduce_sum(counts)
+    unlike = unlike_shares(counts, total, devices) if shared else 0
+    return tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
+
+
+def _leads(extended: Any) -> bool:
+    replica, _ = extended.place_here()
+    return int(replica) == 0
+
+
+def _of_first(strategy: tf.distribute.Strategy, results: Any) -> Any:
+    return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
+
+
+def _summed(model: keras.Model) -> list[Any]:
+    """The metric variables whose value is the sum of the replicas' copies."""
+    summed = tf.VariableAggregation.SUM
+    return [v for v in metric_variables(model) if v.value.aggregation == summed]
+
+
+def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """The batch with the rows of all replicas."""
+
+    def gather(leaf: Any) -> Any:
+        parts = list(strategy.experimental_local_results(leaf))
+        if parts[0] is None:
+            return None
+        if isinstance(parts[0], tf.SparseTensor):
+            return _gathered_sparse(strategy.extended, parts)
+        if not isinstance(parts[0], tf.RaggedTensor) and not parts[0].shape.rank:
+            return parts[0]
+        return strategy.extended.gather_rows(parts)
+
+    return tf.nest.map_structure(gather, batch)
+
+
+def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
+    local = tf.sparse.concat(0, parts)
+    rank, _ = extended.workers.place()
+    rows = extended.gather_rows([local.dense_shape[:1]])
+    first, total = tf.reduce_sum(rows[:rank]), tf.reduce_sum(rows)
+    return gather_sparse(local, first, total, lambda own: extended.gather_rows([own]))
 
 
 def make_step_function(

@@ -1,19 +1,27 @@
-"""What all wrappers of `Optimizer.apply` share, inside and outside of replicas."""
+"""Wrappers of `Optimizer.apply`: the optimizers of a model, and how they accumulate.
+
+And which variables of them and of the model all replicas have in common.
+
+Usually each replica accumulates its own, so that gradients cross the network once per update. What
+one worker alone has accumulated would be lost with it, so where the group of workers may change,
+the gradients of every batch are summed first, and all replicas accumulate the same.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist._src.comm.spans import GraphSpan
+from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.internals.keras import BaseOptimizer
 from tfdist._src.internals.optimizer import (
+    accumulators,
     inner_optimizer,
     key_of,
     strategy_of,
@@ -28,9 +36,133 @@ from tfdist._src.internals.optimizer_build import (
     noting_unbuilt,
 )
 from tfdist._src.keras.optimizers.gradient_sync import compressor_in_use, has_replicas
-from tfdist._src.sharding.sharded import trained_by
+from tfdist._src.sharding import is_sharded, sharded_by, trained_by
+from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist._src.strategy.step import current_step
 from tfdist.errors import UnsupportedError
+
+
+def optimizers_of(model: keras.Model) -> dict[str, Any]:
+    """A model's optimizers by name.
+
+    Args:
+        model: compiled.
+
+    Returns:
+        `"optimizer"` for the one that was passed to `compile`, if any, then `"optimizer NAME"` for
+        each other one that is an attribute of the model, or `"optimizer NAME/KEY"` for one in a
+        list or dict.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> model.other = keras.optimizers.SGD()
+        >>> list(optimizers_of(model))
+        ['optimizer', 'optimizer other']
+    """
+    first = getattr(model, "optimizer", None)
+    found = {} if first is None else {"optimizer": first}
+    seen = {id(first)}
+    for name, value in _named(sorted(vars(model).items())):
+        if id(value) not in seen:
+            seen.add(id(value))
+            found[f"optimizer {name}"] = value
+    return found
+
+
+def _named(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, BaseOptimizer):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from _named(enumerate(value), f"{name}/")
+        elif isinstance(value, dict):
+            yield from _named(value.items(), f"{name}/")
+
+
+def replicated_variables(model: keras.Model) -> dict[str, Any]:
+    """The weights of a model and the state of its optimizers, as far as they are replicated.
+
+    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
+    replicas.
+
+    Returns:
+        Keras variables by names that are the same on all workers.
+    """
+    found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
+    for name, outermost in optimizers_of(model).items():
+        for i, variable in enumerate(replicated_state(outermost)):
+            found[f"{name} {i}"] = variable
+    return found
+
+
+def replicated_state(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that all replicas have in common."""
+    own = own_state(optimizer)
+    return [v for v in optimizer.variables if id(v) not in own]
+
+
+def own_state(optimizer: Any) -> set[int]:
+    """The variables of which each replica has its own; the identities of Keras variables."""
+    updating = updating_optimizers(optimizer)
+    own = {id(v) for one in updating for v in accumulators(one)}
+    sharded = [one for one in updating if sharded_by(one) is not None]
+    return own | {id(v) for one in sharded for v in one.variables if v.shape.rank}
+
+
+_sums: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def accumulates_sums(optimizer: Any) -> bool:
+    """Whether a step sums gradients before the optimizer accumulates them."""
+    return optimizer in _sums
+
+
+def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
+    """Whether each replica has accumulated something else.
+
+    Args:
+        outermost: the model's optimizer.
+        extended: the engine of the model's strategy.
+    """
+    optimizers = updating_optimizers(outermost)
+    if extended.in_stages:
+        return not all(map(accumulates_sums, optimizers))
+    # Before an optimizer that scales the loss, gradients are summed unless they are compressed.
+    scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
+    compresses = extended.compressor is not None and extended.compressor.active
+    if scales and not compresses and not any(map(is_sharded, optimizers)):
+        return False
+    return not all(map(accumulates_sums, optimizers))
+
+
+def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
+    """Has the model's optimizers accumulate sums from now on; called by all workers.
+
+    Args:
+        model: about to be trained, in a step that is traced anew.
+        joins: whether this worker is about to join others, which do not call this.
+    """
+    extended = model.distribute_strategy.extended
+    for outermost in optimizers_of(model).values():
+        own = accumulates_own(outermost, extended)
+        for optimizer in updating_optimizers(outermost):
+            if not optimizer.gradient_accumulation_steps or accumulates_sums(optimizer):
+                continue
+            if is_sharded(optimizer):  # which sums the gradients of every batch anyway
+                continue
+            _sums.add(optimizer)
+            if own and not joins:
+                for accumulator in accumulators(optimizer):
+                    _sum(accumulator, extended)
+
+
+def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
+    value = getattr(accumulator, "value", accumulator)
+    copies = list(getattr(value, "values", [value]))
+    here = tf.add_n([copy.read_value() for copy in copies])
+    accumulator.assign(extended.workers.all_reduce([here])[0])
 
 
 class _Update:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._src.internals.optimizer import is_overwritten
 from tfdist._src.keras.optimizers.late_update import announce_update
-from tfdist._src.sharding.sharded import is_sharded
+from tfdist._src.sharding import is_sharded
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist._src.strategy.step import EagerGlobalStep, GlobalStep, current_step, equal_everywhere

@@ -17,10 +17,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm import step_ops, tokens
+from tfdist._src.comm import tokens
 from tfdist._src.internals.extended import copy_here
 from tfdist._src.internals.optimizer import updating_optimizers, variables_written_by, wrappers
-from tfdist._src.sharding.sharded import sharded_by, trained_by
+from tfdist._src.sharding import sharded_by, trained_by
 from tfdist._src.strategy.commit_point import READS
 from tfdist._src.strategy.step import Step, current_step
 
@@ -176,7 +176,7 @@ def announce_update(arrived: Sequence[Any]) -> None:
         return
     tensors = tf.nest.flatten([v for v in arrived if v is not None], expand_composites=True)
     with tf.control_dependencies([*tensors, *step.late.communicated]):
-        step_ops.update_begins(step.late.resources)
+        tokens.update_begins(step.late.resources)
 
 
 def resources_of(variables: Sequence[Any]) -> list[tf.Tensor]:

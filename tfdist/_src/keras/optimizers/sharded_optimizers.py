@@ -1,4 +1,4 @@
-"""Optimizers that hold and update a shard of the model's variables (ZeRO-1, arXiv 1910.02054).
+"""Optimizers that hold and update a shard of the model's variables (ZeRO-1).
 
 Under a strategy with `shard_optimizer=True`, an optimizer is built for this replica's shards: flat
 pieces of variables, which replace them wherever Keras's optimizers work element by element. An
@@ -14,9 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm import step_ops
+from tfdist._src.comm import tokens
 from tfdist._src.internals.optimizer import (
     Anywhere,
+    averages_of,
     batches_of,
     check_known,
     inner_optimizer,
@@ -38,11 +39,13 @@ from tfdist._src.keras.optimizers.gradient_sync import (
 )
 from tfdist._src.keras.optimizers.late_update import announce_update, resources_of
 from tfdist._src.keras.patching import patch
-from tfdist._src.sharding.elementwise import check_elementwise, check_variables
-from tfdist._src.sharding.shard import local_variables
-from tfdist._src.sharding.sharded import (
+from tfdist._src.sharding import (
+    Shard,
     ShardedVariables,
+    check_elementwise,
+    check_variables,
     is_sharded,
+    local_variables,
     may_shard,
     note_sharded,
     sharded_by,
@@ -51,6 +54,70 @@ from tfdist._src.strategy.step import clip_by_norm, current_step, sum_of_squares
 
 
 def install() -> None:
+    """Replaces how Keras's optimizers are created, built, applied and averaged."""
+    _install_averages()
+    _install_optimizers()
+
+
+def _install_averages() -> None:
+    """Replaces how Keras overwrites weights with averages; collective over all workers."""
+    patch("TFOptimizer._overwrite_model_variables_with_average_value", _overwriting)
+    patch("SwapEMAWeights._tf_swap_variables", _swapping)
+    patch("SwapEMAWeights._tf_finalize_ema_values", _taking)
+
+
+def _overwriting(overwrite: Callable[..., Any]) -> Callable[..., Any]:
+    def overwrite_all(self: Any, trainable_variables: Any) -> Any:
+        if sharded_by(self) is None or all(isinstance(v, Shard) for v in trainable_variables):
+            return overwrite(self, trainable_variables)
+        _publish(self, averages_of(self))
+        return None
+
+    return overwrite_all
+
+
+def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
+    def swap_shards(self: Any, optimizer: Any) -> None:
+        if sharded_by(optimizer) is None:
+            swap(self, optimizer)
+        else:
+            _swap(optimizer)
+
+    return swap_shards
+
+
+def _taking(take: Callable[..., Any]) -> Callable[..., Any]:
+    def take_shards(self: Any, optimizer: Any) -> None:
+        if sharded_by(optimizer) is None:
+            take(self, optimizer)
+        else:
+            _take(optimizer)
+
+    return take_shards
+
+
+def _swap(optimizer: Any) -> None:
+    before = [tf.identity(average) for average in averages_of(optimizer)]
+    _take(optimizer)
+    _publish(optimizer, before)
+
+
+def _take(optimizer: Any) -> None:
+    sharded = sharded_by(optimizer)
+    assert sharded is not None
+    averages = averages_of(optimizer)
+    for shard, average in zip(sharded.shards, averages, strict=True):
+        average.assign(shard.of(shard.variable))
+
+
+def _publish(optimizer: Any, values: Any) -> None:
+    sharded = sharded_by(optimizer)
+    assert sharded is not None
+    workers = strategy_of(optimizer).extended.workers
+    sharded.publish(values, communicator=workers)
+
+
+def _install_optimizers() -> None:
     """Replaces how Keras's optimizers are created, built and applied."""
     patch("TFOptimizer.__init__", _built_for_shards)
     patch("BaseOptimizer.apply", _applied_to_shards)
@@ -159,7 +226,7 @@ def _apply(
         if sharded.copies is not None:
             sharded.copies.exchange()
             own += sharded.copies.variables
-        return step_ops.prepares(resources_of(own))
+        return tokens.prepares(resources_of(own))
 
     def confirm() -> None:
         if redoable:

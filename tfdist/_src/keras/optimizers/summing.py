@@ -3,17 +3,23 @@
 Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
 comes first: just before clipping, so that accumulated gradients cross the network once per update,
 and, with loss scaling, before the check for overflow, so that all replicas skip a step together.
+
+Such a class may process gradients nonlinearly, and may update variables directly. Given the sums of
+all replicas, it behaves on each replica as in a single process. The overridden methods are replaced
+on each instance, so the class is unchanged.
 """
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
 from tfdist._src.internals.contract import TARGETS
-from tfdist._src.internals.optimizer import apply_scaled
-from tfdist._src.keras.optimizers.accumulation import accumulates_sums
+from tfdist._src.internals.optimizer import apply_scaled, overrides, scales_losses
 from tfdist._src.keras.optimizers.applying import (
+    accumulates_sums,
     begin_update,
     build_as_used,
     check_alone,
@@ -39,7 +45,7 @@ from tfdist._src.keras.optimizers.gradient_sync import (
 from tfdist._src.keras.optimizers.late_update import announce_update, putting_off
 from tfdist._src.keras.optimizers.sharded_optimizers import clip_shards
 from tfdist._src.keras.patching import patch
-from tfdist._src.sharding.sharded import is_sharded, sharded_by
+from tfdist._src.sharding import is_sharded, sharded_by
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.step import current_step
 
@@ -47,6 +53,12 @@ Method = Callable[..., Any]
 
 
 def install() -> None:
+    """Replaces how Keras's optimizers sum gradients, and wraps their constructor."""
+    _install_summing()
+    _install_overriding()
+
+
+def _install_summing() -> None:
     """Replaces how Keras's optimizers sum gradients in a tfdist replica."""
     patch("TensorFlowTrainer.train_step", _with_late_update)
     patch("BaseOptimizer.apply", _in_replica_by(_checked))
@@ -205,3 +217,71 @@ def _in_this_replica(apply: Method) -> Method:
         return apply(self, grads, trainable_variables)
 
     return apply_here
+
+
+def _install_overriding() -> None:
+    """Wraps the constructor of optimizers."""
+    patch("TFOptimizer.__init__", _giving_sums_to_overriding)
+
+
+def _giving_sums_to_overriding(init: Method) -> Method:
+    def init_given_sums(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        # A loss-scaling optimizer has its gradients summed by the method that it overrides.
+        for name, giving_sums in {} if scales_losses(self) else _OVERRIDABLE.items():
+            if overrides(self, name):
+                method = giving_sums(getattr(type(self), name))
+                setattr(self, name, types.MethodType(method, self))
+
+    return init_given_sums
+
+
+def _given_sums(apply: Method) -> Method:
+    @functools.wraps(apply)
+    def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = variables_of(self, trainable_variables)
+        if not in_replica():
+            check_alone(self, variables)
+        if not in_replica() or are_summed() or not grads:
+            return apply(self, grads, trainable_variables)
+        prepare(self, grads, trainable_variables)
+        with in_apply(), must_sum(self, variables):
+            if not is_sharded(self):  # Otherwise Keras's `apply`, which it must call, shards them.
+                grads = sum_or_combine(self, grads, variables, exactly=False)
+                note_summed()
+            return apply(self, grads, trainable_variables)
+
+    return call
+
+
+def _given_sums_in_pairs(apply_gradients: Method) -> Method:
+    @functools.wraps(apply_gradients)
+    def call(self: Any, grads_and_vars: Any) -> Any:
+        grads, variables = zip(*grads_and_vars, strict=True)
+
+        def apply(self: Any, grads: Any, variables: Any) -> Any:
+            return apply_gradients(self, list(zip(grads, variables, strict=True)))
+
+        return _given_sums(apply)(self, grads, variables)
+
+    return call
+
+
+def _given_sums_to_clip(clip: Method) -> Method:
+    @functools.wraps(clip)
+    def call(self: Any, grads: Any) -> Any:
+        if in_replica() and not are_summed():
+            grads = sum_over_replicas(self, grads, updated_now())
+            note_summed()
+        return clip(self, grads)
+
+    return call
+
+
+_OVERRIDABLE = {
+    "apply": _given_sums,
+    "apply_gradients": _given_sums_in_pairs,
+    "_backend_apply_gradients": _given_sums,
+    "_clip_gradients": _given_sums_to_clip,
+}

@@ -25,12 +25,12 @@ import tensorflow as tf
 
 from tfdist._src.cluster import Notice, Session
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.group.group import Group
+from tfdist._src.group import Group
 from tfdist._src.internals.keras import variables_of_archive
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.sharded_files import has_sharded_optimizer, with_full_optimizer
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.variable_creation import alone, is_alone
+from tfdist._src.strategy.variables import alone, is_alone
 from tfdist.errors import PeerLostError, RendezvousError, UnsupportedError
 
 _NOTICE = "saved"

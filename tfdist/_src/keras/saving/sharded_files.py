@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from tfdist._src.internals.variables import set_value_on_cpu
 from tfdist._src.keras.patching import patch
-from tfdist._src.sharding.full_state import FullState, full_variables
-from tfdist._src.sharding.sharded import sharded_by
+from tfdist._src.sharding import FullState, full_variables, sharded_by
 
 
 def install() -> None:

@@ -1,15 +1,537 @@
-"""`tfdist manifest`: prints the objects of Kubernetes that run a job."""
+"""`tfdist manifest`: prints the Kubernetes objects that run a job."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tfdist._src.launch.manifest.indexed_job import indexed_job
-from tfdist._src.launch.manifest.jobset import jobset
-from tfdist._src.launch.manifest.options import ManifestOptions, parse
-from tfdist._src.launch.manifest.tfjob import tfjob
-from tfdist._src.launch.manifest.yaml_text import to_yaml
+from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
+from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch.argument_types import OneLineParser, count, typed
+
+# Pods are named after the job, and a label has at most 63 characters.
+_LONGEST_NAME = 45
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A persistent volume claim, and where the pods see it."""
+
+    claim: str
+    path: str
+
+
+@dataclass(frozen=True)
+class ManifestOptions:
+    """The options of `tfdist manifest`; see the help text for their meaning.
+
+    Attributes:
+        name: of the job, its service and its Secret.
+        image: the container image.
+        command: the command that each worker runs.
+        workers: their number, one per pod.
+        kind: one of the kinds of `commands/manifest.py`.
+        namespace: the namespace; "" for that of the context.
+        gpus: GPUs of each worker.
+        cpus: processors of each worker, as a quantity of Kubernetes; "" to not ask for any.
+        memory: likewise.
+        max_restarts: how often each worker, or with a JobSet the job, is started again.
+        grace: seconds between SIGTERM and SIGKILL.
+        start_timeout: seconds in which all pods have to start.
+        elastic: whether workers may come and go.
+        probes: whether Kubernetes checks that the workers respond.
+        volumes: what the pods mount.
+        variables: more variables, name and value.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    workers: int = 2
+    kind: str = "job"
+    namespace: str = ""
+    gpus: int = 0
+    cpus: str = ""
+    memory: str = ""
+    max_restarts: int = 3
+    grace: int = 60
+    start_timeout: int = 1800
+    elastic: bool = False
+    probes: bool = True
+    volumes: tuple[Volume, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+
+
+def parse(arguments: Sequence[str], kinds: Sequence[str]) -> ManifestOptions:
+    """Parses the command line.
+
+    Args:
+        arguments: the command line, without `tfdist manifest`.
+        kinds: what `--kind` may be; the first one by default.
+
+    Raises:
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
+
+    Example:
+        >>> parse(["--name", "a", "--image", "a:1", "train.py", "-n", "3"], ["job"]).command
+        ('python', '-u', 'train.py', '-n', '3')
+    """
+    parser = _parser(kinds)
+    values = parser.parse_args(arguments)
+    if values.elastic and values.kind != "job":
+        parser.error("--elastic requires --kind job: the other kinds restart all workers")
+    if values.elastic and values.workers == 1:
+        parser.error("--elastic requires --workers 2 or more: one that trains alone admits nobody")
+    program = [word for i, word in enumerate(values.program) if (i, word) != (0, "--")]
+    if not program:
+        parser.error("no script given; for example: tfdist manifest --name a --image b train.py")
+    fields = {name: value for name, value in vars(values).items() if value is not None}
+    del fields["program"]
+    for name in ("volumes", "variables"):
+        fields[name] = tuple(fields[name])
+    return ManifestOptions(**fields, command=("python", "-u", *program))
+
+
+def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="tfdist manifest",
+        usage="%(prog)s --name NAME --image IMAGE [options] script.py [arguments]",
+        description="Prints what Kubernetes needs to run a script as several workers, one per pod: "
+        "a headless\nservice, a Secret with the job's own secret, and the job.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--name",
+        type=_matching(_NAME, "lower-case letters, digits and '-'", _LONGEST_NAME),
+        required=True,
+        help="the job's name",
+    )
+    add(
+        "--image",
+        required=True,
+        type=_matching(re.compile(r"\S+"), "an image"),
+        help="the container image, with Python, tfdist and the script",
+    )
+    add("--workers", type=count(1), default=2, metavar="N", help="pods (default: 2)")
+    add(
+        "--kind",
+        choices=kinds,
+        default=kinds[0],
+        help="an Indexed Job, which needs nothing but Kubernetes 1.29; a JobSet, whose workers all "
+        "start again when one fails; or Kubeflow's TFJob (default: job)",
+    )
+    add(
+        "--namespace",
+        type=_matching(_DNS_LABEL, "lower-case letters, digits and '-'", 63),
+        metavar="NS",
+        help="the namespace (default: that of kubectl)",
+    )
+    add("--gpus", type=count(0), default=0, metavar="N", help="GPUs of each worker (default: 0)")
+    add(
+        "--cpus",
+        metavar="N",
+        type=_matching(_QUANTITY, "a quantity such as 4 or 500m"),
+        help="processors of each worker (default: the cluster's)",
+    )
+    add(
+        "--memory",
+        type=_matching(_QUANTITY, "a quantity such as 16Gi"),
+        metavar="N",
+        help="memory of each worker (default: the cluster's)",
+    )
+    add(
+        "--max-restarts",
+        type=count(0),
+        default=3,
+        metavar="N",
+        help="how often each worker (with a JobSet, the whole job) is restarted after a failure; a "
+        "preemption after which all workers have saved does not count (default: 3)",
+    )
+    add(
+        "--grace",
+        type=count(0),
+        default=60,
+        metavar="SECONDS",
+        help="between SIGTERM and SIGKILL, for a last snapshot (default: 60)",
+    )
+    add(
+        "--start-timeout",
+        type=count(1),
+        default=1800,
+        metavar="SECONDS",
+        help="in which all pods have to start, once one has made its strategy (default: 1800)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
+        help="let the workers that remain go on when one fails, and take in new ones; needs the "
+        "callback tfdist.callbacks.Elastic",
+    )
+    add(
+        "--no-probes",
+        action="store_false",
+        dest="probes",
+        help="do not ask each worker for its metrics, which needs prometheus_client in the image, "
+        "to see whether it responds",
+    )
+    add(
+        "--volume",
+        type=typed(_volume),
+        action="append",
+        default=[],
+        dest="volumes",
+        metavar="CLAIM:/PATH",
+        help="mount a persistent volume claim; may be repeated",
+    )
+    add(
+        "--env",
+        type=typed(_variable),
+        action="append",
+        default=[],
+        dest="variables",
+        metavar="NAME=VALUE",
+        help="set a variable; may be repeated",
+    )
+    add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+_EPILOG = """\
+examples:
+  tfdist manifest --name train --image repo/train:1 --workers 4 train.py | kubectl apply -f -
+  tfdist manifest --name train --image repo/train:1 --gpus 8 --memory 64Gi \\
+      --volume data:/data -- -m project.train --epochs 10
+
+Every call generates a new secret; keep the output to apply it again to a running job.
+docs/clusters.md tells what happens when a worker fails or is preempted."""
+
+
+def _matching(pattern: re.Pattern[str], what: str, longest: int = 253) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not pattern.fullmatch(text) or len(text) > longest:
+            raise ValueError(f"must be {what}, up to {longest} characters. Received: {text!r}")
+        return text
+
+    return typed(read)
+
+
+def _volume(text: str) -> Volume:
+    claim, _, path = text.partition(":")
+    if not _CLAIM.fullmatch(claim) or not path.startswith("/") or ":" in path:
+        raise ValueError(f"must be CLAIM:/PATH. Received: {text!r}")
+    return Volume(claim, path)
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, given, value = text.partition("=")
+    if not given or not _VARIABLE.fullmatch(name):
+        raise ValueError(f"must be NAME=VALUE. Received: {text!r}")
+    return name, value
+
+
+# What no YAML parser takes for anything but a text.
+_PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
+_WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
+
+
+def to_yaml(value: Any, indent: int = 0) -> str:
+    """Mappings and lists block by block; texts that need it are quoted as in JSON.
+
+    Args:
+        value: dicts with texts as keys, lists, texts, integers and booleans.
+        indent: the number of spaces before each line.
+
+    Example:
+        >>> print(to_yaml({"kind": "Job", "args": ["-u", "a b"], "spec": {}}), end="")
+        kind: Job
+        args:
+        - "-u"
+        - "a b"
+        spec: {}
+    """
+    pad = " " * indent
+    lines = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(item, dict) and item:
+                lines.append(f"{pad}{_scalar(key)}:\n{to_yaml(item, indent + 2)}")
+            elif isinstance(item, list) and item:
+                lines.append(f"{pad}{_scalar(key)}:\n{to_yaml(item, indent)}")
+            else:
+                lines.append(f"{pad}{_scalar(key)}: {_scalar(item)}\n")
+    else:
+        for item in value:
+            text = to_yaml(item, indent + 2) if _is_block(item) else f"{pad}  {_scalar(item)}\n"
+            lines.append(f"{pad}- {text[indent + 2 :]}")
+    return "".join(lines)
+
+
+def _is_block(value: Any) -> bool:
+    return isinstance(value, (dict, list)) and bool(value)
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+# A worker listens there, as in TFJob's convention.
+PORT = 2222
+_METRICS_PORT = 9400
+_INSTANCE_LABEL = "app.kubernetes.io/instance"
+_PROBE_SECONDS = 10
+# Seconds in which a pod has to import TensorFlow, prepare its data and make its strategy.
+_BEFORE_STRATEGY = 600
+# A worker that traces a large model answers slowly; one that is stopped, never.
+_LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 5}
+
+
+def metadata(options: ManifestOptions) -> dict[str, Any]:
+    """The metadata of each object."""
+    place = {"namespace": options.namespace} if options.namespace else {}
+    return {"name": options.name, **place, "labels": labels(options)}
+
+
+def labels(options: ManifestOptions) -> dict[str, str]:
+    """The labels of all objects, by which the service selects the pods."""
+    return {"app.kubernetes.io/managed-by": "tfdist", _INSTANCE_LABEL: options.name}
+
+
+def secret(options: ManifestOptions) -> dict[str, Any]:
+    """A new random secret for the job."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(options),
+        "stringData": {"secret": new_secret()},
+    }
+
+
+def service(options: ManifestOptions) -> dict[str, Any]:
+    """The headless service, which resolves the pods' names even before the pods are ready."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(options),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {_INSTANCE_LABEL: options.name},
+            "ports": [{"name": "tfdist", "port": PORT}],
+        },
+    }
+
+
+def pod_spec(
+    options: ManifestOptions, variables: dict[str, str], *, container: str, port: str
+) -> dict[str, Any]:
+    """A worker's pod.
+
+    Args:
+        options: those of the command.
+        variables: what the kind adds to the environment.
+        container: the name of its container.
+        port: the name of its port.
+    """
+    given = {
+        **variables,
+        "TFDIST_START_TIMEOUT": str(options.start_timeout),
+        **({"TFDIST_METRICS_PORT": str(_METRICS_PORT)} if options.probes else {}),
+        **dict(options.variables),
+    }
+    from_secret = {"secretKeyRef": {"name": options.name, "key": "secret"}}
+    worker: dict[str, Any] = {
+        "name": container,
+        "image": options.image,
+        "command": list(options.command),
+        "env": [
+            *({"name": name, "value": value} for name, value in given.items()),
+            {"name": VARIABLE, "valueFrom": from_secret},
+            *(_metrics_address() if options.probes else []),
+        ],
+        "ports": [{"name": port, "containerPort": PORT}],
+        "resources": _resources(options),
+    }
+    if options.probes:
+        worker["ports"].append({"name": "metrics", "containerPort": _METRICS_PORT})
+        asked = {"httpGet": {"path": "/metrics", "port": "metrics"}}
+        # Metrics begin once the strategy has met the other workers.
+        patience = (_BEFORE_STRATEGY + options.start_timeout) // _PROBE_SECONDS
+        startup = {"periodSeconds": _PROBE_SECONDS, "failureThreshold": patience}
+        worker["startupProbe"] = {**asked, **startup}
+        worker["livenessProbe"] = {**asked, **_LIVENESS}
+    spec = {
+        # So Python is not PID 1, which would ignore SIGTERM by default.
+        "shareProcessNamespace": True,
+        # Variables such as TFDIST_METRICS_PORT must not come from a service of that name.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": options.grace,
+        "containers": [worker],
+    }
+    if options.volumes:
+        names = [f"volume-{number}" for number in range(len(options.volumes))]
+        worker["volumeMounts"] = [
+            {"name": name, "mountPath": volume.path}
+            for name, volume in zip(names, options.volumes, strict=True)
+        ]
+        spec["volumes"] = [
+            {"name": name, "persistentVolumeClaim": {"claimName": volume.claim}}
+            for name, volume in zip(names, options.volumes, strict=True)
+        ]
+    return spec
+
+
+def _metrics_address() -> list[dict[str, Any]]:
+    """Metrics are served at the pod's address, where Kubernetes asks for them, not at loopback."""
+    own = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [{"name": "TFDIST_METRICS_HOST", "valueFrom": own}]
+
+
+def _resources(options: ManifestOptions) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    if options.memory:
+        limits["memory"] = options.memory
+    requests = dict(limits)
+    if options.cpus:
+        requests["cpu"] = options.cpus
+    if options.gpus:
+        limits["nvidia.com/gpu"] = str(options.gpus)
+    return {name: asked for name, asked in (("requests", requests), ("limits", limits)) if asked}
+
+
+_USAGE_ERROR = 2
+
+
+def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
+    """The objects to apply.
+
+    A preempted pod does not count as a failure, and a usage error ends the job. Without `elastic`,
+    workers that lose a peer fail as well; all are restarted and meet again.
+    """
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        _on_exit_code("Ignore", PREEMPTED),
+        _on_exit_code("FailJob", _USAGE_ERROR),
+    ]
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(options),
+        "spec": {
+            **indexed(options),
+            "backoffLimitPerIndex": options.max_restarts,
+            # An elastic job goes on without a worker that fails again and again.
+            **({} if options.elastic else {"maxFailedIndexes": 0}),
+            "podFailurePolicy": {"rules": rules},
+            "podReplacementPolicy": "Failed",
+            "template": template(options),
+        },
+    }
+    return [secret(options), service(options), job]
+
+
+def indexed(options: ManifestOptions) -> dict[str, Any]:
+    """What makes a job an indexed one."""
+    return {
+        "completionMode": "Indexed",
+        "completions": options.workers,
+        "parallelism": options.workers,
+    }
+
+
+def template(options: ManifestOptions) -> dict[str, Any]:
+    """A worker's pod, which finds the others by the service."""
+    variables = {"TFDIST_WORKERS": str(options.workers), "TFDIST_SERVICE": options.name}
+    if options.elastic:
+        variables["TFDIST_ELASTIC"] = "1"
+    spec = pod_spec(options, variables, container="worker", port="tfdist")
+    own = {"subdomain": options.name, "restartPolicy": "Never"}
+    return {"metadata": {"labels": labels(options)}, "spec": {**own, **spec}}
+
+
+def _on_exit_code(action: str, code: int) -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"operator": "In", "values": [code]}}
+
+
+# With these the child Job reports that a worker was preempted.
+_PREEMPTED_RULES = [
+    {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
+]
+
+
+def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
+    """The objects to apply; the JobSet makes its own service."""
+    ignored = {
+        "name": "preempted",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["PodFailurePolicy"],
+    }
+    job_spec = {
+        **indexed(options),
+        "backoffLimit": 0,
+        "podFailurePolicy": {"rules": _PREEMPTED_RULES},
+        "template": template(options),
+    }
+    made = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata(options),
+        "spec": {
+            "network": {
+                "enableDNSHostnames": True,
+                "subdomain": options.name,
+                "publishNotReadyAddresses": True,
+            },
+            "failurePolicy": {"maxRestarts": options.max_restarts, "rules": [ignored]},
+            "successPolicy": {"operator": "All"},
+            "replicatedJobs": [{"name": "worker", "replicas": 1, "template": {"spec": job_spec}}],
+        },
+    }
+    return [secret(options), made]
+
+
+def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
+    """The objects to apply; the operator makes the services.
+
+    `restartPolicy: ExitCode` would take the exit code of a preempted worker, 75, for final.
+    """
+    # Both names are the operator's.
+    spec = pod_spec(options, {}, container="tensorflow", port="tfjob-port")
+    worker = {
+        "replicas": options.workers,
+        "restartPolicy": "OnFailure",
+        "template": {"metadata": {"labels": labels(options)}, "spec": spec},
+    }
+    made = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "TFJob",
+        "metadata": metadata(options),
+        "spec": {
+            "runPolicy": {
+                # All workers fail together, and the operator counts each of them.
+                "backoffLimit": options.max_restarts * options.workers + 1,
+                "cleanPodPolicy": "Running",
+            },
+            "successPolicy": "AllWorkers",
+            "tfReplicaSpecs": {"Worker": worker},
+        },
+    }
+    return [secret(options), made]
+
 
 _OBJECTS: dict[str, Callable[[ManifestOptions], list[dict[str, Any]]]] = {
     "job": indexed_job,

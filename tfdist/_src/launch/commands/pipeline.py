@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfdist._src.launch.argument_types import OneLineParser, count, seconds, typed
-from tfdist._src.pipeline.plan.costs import Costs
+from tfdist._src.pipeline.plan.schedule import Costs
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.simulation.gantt import draw, text
-from tfdist._src.pipeline.simulation.simulator import simulate
-from tfdist._src.pipeline.simulation.timeline import Timeline
+from tfdist._src.pipeline.simulation import Timeline, draw, simulate, text
 from tfdist.errors import LaunchError
 
 

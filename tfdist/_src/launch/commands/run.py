@@ -14,27 +14,26 @@ from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.console import announce, say
-from tfdist._src.launch.hosts.client import join
-from tfdist._src.launch.hosts.host_info import HostInfo, worker_addresses
-from tfdist._src.launch.hosts.other_hosts import OtherHosts
-from tfdist._src.launch.hosts.rendezvous import Rendezvous
-from tfdist._src.launch.hosts.server import serve
-from tfdist._src.launch.job.cores import available_cores, thread_settings
-from tfdist._src.launch.job.gpus import gpu_settings, visible_gpus
+from tfdist._src.launch.hosts.messages import HostInfo, worker_addresses
+from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
 from tfdist._src.launch.job.log_routing import Output
-from tfdist._src.launch.job.plan import WorkerPlan, plan_workers
 from tfdist._src.launch.job.ports import Reservation
-from tfdist._src.launch.job.run_options import RunOptions, parse
+from tfdist._src.launch.job.resources import (
+    available_cores,
+    gpu_settings,
+    thread_settings,
+    visible_gpus,
+)
+from tfdist._src.launch.job.run_options import RunOptions, check_syntax, parse
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.job.spares import Spares, spare_settings
-from tfdist._src.launch.job.syntax import check_syntax
-from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.launch.job.worker import Watchdog, WorkerPlan, plan_workers
 from tfdist._src.launch.restart_all import RestartAll
 from tfdist._src.launch.restart_one import RestartOne
 from tfdist._src.launch.restart_policy import RestartPolicy
-from tfdist._src.launch.ssh.run_on_hosts import run_on_hosts
+from tfdist._src.launch.ssh import run_on_hosts
 from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist._src.monitoring.port import port_of
+from tfdist._src.monitoring.server import port_of
 from tfdist._src.options import NativeOptions, Options
 from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 

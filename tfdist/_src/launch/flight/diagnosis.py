@@ -1,32 +1,371 @@
-"""From merged logs to findings."""
+"""Derives findings from merged logs."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 
-from tfdist._src.launch.flight.backlogs import Backlog, longest
-from tfdist._src.launch.flight.cycles import Edge, find_cycles
 from tfdist._src.launch.flight.findings import (
     Absence,
     Absent,
+    Backlog,
+    Call,
+    Cycle,
     Diagnosis,
     Failure,
     Finding,
     Heard,
+    Last,
     Link,
+    Mismatch,
     Operation,
     Silent,
+    State,
     Transfer,
     Unclear,
+    Written,
+    longest,
 )
-from tfdist._src.launch.flight.merge import Group, Job
-from tfdist._src.launch.flight.mismatches import find_mismatch
-from tfdist._src.launch.flight.stacks import user_frames
-from tfdist._src.launch.flight.states import last, states
+from tfdist._src.launch.flight.log import Record
+from tfdist._src.launch.flight.merge import Group, Job, Member, Worker, add_up, doubt_ns
 from tfdist._src.launch.flight.step_communication import communicated
-from tfdist._src.launch.flight.totals import add_up
-from tfdist._src.launch.flight.waiting import Wait, find_waits
+
+_THREAD = re.compile(r"^(?:Current t|T)hread \S+.*$", re.MULTILINE)
+_FRAME = re.compile(r'^ +File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
+_LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/|^<frozen ")
+_OWN = f"{Path(__file__).parents[3]}/"
+_MOST = 3
+
+
+def user_frames(stacks: str, program: str) -> tuple[str, ...]:
+    """The innermost calls of the main thread that are not those of a library.
+
+    Args:
+        stacks: of all threads, as faulthandler prints them.
+        program: the name of the script; its frames are the user's wherever it lies.
+
+    Returns:
+        Up to three, innermost first, as in `"load (/app/data.py:12)"`; if all of the thread's
+        frames are those of libraries, their innermost.
+    """
+    threads = [_FRAME.findall(text) for text in _THREAD.split(stacks)[1:]]
+    # The main thread runs the script, and Python prints it last.
+    last = threads[-1] if threads else []
+    main = next((frames for frames in reversed(threads) if _runs_script(frames)), last)
+    own = [frame for frame in main if Path(frame[0]).name == program or not _is_library(frame[0])]
+    return tuple(f"{function} ({file}:{line})" for file, line, function in (own or main)[:_MOST])
+
+
+def _runs_script(frames: list[tuple[str, str, str]]) -> bool:
+    return any(function == "<module>" for _, _, function in frames)
+
+
+def _is_library(file: str) -> bool:
+    return bool(_LIBRARY.search(file)) or file.startswith(_OWN)
+
+
+def last(member: Member, record: Record) -> Last:
+    """A record as seen at the end of its log."""
+    state = "failed" if record.failed else "ended" if record.ended_ns else "waiting"
+    time = record.ended_ns or record.begun_ns
+    operation = Operation(record.what, member.communicator.name, record.sequence)
+    return Last(operation, state, member.time(time) / 1e9, (member.log.steady_ns - time) / 1e9)
+
+
+def states(job: Job) -> tuple[State, ...]:
+    """The state of each worker whose log is there, by rank."""
+    return tuple(_state(worker, job.workers[0]) for worker in job.workers)
+
+
+def _state(worker: Worker, first: Worker) -> State:
+    log = worker.log
+    return State(
+        worker=log.worker,
+        rank=log.rank,
+        host=log.host,
+        pid=log.pid,
+        program=log.program,
+        steps=log.steps,
+        written=worker.written / 1e9,
+        clock="compared" if worker.clock.island == first.clock.island else "unix",
+        reasons=tuple(
+            Written(r.kind, r.communicator, r.message, worker.time(r.steady_ns) / 1e9)
+            for r in log.reasons
+        ),
+        last=_last(worker),
+        input_seconds=log.input_seconds,
+        frames=user_frames(log.stacks, log.program),
+    )
+
+
+def _last(worker: Worker) -> tuple[Last, ...]:
+    current = [last(m, m.current) for m in worker.members if m.current is not None]
+    if current:
+        return tuple(current)
+    ended = [last(m, m.communicator.records[-1]) for m in worker.members if m.communicator.records]
+    return tuple(sorted(ended, key=lambda one: -one.time)[:1])
+
+
+# What takes no longer may be in progress, unless it has failed.
+_LONG_NS = 1_000_000_000
+_OTHER_SIDE = {"send": "receive", "receive": "send"}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Members that are in one operation, or whose operation failed.
+
+    Attributes:
+        group: theirs.
+        record: of the one that began first.
+        waiting: the members.
+        absent: the ranks that had not joined, and for how many nanoseconds after `since` the logs
+            show that.
+        late: those of them that joined after the others had given up.
+        unclear: ranks that may have joined or not: their logs do not cover it.
+        since: when the first member began, in shared time.
+        until: when the last one failed, or its log was written.
+        has_failed: whether it failed on one of them.
+    """
+
+    group: Group
+    record: Record
+    waiting: tuple[Member, ...]
+    absent: dict[int, int]
+    late: frozenset[int]
+    unclear: tuple[int, ...]
+    since: int
+    until: int
+    has_failed: bool
+
+
+def find_waits(group: Group) -> Iterator[Wait]:
+    """Finds the operations of a group in which members wait for long, or that failed."""
+    inside: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
+    for member in group.members.values():
+        record = member.current
+        if record is not None and record.is_message:
+            yield from _message(group, member, record)
+        elif record is not None:
+            inside[record.sequence].append((member, record))
+    for sequence in sorted(inside):
+        yield from _collective(group, inside[sequence])
+
+
+def _collective(group: Group, inside: list[tuple[Member, Record]]) -> Iterator[Wait]:
+    late = _late(inside)
+    inside = [pair for pair in inside if pair[0].communicator.rank not in late]
+    first, record = min(inside, key=lambda pair: pair[0].time(pair[1].begun_ns))
+    since = first.time(record.begun_ns)
+    until = max(member.until(own) for member, own in inside)
+    has_failed = any(own.failed for _, own in inside)
+    absent = dict.fromkeys(late, until - since)
+    unclear = []
+    for rank in set(range(len(group.ranks))) - late:
+        joined = group.joined(rank)
+        if joined is not None and joined >= record.sequence:
+            continue
+        if group.log(rank) is None:
+            absent[rank] = until - since
+            continue
+        surely, seen = _seen_outside(group, rank, first)
+        if surely - since < (1 if has_failed else _LONG_NS):
+            unclear.append(rank)
+        else:
+            absent[rank] = min(until, seen) - since
+    if record.kind == "broadcast" and record.root in absent:
+        absent = {record.root: absent[record.root]}
+    if has_failed or until - since >= _LONG_NS:
+        members = tuple(member for member, _ in inside)
+        yield Wait(group, record, members, absent, late, tuple(unclear), since, until, has_failed)
+
+
+def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
+    """The ranks that began a collective after it had failed elsewhere."""
+    failed = [(member, record) for member, record in inside if record.failed]
+    if not failed:
+        return frozenset()
+    first, end = min(failed, key=lambda pair: pair[0].time(pair[1].ended_ns))
+    return frozenset(
+        member.communicator.rank
+        for member, record in inside
+        if member.time(record.begun_ns) - doubt_ns(member.clock, first.clock)
+        > first.time(end.ended_ns)
+    )
+
+
+def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
+    """Until when a rank is known not to have joined what `first` began: surely, and probably.
+
+    The clocks of the two may differ. Zeros if it is not known.
+    """
+    seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
+    if rank in group.outside:
+        seen.append((group.outside[rank].written, group.outside[rank].clock))
+    elif group.members[rank].joined is not None:
+        seen.append((group.members[rank].written, group.members[rank].clock))
+    return max(((at - doubt_ns(clock, first.clock), at) for at, clock in seen), default=(0, 0))
+
+
+def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
+    since, until = member.time(record.begun_ns), member.until(record)
+    if not record.failed and until - since < _LONG_NS:
+        return
+    absent: dict[int, int] = {}
+    unclear: tuple[int, ...] = ()
+    other = group.members.get(record.peer) or group.outside.get(record.peer)
+    if other is None:
+        absent = {record.peer: until - since}
+    else:
+        records = other.communicator.records if isinstance(other, Member) else ()
+        begun = [
+            own.sequence
+            for own in records
+            if own.kind == _OTHER_SIDE[record.kind] and own.peer == member.communicator.rank
+        ]
+        is_wrapped = bool(records) and records[0].number > 1
+        surely = other.written - doubt_ns(other.clock, member.clock)
+        if max(begun, default=0) >= record.sequence:
+            pass
+        elif (is_wrapped and not begun) or surely - since < (1 if record.failed else _LONG_NS):
+            unclear = (record.peer,)
+        else:
+            absent = {record.peer: min(until, other.written) - since}
+    yield Wait(group, record, (member,), absent, frozenset(), unclear, since, until, record.failed)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """That a worker waits for another one, and when, in nanoseconds of the shared time."""
+
+    link: Link
+    since: int
+    until: int
+
+
+def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
+    """Finds cycles that share no worker: at least one if there is any.
+
+    Those whose waits are not at the same time do not count: they come from logs that were written
+    at different times.
+    """
+    into: dict[str, list[str]] = defaultdict(list)
+    ways: dict[str, int] = defaultdict(int)
+    for edge in edges:
+        into[edge.link.waits_for].append(edge.link.worker)
+        ways[edge.link.worker] += 1
+    # What remains when workers that wait for nobody are taken away, again and again, is on a cycle
+    # or leads to one.
+    free = [worker for worker in into if not ways[worker]]
+    for worker in free:  # grows
+        for waiting in into[worker]:
+            ways[waiting] -= 1
+            if not ways[waiting]:
+                free.append(waiting)
+    taken = set(free)
+    following = {e.link.worker: e for e in reversed(edges) if e.link.waits_for not in taken}
+    return [cycle for cycle in _walk(following) if cycle is not None]
+
+
+def _walk(following: dict[str, Edge]) -> list[Cycle | None]:
+    found = []
+    visited: set[str] = set()
+    for start in sorted(following):
+        path: dict[str, Edge] = {}
+        worker = start
+        while worker not in visited:
+            visited.add(worker)
+            path[worker] = following[worker]
+            worker = following[worker].link.waits_for
+        if worker in path:
+            found.append(_cycle(list(path.values())[list(path).index(worker) :]))
+    return found
+
+
+def _cycle(edges: list[Edge]) -> Cycle | None:
+    together = max(edge.since for edge in edges) < min(edge.until for edge in edges)
+    return Cycle(tuple(edge.link for edge in edges)) if together else None
+
+
+# Attribute of a record -> what people call it.
+_AGREED = {
+    "kind": "the kind",
+    "name": "the name",
+    "type": "the type",
+    "shapes": "the shapes",
+    "tensors": "the number of tensors",
+    "elements": "the number of elements",
+    "op": "the reduction",
+    "root": "the root",
+    "codec": "the compression",
+    "forced_algorithm": "the algorithm (TFDIST_ALGORITHM)",
+    "failures": "the number of failed steps",
+}
+_key = attrgetter(*_AGREED)
+
+
+def find_mismatch(group: Group) -> Mismatch | None:
+    """Finds the first collective at which ranks differ, if there is one.
+
+    A log that was written before others began the collective does not count: it may be an earlier
+    run's, whose collectives have the same numbers.
+    """
+    first: dict[int, tuple[object, ...]] = {}
+    differing = set()
+    for _, record in _collectives(group):
+        key = _key(record)
+        if first.setdefault(record.sequence, key) != key:
+            differing.add(record.sequence)
+    found: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
+    for member, record in _collectives(group):
+        if record.sequence in differing:
+            found[record.sequence].append((member, record))
+    for sequence in sorted(differing):
+        current = _current(found[sequence])
+        if len({_key(record) for _, record in current}) > 1:
+            return _describe(group.name, sequence, current)
+    return None
+
+
+def _collectives(group: Group) -> Iterator[tuple[Member, Record]]:
+    for _, member in sorted(group.members.items()):
+        for record in member.communicator.records:
+            if not record.is_message:
+                yield member, record
+
+
+def _current(calls: list[tuple[Member, Record]]) -> list[tuple[Member, Record]]:
+    """Those calls whose logs were written after the last one began."""
+    last, record = max(calls, key=lambda call: call[0].time(call[1].begun_ns))
+    begun = last.time(record.begun_ns)
+    return [
+        (member, own)
+        for member, own in calls
+        if member.written + doubt_ns(member.clock, last.clock) >= begun
+    ]
+
+
+def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> Mismatch:
+    made: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
+    for member, record in calls:
+        made[_key(record)].append((member, record))
+    # Sorting is stable: of equally many, the lower ranks are first.
+    most_first = sorted(made.values(), key=lambda same: -len(same))
+    columns = zip(_AGREED.values(), zip(*made, strict=True), strict=True)
+    return Mismatch(
+        communicator=name,
+        number=sequence,
+        calls=tuple(
+            Call(tuple(member.name for member, _ in same), same[0][1].what) for same in most_first
+        ),
+        differs=tuple(title for title, values in columns if len(set(values)) > 1),
+        time=min(member.time(record.begun_ns) for member, record in calls) / 1e9,
+    )
+
 
 # The core adds to a cause where each rank noticed it.
 _NOTICED = " It was noticed in "

@@ -1,15 +1,168 @@
-"""What the logs of a job tell, as data: `tfdist doctor --flight --json` prints these fields.
+"""Findings as data; `tfdist doctor --flight --json` prints these fields.
 
 Times are Unix time in seconds, by the clock of one host; workers have the names that messages use.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TypeAlias
 
-from tfdist._src.launch.flight.backlogs import Backlog
-from tfdist._src.launch.flight.totals import Total
+from tfdist._src.launch.flight.merge import Total
+
+_WORKER = re.compile(r"(\w+) (\d+) \(.*\)")
+_MOST = 8
+
+
+def workers(names: Sequence[str]) -> str:
+    """Several workers; one alone keeps its address.
+
+    Example:
+        >>> workers(["worker 0 (a:1)", "worker 2 (c:1)", "worker 3 (d:1)", "worker 4 (e:1)"])
+        'workers 0 and 2 to 4'
+    """
+    found = [_WORKER.fullmatch(name) for name in names]
+    if len(names) == 1 or not all(found):
+        return listed(names)
+    by_job: dict[str, list[int]] = {}
+    for match in found:
+        if match is not None:
+            by_job.setdefault(match[1], []).append(int(match[2]))
+    jobs = (f"{job}{'s' * (len(i) > 1)} {listed(_runs(i))}" for job, i in by_job.items())
+    return " and ".join(jobs)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Parts joined by commas and "and"; of many, the first and the number of the others.
+
+    Example:
+        >>> listed(["a", "b", "c"])
+        'a, b and c'
+    """
+    shown = list(parts)
+    if len(shown) > _MOST:
+        shown[_MOST - 1 :] = [f"{len(shown) - _MOST + 1} more"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = []
+    for run in runs:
+        texts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(number) for number in run]
+    return texts
+
+
+def seconds(value: float) -> str:
+    """A duration, as in "12.3 s"; more digits below a second.
+
+    Example:
+        >>> seconds(12.345), seconds(0.0123)
+        ('12.3 s', '0.012 s')
+    """
+    return f"{value:.1f} s" if value >= 1 else f"{value:.3f} s"
+
+
+def moment(unix: float) -> str:
+    """A time of day.
+
+    Example:
+        >>> moment(1700000000.0)
+        '22:13:20 UTC'
+    """
+    return _datetime(unix).strftime("%H:%M:%S UTC")
+
+
+def date(unix: float) -> str:
+    """A day.
+
+    Example:
+        >>> date(1700000000.0)
+        '2023-11-14'
+    """
+    return _datetime(unix).strftime("%Y-%m-%d")
+
+
+def _datetime(unix: float) -> datetime:
+    return datetime.fromtimestamp(unix, timezone.utc)
+
+
+# What takes less than this share of the longest only happens to be on its way.
+_WORTH_NAMING = 0.1
+_SILENT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What a worker has sent and another one has not acknowledged.
+
+    Attributes:
+        sender: the worker that has sent it.
+        receiver: the worker that it is for.
+        bytes: how much.
+        bytes_per_second: how fast data came there lately; 0 if unknown.
+        silent_seconds: for how long nothing has come there.
+    """
+
+    sender: str
+    receiver: str
+    bytes: int
+    bytes_per_second: float
+    silent_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes, as far as can be told."""
+        rest = self.bytes / self.bytes_per_second if self.bytes_per_second else 0.0
+        return max(rest, self.silent_seconds)
+
+
+def longest(found: Iterable[Backlog]) -> tuple[Backlog, ...]:
+    """Those that take long compared with the longest, which comes first."""
+    ordered = sorted(found, key=lambda one: -one.seconds)
+    return tuple(one for one in ordered if one.seconds >= _WORTH_NAMING * ordered[0].seconds)
+
+
+def describe_backlogs(found: Sequence[Backlog]) -> str:
+    """What is on its way between whom, and where to look.
+
+    Example:
+        >>> describe([Backlog("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
+        'Data is on its way from worker 2 (c:1) to worker 0 (a:1): 0.4 MB, at 0.12 MB/s. Look at the network between them.'
+    """  # noqa: E501
+    senders, receivers = _ends(found)
+    if len(senders) > 1 and len(receivers) > 1:
+        pairs = [f"from {one.sender} to {one.receiver}" for one in found]
+        return f"Data is on its way {listed(pairs)}: {_amount(found)}. Look at the network."
+    between = f"Data is on its way from {workers(senders)} to {workers(receivers)}"
+    where = "between them"
+    if len(found) > 1:
+        where = f"of {(senders if len(senders) == 1 else receivers)[0]}"
+    return f"{between}: {_amount(found)}. Look at the network {where}."
+
+
+def _ends(found: Sequence[Backlog]) -> tuple[list[str], list[str]]:
+    """The senders and the receivers, each once."""
+    senders = dict.fromkeys(one.sender for one in found)
+    receivers = dict.fromkeys(one.receiver for one in found)
+    return list(senders), list(receivers)
+
+
+def _amount(found: Sequence[Backlog]) -> str:
+    amount = f"{sum(one.bytes for one in found) / 1e6:.2g} MB"
+    silent = min(one.silent_seconds for one in found)
+    if silent >= _SILENT_SECONDS:
+        return f"{amount}, of which nothing has come for {seconds(silent)}"
+    rate = sum(one.bytes_per_second for one in found)
+    return f"{amount}, at {rate / 1e6:.2g} MB/s" if rate else amount
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,136 @@
-"""The logs of a job merged: by communicator, with times that all of them share."""
+"""Merges the logs of a job: by communicator, on a common clock."""
 
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Sequence
+import re
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tfdist._src.launch.flight.clocks import Clock, compare, doubt_ns
-from tfdist._src.launch.flight.log import Communicator, Log, Peer, Record
+from tfdist._src.launch.flight.log import Communicator, Log, Peer, Record, parse
+
+_NAME = re.compile(r"flight-rank(\d+)\.json")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What a folder holds.
+
+    Attributes:
+        path: the folder.
+        logs: the logs of one job, by rank.
+        skipped: a line for each file that could not be used.
+    """
+
+    path: Path
+    logs: tuple[Log, ...]
+    skipped: tuple[str, ...]
+
+
+def read(path: Path) -> Folder:
+    """Reads every `flight-rank*.json` of a folder; other files are ignored.
+
+    Logs of another generation of the workers, or of another job, than that of the newest log, and
+    second logs of a rank are skipped.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = (_NAME.fullmatch(file.name) for file in path.iterdir())
+    logs: list[tuple[str, Log]] = []
+    skipped = []
+    for name in sorted((int(match[1]), match[0]) for match in names if match):
+        try:
+            logs.append((name[1], parse((path / name[1]).read_bytes())))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            skipped.append(f"{name[1]}: {reason}")
+    newest = max((log for _, log in logs), key=lambda log: log.unix_ns, default=None)
+    used: dict[int, Log] = {}
+    for file, log in logs:
+        if newest is not None and log.generation != newest.generation:
+            skipped.append(
+                f"{file}: it is of generation {log.generation} of the workers, the newest log of "
+                f"{newest.generation}"
+            )
+        elif newest is not None and log.size != newest.size:
+            skipped.append(
+                f"{file}: it is of a job of {log.size} workers, the newest log of {newest.size}"
+            )
+        elif used.setdefault(log.rank, log) is not log:
+            skipped.append(f"{file}: it is a second log of rank {log.rank}")
+    return Folder(path, tuple(used[rank] for rank in sorted(used)), tuple(skipped))
+
+
+# By how much the Unix time of two hosts may differ, where their clocks were not compared.
+_UNIX_DOUBT_NS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How a log's times translate to those that all logs share, Unix time of one of the hosts.
+
+    Attributes:
+        shift_ns: to be added to a time of the log's steady clock.
+        doubt_ns: how far off that may be.
+        island: a number that logs share whose clocks were compared, directly or through others.
+    """
+
+    shift_ns: int
+    doubt_ns: int
+    island: int
+
+
+def doubt_ns(one: Clock, other: Clock) -> int:
+    """How far off the time between two moments may be that were taken by these clocks."""
+    if one is other:
+        return 0
+    islands = 0 if one.island == other.island else _UNIX_DOUBT_NS
+    return one.doubt_ns + other.doubt_ns + islands
+
+
+def compare(logs: Sequence[Log]) -> list[Clock]:
+    """Finds the clock of each log.
+
+    Measured offsets are used where they connect two logs, over as few hosts as possible; workers of
+    one host have the same steady clock. Unix time connects the rest.
+    """
+    index = {log.worker: i for i, log in enumerate(logs)}
+    edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for i, log in enumerate(logs):
+        for worker, offset, uncertainty in _offsets(log):
+            j = index.get(worker, i)
+            if j != i:
+                edges[i].append((j, offset, uncertainty))
+                edges[j].append((i, -offset, uncertainty))
+    clocks: dict[int, Clock] = {}
+    for first, log in enumerate(logs):
+        if first in clocks:
+            continue
+        clocks[first] = Clock(log.unix_ns - log.steady_ns, 0, first)
+        waiting = deque([first])
+        while waiting:
+            i = waiting.popleft()
+            for j, offset, uncertainty in sorted(edges[i], key=lambda edge: edge[2]):
+                if j not in clocks:
+                    doubt = clocks[i].doubt_ns + uncertainty
+                    clocks[j] = Clock(clocks[i].shift_ns - offset, doubt, first)
+                    waiting.append(j)
+    return [clocks[i] for i in range(len(logs))]
+
+
+def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
+    """The workers whose clocks are known from this one: name, offset, uncertainty."""
+    for group in log.communicators:
+        own = group.hosts[group.rank]
+        for peer in group.peers:
+            if group.hosts[peer.rank] == own:
+                yield group.ranks[peer.rank], 0, 0
+            elif peer.clock_offset_ns is not None:
+                uncertainty = peer.clock_uncertainty_ns or 0
+                yield group.ranks[peer.rank], peer.clock_offset_ns, uncertainty
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,3 +336,36 @@ def merge(logs: Sequence[Log]) -> Job:
             if group.ranks[rank] in by_name:
                 group.outside[rank] = by_name[group.ranks[rank]]
     return Job(tuple(workers), tuple(groups.values()))
+
+
+@dataclass(frozen=True)
+class Total:
+    """Seconds of waiting over the recorded collectives and messages of a worker.
+
+    Attributes:
+        worker: its name.
+        waited_for: by all others together, in operations that this worker joined last.
+        waited: by itself, for whichever worker joined last.
+    """
+
+    worker: str
+    waited_for: float
+    waited: float
+
+
+def add_up(job: Job) -> tuple[Total, ...]:
+    """Adds the waits up: each is from when a worker began until it noticed the last rank.
+
+    Returns:
+        The workers that waited or were waited for, the longest waited for first.
+    """
+    waited_for: dict[str, int] = defaultdict(int)
+    waited: dict[str, int] = defaultdict(int)
+    for group, member in ((g, m) for g in job.groups for m in g.members.values()):
+        for record in member.communicator.records:
+            nanoseconds = record.last_arrived_ns - record.begun_ns
+            if record.last >= 0 and nanoseconds > 0:
+                waited_for[group.ranks[group.last(member.communicator.rank, record)]] += nanoseconds
+                waited[member.name] += nanoseconds
+    totals = (Total(w, waited_for[w] / 1e9, waited[w] / 1e9) for w in {**waited_for, **waited})
+    return tuple(sorted(totals, key=lambda total: (-total.waited_for, -total.waited)))

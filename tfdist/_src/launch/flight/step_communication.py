@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from tfdist._src.global_view.transfer import REMEDIES, Transfer, remedies, totals_text
-from tfdist._src.launch.flight.findings import Communicated, StepCommunication
+from tfdist._src.launch.flight.findings import Communicated, StepCommunication, workers
 from tfdist._src.launch.flight.log import LoggedTransfer, Step
 from tfdist._src.launch.flight.merge import Job
-from tfdist._src.launch.flight.words import workers
 
 _MOST_LINES = 10
 

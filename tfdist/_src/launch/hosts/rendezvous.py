@@ -1,13 +1,39 @@
-"""The outcome of the rendezvous of all hosts, and what its server and client share."""
+"""The rendezvous of all hosts at host 0."""
 
 from __future__ import annotations
 
+import errno
+import select
+import selectors
+import socket
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
 
+from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, handshake, is_closed, new_secret
+from tfdist._src.cluster.auth.identity import LAUNCH, Identity
+from tfdist._src.cluster.cluster_spec import Topology, Worker
+from tfdist._src.cluster.membership.liveness import Witness
+from tfdist._src.cluster.net.dns import NameChecks, is_numeric, resolve
+from tfdist._src.cluster.net.framing import printable
+from tfdist._src.cluster.net.listener import port_holder
+from tfdist._src.cluster.net.sockets import connect, why_unreachable
+from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.launch.console import say
-from tfdist._src.launch.hosts.late_hosts import LateHosts
-from tfdist._src.launch.hosts.messages import Channel
+from tfdist._src.launch.hosts.messages import (
+    Channel,
+    ChannelError,
+    HostInfo,
+    Message,
+    Start,
+    rejection,
+    unreachable,
+    worker_addresses,
+)
+from tfdist._src.launch.hosts.newcomers import LateHosts, Newcomers, screen
+from tfdist._src.launch.job.failure import decode
+from tfdist._src.options import Options
+from tfdist.errors import LaunchError, TfdistError
 
 _REPORT_SECONDS = 5.0
 
@@ -76,3 +102,366 @@ def format_hosts(hosts: list[int]) -> str:
         'hosts 2, 3'
     """
     return f"host{'s' if len(hosts) > 1 else ''} {', '.join(map(str, hosts))}"
+
+
+_RETRY_SECONDS = 0.2
+# Host 0 started waiting at another time; its deadline, which names the missing hosts, goes first.
+_LONGER_THAN_HOST_0 = 10.0
+
+
+def join(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
+    """Dials host 0 and waits for its answer.
+
+    Args:
+        address: host and port of host 0.
+        this_host: this host.
+        options: `start_timeout` is how long to dial; `secret` and the TLS options authenticate
+            both ends. Without a secret, host 0 sends a random one.
+
+    Raises:
+        LaunchError: host 0 does not answer, or cannot start the job.
+        ClusterError: host 0 has another secret.
+        TlsError: the certificates are unusable, the two do not trust each other, or only one of
+            them uses TLS.
+    """
+    tls = Tls.load(options)
+    deadline = Deadline(options.start_timeout)
+    (host_0,) = worker_addresses({0: (address[0], (address[1],))})
+    server = f"host 0 at {host_0}"
+    mine = Identity.of_other(f"host {this_host.number}", LAUNCH, this_host.number)
+    while True:
+        try:
+            channel = _dial(host_0, server, mine, options.secret, tls, deadline)
+            try:
+                channel.send("host", asdict(this_host))
+                return _await_start(channel, deadline.seconds, options.secret)
+            except BaseException:
+                channel.close()
+                raise
+        except OSError as error:
+            reason = why_unreachable(error)
+        except ChannelError as error:
+            reason = f"it {error}"
+        except TfdistError:
+            raise
+        except ValueError as error:
+            raise LaunchError(f"{server} does not answer as a tfdist launcher ({error})") from error
+        if not deadline.left:
+            raise LaunchError(
+                f"{server} did not answer within {deadline.seconds:.0f} s: {reason}. Start this "
+                f"command there with --node-rank 0, or correct --rendezvous"
+            )
+        if deadline.report_due():
+            deadline.report(f"{server}: {reason}")
+        time.sleep(min(_RETRY_SECONDS, deadline.left))
+
+
+def _dial(
+    address: str, server: str, mine: Identity, secret: str, tls: Tls | None, deadline: Deadline
+) -> Channel:
+    """Connects to host 0; both ends authenticate."""
+    sock = connect(resolve(address), time.monotonic() + deadline.left)
+    if tls:
+        sock = tls.wrap(sock, dialed=True)
+    try:
+        until = time.monotonic() + HELLO_SECONDS
+        handshake(sock, mine, secret, until, first=True, admit=screen, name=server)
+        return Channel(sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _messages(channel: Channel, seconds: float) -> Iterator[Message]:
+    """The messages of host 0; raises if it refuses this host."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if not select.select([channel], [], [], left)[0]:
+            continue
+        for kind, value in channel.receive():
+            if kind == "refuse":
+                # Without a secret, anybody may be host 0: its text must not contain line breaks.
+                text = printable(decode(str, value))
+                raise LaunchError(f"host 0 ({channel.peer}) reports: {text}")
+            yield kind, value
+    raise LaunchError(f"host 0 ({channel.peer}) accepted the connection but never started the job")
+
+
+def _await_start(channel: Channel, seconds: float, secret: str) -> Rendezvous:
+    for kind, value in _messages(channel, seconds + _LONGER_THAN_HOST_0):
+        if kind == "waiting":
+            missing = format_hosts(list(decode(tuple[int, ...], value)))
+            say(f"connected to host 0; waiting for {missing}")
+        elif kind == "start":
+            start = decode(Start, value)
+            return Rendezvous(
+                start.workers,
+                first=start.first,
+                channels={0: channel},
+                secret=secret or start.secret,
+                running=start.running,
+            )
+    raise AssertionError("the messages end with an error")
+
+
+def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
+    """Waits for the other hosts.
+
+    Args:
+        address: host and port to listen on.
+        this_host: this host; if it is elastic, it goes on listening.
+        options: `start_timeout` is how long to wait; `secret` and the TLS options authenticate both
+            ends. Without a secret, a random one is sent to the hosts.
+
+    Raises:
+        LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
+            connected hosts are sent the same message.
+        TlsError: the certificates are unusable.
+    """
+    tls = Tls.load(options)
+    (at,) = worker_addresses({0: (address[0], (address[1],))})
+    closed = is_closed(Topology((Worker("launcher", 0, at),)), options)
+    newcomers = Newcomers(_listen(*address), this_host.num_hosts, options.secret, tls)
+    try:
+        with _Server(newcomers, this_host, options, closed) as server:
+            try:
+                return server.run(Deadline(options.start_timeout), at)
+            except LaunchError as error:
+                server.broadcast("refuse", str(error))
+                server.close_hosts()
+                raise
+    except BaseException:
+        newcomers.close()
+        raise
+    finally:
+        if not this_host.elastic:
+            newcomers.close()
+
+
+class _Server:
+    """The connections on host 0 of authenticated hosts, and the listener to more.
+
+    Args:
+        newcomers: the listener.
+        this_host: this host.
+        options: `secret` and whether TLS is used.
+        closed: whether only launchers of the job can authenticate; only these end it.
+    """
+
+    def __init__(
+        self, newcomers: Newcomers, this_host: HostInfo, options: Options, closed: bool
+    ) -> None:
+        self._this_host = this_host
+        self._options = options
+        self._closed = closed
+        self._newcomers = newcomers
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(newcomers, selectors.EVENT_READ)
+        self._hosts: dict[int, tuple[HostInfo, Channel]] = {}
+        self._refused = ""
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._selector.close()
+
+    def run(self, deadline: Deadline, address: str) -> Rendezvous:
+        names = NameChecks()
+        names.begin([address])  # The other hosts dial it; what they see is not known here.
+        while missing := self._missing():
+            if deadline.report_due():
+                problem = names.problem([address])
+                deadline.report(format_hosts(missing) + (f"; {problem}" if problem else ""))
+                self.broadcast("waiting", missing)
+                names.begin([address])
+            if not deadline.left:
+                refused = f". Refused meanwhile: {self._refused}" if self._refused else ""
+                raise LaunchError(
+                    f"{format_hosts(missing)} did not connect to {address} within "
+                    f"{deadline.seconds:.0f} s: start this command there with --node-rank "
+                    f"{missing[0]}, or raise TFDIST_START_TIMEOUT{refused}"
+                )
+            for key, _ in self._selector.select(min(1.0, deadline.next_check)):
+                if key.fileobj is not self._newcomers:
+                    self._notice(key.data)
+            for host, channel in self._newcomers.take():
+                self._admit(channel, host)
+        return self._start()
+
+    def broadcast(self, kind: str, value: object) -> None:
+        for _, channel in self._hosts.values():
+            channel.send(kind, value)
+
+    def close_hosts(self) -> None:
+        for _, channel in self._hosts.values():
+            channel.close()
+
+    def _missing(self) -> list[int]:
+        return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
+
+    def _notice(self, number: int) -> None:
+        """Reads from a host that has nothing to say before the start."""
+        channel = self._hosts[number][1]
+        try:
+            channel.receive()
+        except ChannelError as error:
+            self._selector.unregister(channel)
+            channel.close()
+            del self._hosts[number]
+            say(f"host {number} ({channel.peer}) left before the start: it {error}")
+
+    def _admit(self, channel: Channel, host: HostInfo) -> None:
+        """Adds an authenticated host."""
+        connected = {number: other.peer for number, (_, other) in self._hosts.items()}
+        problem = rejection(host, channel.peer, self._this_host, {0: "host 0 itself", **connected})
+        if not problem:
+            self._hosts[host.number] = (host, channel)
+            self._selector.register(channel, selectors.EVENT_READ, host.number)
+        elif self._closed:
+            channel.send("refuse", problem)
+            channel.close()
+            raise LaunchError(problem)
+        else:  # It may be a stranger.
+            self._refused = problem
+            self._newcomers.refuse(channel, problem)
+
+    def _start(self) -> Rendezvous:
+        hosts = {
+            number: host.address or channel.peer for number, (host, channel) in self._hosts.items()
+        }
+        hosts[0] = self._this_host.address or self._own_address()
+        if problem := unreachable(hosts):
+            raise LaunchError(problem)
+        ports: Mapping[int, tuple[int, ...]] = {
+            0: self._this_host.ports,
+            **{number: host.ports for number, (host, _) in self._hosts.items()},
+        }
+        layout = {number: (hosts[number], ports[number]) for number in hosts}
+        addresses = tuple(worker_addresses(layout))
+        secret = self._options.secret or new_secret()
+        sent_secret = "" if self._options.secret else secret
+        first = len(ports[0])
+        for number in range(1, self._this_host.num_hosts):
+            start = Start(addresses, first, sent_secret)
+            self._hosts[number][1].send("start", asdict(start))
+            first += len(ports[number])
+        channels = {number: channel for number, (_, channel) in self._hosts.items()}
+        late = None
+        if self._this_host.elastic:
+            proven = bool(self._options.secret) or self._options.tls
+            sources = None if proven else {n: channel.peer for n, channel in channels.items()}
+            late = LateHosts(self._newcomers, self._this_host, layout, sent_secret, sources)
+        return Rendezvous(addresses, first=0, channels=channels, secret=secret, late_hosts=late)
+
+    def _own_address(self) -> str:
+        """The address at which other hosts have reached this one, preferably not loopback."""
+        reached = [channel.local for _, (_, channel) in sorted(self._hosts.items())]
+        return next((address for address in reached if not address.startswith("127.")), reached[0])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listens on an IP address of this host; for a name, on all of its addresses.
+
+    A host may resolve its own name to loopback, where other hosts cannot reach it.
+    """
+    exact = "127.0.0.1" if host == "localhost" else host
+    try:
+        if is_numeric(exact):
+            try:
+                family = socket.AF_INET6 if ":" in exact else socket.AF_INET
+                return socket.create_server((exact, port), family=family)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        holder = f" (in use by {port_holder(port)})" if port_holder(port) else ""
+        raise LaunchError(
+            f"host 0 cannot listen on port {port}{holder}: {error.strerror or error}. "
+            f"Choose another --rendezvous port, and start only one host with --node-rank 0."
+        ) from error
+
+
+class OtherHosts:
+    """The other hosts of the job; empty for a job on a single host.
+
+    Args:
+        channels: open connections by host number, as in `Rendezvous`.
+        late_hosts: on host 0 of an elastic job, admits lost hosts again.
+        witness: tells the workers of other hosts which workers of this one are dead.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[int, Channel],
+        late_hosts: LateHosts | None = None,
+        witness: Witness | None = None,
+    ) -> None:
+        self._channels = dict(channels)
+        self._late = late_hosts
+        self._witness = witness
+
+    def register(self, poll: select.poll) -> None:
+        """Registers the descriptors to wait on before `receive`, `admit` and `testify`."""
+        for one in (*self._channels.values(), self._late, self._witness):
+            if one is not None:
+                poll.register(one.fileno(), select.POLLIN)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `admit` and `testify` must be called soon, even if nothing happens."""
+        return any(one.is_busy for one in (self._late, self._witness) if one is not None)
+
+    def descriptors(self) -> dict[int, int]:
+        """The descriptors of the connections by host number."""
+        return {host: channel.fileno() for host, channel in self._channels.items()}
+
+    def send(self, kind: str, value: object = None) -> None:
+        """Sends a message to all connected hosts; on the others than host 0, that is host 0."""
+        if is_dataclass(value) and not isinstance(value, type):
+            value = asdict(value)
+        for channel in self._channels.values():
+            channel.send(kind, value)
+
+    def receive(self, host: int) -> list[Message]:
+        """Reads from a host, whose descriptor is readable.
+
+        Raises:
+            ChannelError: the connection is closed.
+        """
+        return self._channels[host].receive()
+
+    def drop(self, host: int) -> str:
+        """Closes the connection with a host; returns its IP address."""
+        channel = self._channels.pop(host)
+        channel.close()
+        return channel.peer
+
+    def admit(self, *, over: bool) -> tuple[dict[int, str], tuple[str, ...]]:
+        """Admits lost hosts whose launchers have been started again, without waiting.
+
+        Args:
+            over: whether the job is ending, so that no host can join.
+
+        Returns:
+            The IP addresses of the admitted hosts by number, and the addresses of all workers.
+        """
+        if self._late is None:
+            return {}, ()
+        admitted = self._late.admit(self._channels, over=over)
+        self._channels.update(admitted)
+        return {host: c.peer for host, c in admitted.items()}, self._late.addresses
+
+    def testify(self) -> None:
+        """Answers workers of other hosts that ask whether one of this host is dead."""
+        if self._witness is not None:
+            self._witness.serve()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for one in (*self._channels.values(), self._late, self._witness):
+            if one is not None:
+                one.close()

@@ -2,13 +2,365 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
 
-from tfdist._src.launch.job.host_list import ListedHost
-from tfdist._src.launch.job.run_parser import run_parser
+from tfdist._src.cluster.cluster_spec import split
+from tfdist._src.launch.argument_types import OneLineParser, count, port, seconds, typed
+from tfdist.errors import LaunchError
+
+
+def check_syntax(command: Sequence[str]) -> None:
+    """Compiles the program of a command, if it is a file of Python source.
+
+    Args:
+        command: the interpreter, `-u`, and the script or `-m` and a module, then their arguments.
+
+    Raises:
+        LaunchError: it does not compile; the message has the line.
+    """
+    path = _source(command[2:])
+    if path is None:
+        return
+    try:
+        source = path.read_bytes()
+    except OSError:
+        return  # The worker's message says more.
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, str(path), "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise LaunchError(f"{path}{line}: {type(error).__name__}: {reason}") from None
+
+
+def _source(program: Sequence[str]) -> Path | None:
+    """The file of a program; None if it is something else, such as an archive, or is not found."""
+    if not program[0].startswith("-m"):
+        path = Path(program[0])
+        return path if path.suffix == ".py" else None
+    name = program[1] if program[0] == "-m" else program[0][2:]
+    # As `python -m` finds it, but for the packages around it, which would have to be imported.
+    folders: Sequence[str] | None = [os.getcwd(), *sys.path[1:]]
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:length]), folders)
+        if spec is None:
+            return None
+        folders = spec.submodule_search_locations
+        if folders is None and length < len(parts):
+            return None
+    if folders is not None:
+        spec = PathFinder.find_spec(f"{name}.__main__", folders)
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin and origin.endswith(".py") else None
+
+
+_SLOTS = re.compile(r"(?<![-_\w])slots\s*=\s*(\S+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ListedHost:
+    """One host.
+
+    Attributes:
+        name: what ssh is passed: a name, an address, `user@host`, or an alias of its
+            configuration.
+        workers: the number of its workers; None for one per GPU, or one without GPUs.
+    """
+
+    name: str
+    workers: int | None = None
+
+    @property
+    def address(self) -> str:
+        """The name without the user."""
+        return self.name.rpartition("@")[2]
+
+
+def parse_hosts(text: str) -> tuple[ListedHost, ...]:
+    """Parses a list of hosts.
+
+    Args:
+        text: `"host:workers"` or `"host"`, separated by commas; an IPv6 address with a number of
+            workers is in brackets.
+
+    Raises:
+        ValueError: the list is empty or malformed, or names a host twice.
+
+    Example:
+        >>> [(host.name, host.workers) for host in parse_hosts("gpu1:2,[fd00::2]:4,gpu3")]
+        [('gpu1', 2), ('fd00::2', 4), ('gpu3', None)]
+    """
+    return _checked(_parse_host(part.strip()) for part in text.split(",") if part.strip())
+
+
+def read_hostfile(path: str) -> tuple[ListedHost, ...]:
+    """Reads a file with one host per line.
+
+    Args:
+        path: its path; a line is `host`, `host slots=4` or `host:4`, `#` begins a comment.
+
+    Raises:
+        ValueError: the file cannot be read, or as in `parse_hosts`.
+
+    Example:
+        >>> Path("hosts").write_text("gpu1 slots=2\\ngpu2:4  # the new one\\n")  # doctest: +SKIP
+        >>> read_hostfile("hosts")  # doctest: +SKIP
+        (ListedHost(name='gpu1', workers=2), ListedHost(name='gpu2', workers=4))
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    stripped = (line.partition("#")[0].strip() for line in lines)
+    try:
+        return _checked(_parse_line(line) for line in stripped if line)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _parse_line(line: str) -> ListedHost:
+    name, *rest = line.split(maxsplit=1)
+    if not rest:
+        return _parse_host(name)
+    slots, host = _SLOTS.search(rest[0]), _parse_host(name)
+    if slots is None or host.workers is not None:
+        raise ValueError(f"a line must be HOST, HOST:N or HOST slots=N. Received: {line!r}")
+    return ListedHost(host.name, _worker_count(slots.group(1), line))
+
+
+def _parse_host(text: str) -> ListedHost:
+    user, at, host = text.rpartition("@")
+    if host.startswith("["):
+        address, _, rest = host[1:].partition("]")
+        colon, workers = rest[:1], rest[1:]
+        if rest and colon != ":":
+            raise ValueError(f"must be HOST or HOST:N. Received: {text!r}")
+    elif host.count(":") > 1:
+        address, colon, workers = host, "", ""
+    else:
+        address, colon, workers = host.partition(":")
+    name = _name(f"{user}{at}{address}")
+    return ListedHost(name, _worker_count(workers, text) if colon else None)
+
+
+def _name(name: str) -> str:
+    # An option of ssh, such as -oProxyCommand=…, must not pass for a host.
+    if not name or name.startswith("-") or not name.isprintable() or " " in name:
+        raise ValueError(f"must name a host. Received: {name!r}")
+    return name
+
+
+def _worker_count(text: str, whole: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) >= 1):
+        raise ValueError(f"the number of workers must be an integer >= 1. Received: {whole!r}")
+    return int(text)
+
+
+def _checked(hosts: Iterable[ListedHost]) -> tuple[ListedHost, ...]:
+    listed = tuple(hosts)
+    if not listed:
+        raise ValueError("must name at least one host")
+    names = [host.name for host in listed]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"names {name} twice: give the number of all its workers once")
+    return listed
+
+
+OUTPUTS = ("chief", "all", "none")
+_EPILOG = """\
+examples:
+  tfdist run -n 4 train.py --epochs 10        4 workers here; --epochs goes to train.py
+  tfdist run -n 4 -m project.train            the same for a module
+  tfdist run -n 2 --output all train.py       lines of worker 1 are prefixed with "[1] "
+  tfdist run -n 8 --dry-run train.py          only show what would be started
+
+  tfdist run --hosts gpu1:8,gpu2:8 train.py   two hosts with 8 workers each, reached by ssh
+
+  the same without ssh, one command per host:
+  tfdist run -n 8 --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
+  tfdist run -n 8 --nnodes 2 --node-rank 1 --rendezvous 10.0.0.1:29400 train.py
+
+The first worker that fails ends the job: the others are stopped, its last lines of output are
+shown, and this command exits with its exit code (128 + the signal number if it was killed). With
+--max-restarts, all workers on all hosts then start again, with the same ranks and addresses; a
+callback such as BackupAndRestore continues the training. With --elastic, nobody is stopped: the
+failed worker alone is replaced, and the job succeeds if the workers that remain do.
+SIGTERM is forwarded to the workers; if all of them save their state and exit with code 75, so does
+this command; with --elastic, other hosts go on. Ctrl-C interrupts all workers; a second Ctrl-C
+kills them. No worker, nor any process in a worker's process group, outlives this command, even if
+it is killed.
+
+Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/settings.md; `tfdist doctor`
+shows those that are set."""
+
+
+def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
+    """The parser, and whether each option takes a value."""
+    parser = OneLineParser(
+        prog="tfdist run",
+        usage="%(prog)s [-n N] [options] script.py [arguments]\n"
+        "       %(prog)s --hosts a:2,b:2 [options] script.py [arguments]\n"
+        "       %(prog)s [-n N] [options] -m module [arguments]",
+        description="Runs a script as several workers, on this host or on several, and sets the "
+        "TF_CONFIG\nof each worker.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    takes_value = {"-h": False, "--help": False}
+
+    def add(*names: str, **settings: Any) -> None:
+        takes_value.update(dict.fromkeys(names, settings.get("action") != "store_true"))
+        group.add_argument(*names, **settings)
+
+    group: argparse._ActionsContainer = parser
+    add(
+        "-n",
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help="workers on this host, or auto: one per GPU, or one without GPUs (default: auto)",
+    )
+    add("-m", metavar="MODULE", default=argparse.SUPPRESS, help="run a module, like python -m")
+    add(
+        "--output",
+        choices=OUTPUTS,
+        default="chief",
+        help="which workers' output to show: chief (only rank 0, unmodified), all (also the "
+        "others, each line prefixed with the rank), or none (default: chief)",
+    )
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="write each worker's output to DIR/worker-RANK.log (the chief's only with --output "
+        "none), after restart N to DIR/restart-N, overwriting old files (default: a temporary "
+        "directory, kept only if the job fails or was restarted)",
+    )
+    add(
+        "--cores-per-worker",
+        type=count(0),
+        metavar="K",
+        help="threads per worker; 0 leaves threads unconfigured (default: this host's cores "
+        "divided evenly, except for thread variables that are already set)",
+    )
+    add(
+        "--gpus-per-worker",
+        type=count(0),
+        metavar="K",
+        help="GPUs per worker; 0 for the CPU (default: divided evenly, or the CPU for all workers "
+        "if there are fewer GPUs than workers)",
+    )
+    add(
+        "--grace",
+        type=seconds(zero=True),
+        metavar="SECONDS",
+        help="seconds between SIGTERM and SIGKILL, and after Ctrl-C between SIGINT and SIGTERM "
+        "(default: 5; 25 if this command gets SIGTERM, so that workers can save their state)",
+    )
+    add(
+        "--max-restarts",
+        type=count(0),
+        metavar="N",
+        help="after a failure, start all workers again, at most N times, waiting 1, 2, 4 ... 60 "
+        "seconds; not after a failure that must come again, nor after the same one at the same "
+        "step (default: 0; with several hosts, that of host 0 counts); with --elastic, the number "
+        "of replacements of each worker (default: 3)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
+        help="after a failure of a worker, let the others go on, and start a replacement that "
+        "joins them; needs the callback tfdist.callbacks.Elastic",
+    )
+    add(
+        "--spares",
+        type=count(0),
+        metavar="N",
+        help="with --elastic, processes on this host that have imported TensorFlow already and "
+        "wait to become a replacement (default: 1; none with GPUs)",
+    )
+    add(
+        "--metrics-port",
+        type=port,
+        metavar="PORT",
+        help="serve Prometheus metrics: a host's first worker on PORT, the next on PORT + 1, and "
+        "so on (default: TFDIST_METRICS_PORT, or none; needs the package prometheus_client)",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print each worker's command and settings without starting it",
+    )
+    group = parser.add_argument_group("several hosts, started by ssh from here")
+    add(
+        "--hosts",
+        type=typed(parse_hosts),
+        metavar="A:2,B:2",
+        help="the hosts, and how many workers each runs (default: one per GPU, or one without "
+        "GPUs); every host has this folder and this Python, and ssh needs no password",
+    )
+    add(
+        "--hostfile",
+        type=typed(read_hostfile),
+        metavar="FILE",
+        help="a file with the hosts, one per line: HOST, HOST:2 or HOST slots=2",
+    )
+    add(
+        "-x",
+        action="append",
+        dest="forward",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="send a variable to the hosts; may be repeated (TFDIST_* are sent anyway). Use NAME "
+        "for secrets: what stands here is in this machine's list of processes",
+    )
+    add(
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help='how to reach a host, such as "ssh -p 2222 -i key" (default: ssh)',
+    )
+    group = parser.add_argument_group("several hosts (same command on each, except --node-rank)")
+    add("--nnodes", type=count(1), default=1, metavar="N", help="number of hosts (default: 1)")
+    add(
+        "--node-rank",
+        type=count(0),
+        default=0,
+        metavar="R",
+        help="this host's number, from 0 to N-1 (default: 0)",
+    )
+    add(
+        "--rendezvous",
+        type=typed(split),
+        metavar="HOST:PORT",
+        help="an address of host 0 and a free port on it, where the hosts connect within "
+        "TFDIST_START_TIMEOUT seconds (default: 300)",
+    )
+    add(
+        "--host",
+        metavar="ADDRESS",
+        help="this host's address for the other workers (default: the one its connection to the "
+        "rendezvous uses)",
+    )
+    return parser, takes_value
+
+
+def _workers(text: str) -> int | None:
+    return None if text == "auto" else count(1)(text)
+
 
 # Replacements of each worker with --elastic, unless --max-restarts says otherwise.
 _REPLACEMENTS = 3

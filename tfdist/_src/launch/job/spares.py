@@ -9,10 +9,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tfdist._src.launch.job.gpus import VISIBLE
-from tfdist._src.launch.job.plan import WorkerPlan
-from tfdist._src.launch.job.watchdog import Watchdog
-from tfdist._src.launch.job.worker import Stream, WorkerProcess
+from tfdist._src.launch.job.resources import VISIBLE
+from tfdist._src.launch.job.worker import Stream, Watchdog, WorkerPlan, WorkerProcess
 from tfdist.errors import LaunchError
 
 # Modules that scripts import. Importing them does not touch a device.

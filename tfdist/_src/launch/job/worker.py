@@ -1,18 +1,231 @@
-"""One worker process: started in its own session, signaled and killed as a process group."""
+"""One worker process: its command and environment, its signals and its progress.
+
+It reads a pipe whose only writer is the launcher. Each worker writes its process group to the pipe
+before it executes its program, and the launcher removes the group once the worker has exited. The
+kernel closes the pipe however the launcher dies, and the remaining groups then get SIGKILL. So
+workers and their child processes die with the launcher, except for a process that has moved to
+another session or process group.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfdist._src.launch.job.plan import WorkerPlan
-from tfdist._src.launch.job.watchdog import Watchdog
+from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
+from tfdist._src.progress_file import SIZE, Progress
 from tfdist.errors import LaunchError
+
+# They must be the same for all workers, but for these: of one host, of one launcher, and the
+# secret, which is passed on in other ways, or made anew.
+_SETTINGS = "TFDIST_"
+_NOT_SENT = frozenset(
+    {"TFDIST_HOST", "TFDIST_GENERATION", "TFDIST_PROGRESS_FILE", "TFDIST_WITNESS", SECRET}
+)
+
+
+def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str, str]:
+    """The variables to send: the settings of tfdist, and the chosen ones.
+
+    Args:
+        environment: that of the command.
+        chosen: `"NAME"`, or `"NAME=VALUE"`.
+
+    Raises:
+        ValueError: a chosen variable is not set.
+
+    Example:
+        >>> forwarded({"TFDIST_CODEC": "fp16", "A": "1", "B": "2"}, ["A", "C=3"])
+        {'TFDIST_CODEC': 'fp16', 'A': '1', 'C': '3'}
+    """
+    sent = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SETTINGS) and name not in _NOT_SENT
+    }
+    for choice in chosen:
+        name, given, value = choice.partition("=")
+        if not name:
+            raise ValueError(f"-x must be NAME or NAME=VALUE. Received: {choice!r}")
+        if not given and name not in environment:
+            raise ValueError(
+                f"-x {name}: this variable is not set; set it, or pass -x {name}=VALUE"
+            )
+        sent[name] = value if given else environment[name]
+    return sent
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker to start.
+
+    Attributes:
+        rank: its rank in the job.
+        command: the program and its arguments.
+        settings: the variables added to the environment that it inherits.
+    """
+
+    rank: int
+    command: tuple[str, ...]
+    settings: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """The plan as a shell command."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
+        return " ".join([*settings, shlex.join(self.command)])
+
+
+def plan_workers(
+    *,
+    addresses: Sequence[str],
+    first: int,
+    command: Sequence[str],
+    shared: Mapping[str, str],
+    per_worker: Sequence[Mapping[str, str]],
+) -> tuple[WorkerPlan, ...]:
+    """Plans the workers of one host.
+
+    Args:
+        addresses: `"host:port"` of every worker of the job, in rank order.
+        first: the rank of this host's first worker.
+        command: the command that each worker runs.
+        shared: settings of all workers of this host.
+        per_worker: additional settings of each worker of this host.
+
+    Returns:
+        One plan for each entry of `per_worker`.
+
+    Example:
+        >>> plan, = plan_workers(addresses=["127.0.0.1:4000"], first=0,
+        ...                      command=["python", "train.py"], shared={}, per_worker=[{}])
+        >>> plan.settings["TF_CONFIG"]
+        '{"cluster": {"worker": ["127.0.0.1:4000"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    return tuple(
+        WorkerPlan(
+            rank=rank,
+            command=tuple(command),
+            settings={"TF_CONFIG": _tf_config(addresses, rank), **shared, **settings},
+        )
+        for rank, settings in enumerate(per_worker, start=first)
+    )
+
+
+def _tf_config(addresses: Sequence[str], rank: int) -> str:
+    return json.dumps(
+        {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": rank}}
+    )
+
+
+_READ_SIZE = 65536
+
+
+class Watchdog:
+    """Starts the process. Create it while the launcher has one thread and no workers.
+
+    Example:
+        >>> watchdog = Watchdog()
+        >>> watchdog.close()
+    """
+
+    def __init__(self) -> None:
+        read, self._write = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._write)
+                _watch(read)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def add_this_process(self) -> None:
+        """Adds the calling process's group; for a worker between fork and exec."""
+        self._send(f"+{os.getpid()}\n")
+
+    def remove(self, group: int) -> None:
+        """Removes a process group; call it before its number can be reused."""
+        self._send(f"-{group}\n")
+
+    def close(self) -> None:
+        """Stops the process, which kills the groups that have not been removed."""
+        os.close(self._write)
+        os.waitpid(self._pid, 0)
+
+    def _send(self, line: str) -> None:
+        try:
+            os.write(self._write, line.encode())
+        except BrokenPipeError:
+            pass  # The watchdog was killed: the job continues without it.
+
+
+def _watch(read: int) -> None:
+    """Reads until the launcher is gone, then kills. Runs only in the forked process."""
+    os.setsid()  # Signals sent to the launcher's process group must not reach this process.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    groups: set[int] = set()
+    rest = b""
+    while data := os.read(read, _READ_SIZE):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            change = groups.add if line.startswith(b"+") else groups.discard
+            change(int(line[1:]))
+    for group in groups:
+        try:
+            os.killpg(group, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+VARIABLE = "TFDIST_PROGRESS_FILE"
+
+
+class ProgressMemory:
+    """Memory for one worker, which ends with the launcher: it leaves no file.
+
+    Attributes:
+        path: where a process of the same user opens it.
+
+    Raises:
+        LaunchError: the system is out of descriptors or memory.
+
+    Example:
+        >>> memory = ProgressMemory()
+        >>> memory.take()
+        Progress(steps=None, raised=None)
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._descriptor = os.memfd_create("tfdist-progress")
+            os.ftruncate(self._descriptor, SIZE)
+        except OSError as error:
+            raise LaunchError(f"there is no memory for a worker's progress: {error}") from error
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def read(self) -> Progress:
+        """Returns the worker's progress so far."""
+        return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
+
+    def take(self) -> Progress:
+        """Returns the worker's progress, and releases the memory; call it once."""
+        try:
+            return self.read()
+        finally:
+            os.close(self._descriptor)
+
 
 Stream = IO[bytes] | int | None
 # A process stuck in a driver does not go; the launcher does not wait for it.

@@ -4,15 +4,27 @@
 cut, and `cut` makes the stages; `partition` does all of this in one process.
 """
 
-from tfdist._src.pipeline.partition.choose import COSTS, check_stages, decide, partition
-from tfdist._src.pipeline.partition.cost_model import CallCost, estimate
-from tfdist._src.pipeline.partition.cut import Edge, Partition, SharedVariable, cut
+from tfdist._src.pipeline.partition.choose import (
+    COSTS,
+    boundaries_after,
+    check_stages,
+    decide,
+    partition,
+)
+from tfdist._src.pipeline.partition.cut import (
+    Edge,
+    Partition,
+    SharedVariable,
+    Stage,
+    cut,
+    masks_of,
+    pack,
+    specs,
+    unpack,
+)
 from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec
 from tfdist._src.pipeline.partition.linearize import linearize
-from tfdist._src.pipeline.partition.named_cuts import boundaries_after
-from tfdist._src.pipeline.partition.packing import masks_of, pack, specs, unpack
-from tfdist._src.pipeline.partition.profiler import measure
-from tfdist._src.pipeline.partition.stage import Stage
+from tfdist._src.pipeline.partition.profiler import CallCost, estimate, measure
 from tfdist._src.pipeline.partition.summary import summary
 
 __all__ = [

@@ -2,20 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 
 import keras
 import numpy as np
+import numpy.typing as npt
 
-from tfdist._src.pipeline.partition.balance import balance as balance_stages
-from tfdist._src.pipeline.partition.cost_model import CallCost, estimate
 from tfdist._src.pipeline.partition.cut import Partition, cut
-from tfdist._src.pipeline.partition.graph import Graph
+from tfdist._src.pipeline.partition.graph import Graph, Key
 from tfdist._src.pipeline.partition.linearize import linearize
-from tfdist._src.pipeline.partition.named_cuts import boundaries_after
-from tfdist._src.pipeline.partition.profiler import measure
-from tfdist._src.pipeline.partition.stage_costs import stage_costs
+from tfdist._src.pipeline.partition.profiler import (
+    CallCost,
+    bytes_of,
+    estimate,
+    measure,
+    variable_bytes,
+)
 from tfdist.errors import PartitionError
+
+Costs = npt.NDArray[np.float64]
+
+
+def balance(costs: Costs, stages: int) -> list[int]:
+    """Divides calls into stages such that the most expensive one costs as little as possible.
+
+    A pipeline is only as fast as its slowest stage. Ties are broken by the smallest sum of squares,
+    which evens out the other stages, then by the earliest last boundary, and so on. The same costs
+    yield the same partition everywhere.
+
+    Both steps are dynamic programs (Bellman) over the position of a boundary: all that the next
+    stage needs is the optimum for the calls before it with one stage fewer.
+
+    Args:
+        costs: a matrix; `costs[i, j]` is the cost, at least 0, of a stage of calls i to j - 1. It
+            is infinite if that stage is not allowed, as for i >= j.
+        stages: the number of stages.
+
+    Returns:
+        The index of the first call of each stage but the first.
+
+    Raises:
+        PartitionError: there is no such partition.
+
+    Example:
+
+        >>> prefix = np.array([0, 4, 5, 6, 10])  # Calls that cost 4, 1, 1 and 4.
+        >>> costs = prefix[None] - prefix[:, None]
+        >>> balance(np.where(np.triu(costs, 1), costs, np.inf), stages=2)
+        [2]
+    """
+    least = costs[0]
+    for _ in range(stages - 1):
+        least = np.maximum(least[:, None], costs).min(axis=0)
+    worst = least[-1]
+    if not np.isfinite(worst):
+        raise PartitionError(
+            f"There is no partition into {stages} stages within the limits of a stage. "
+            f"Received: {len(costs) - 1} calls. Choose another number of stages, or raise the "
+            "memory limit."
+        )
+    squares = np.where(costs <= worst, costs, np.inf) ** 2
+    sums, begins = squares[0], []
+    for _ in range(stages - 1):
+        candidates = sums[:, None] + squares
+        begins.append(candidates.argmin(axis=0))
+        sums = candidates.min(axis=0)
+    boundaries = [len(costs) - 1]
+    for begin in reversed(begins):
+        boundaries.append(int(begin[boundaries[-1]]))
+    return boundaries[:0:-1]
+
+
+_PARTS = 1 << 20
+
+
+def stage_costs(
+    graph: Graph,
+    seconds: Sequence[float],
+    rows: int,
+    seconds_per_byte: float,
+    memory_limit: float = np.inf,
+) -> Costs:
+    """The cost of a stage, for each pair of its first call and the one after its last.
+
+    Args:
+        graph: the model.
+        seconds: the time of each call, forward and backward.
+        rows: the rows of a microbatch.
+        seconds_per_byte: the transfer time of a byte to or from another stage.
+        memory_limit: the maximum bytes of variables in a stage.
+
+    Returns:
+        The matrix for `balance`. Its entries are integers in units of about a millionth of the
+        model's cost, so that equal stages compare equal in whatever order their calls add up.
+    """
+    calls = len(graph.calls)
+    received, sent = _traffic(graph, rows)
+    total = np.concatenate([[0.0], np.cumsum(seconds)])
+    costs = total[None, :] - total[:, None] + (received + sent) * seconds_per_byte
+    costs = np.rint(costs * (_PARTS / (total[-1] or 1.0)))
+    allowed = np.triu(np.ones((calls + 1, calls + 1), bool), 1)
+    if np.isfinite(memory_limit):
+        allowed &= _memory(graph) <= memory_limit
+    return np.where(allowed, costs, np.inf)
+
+
+def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
+    """The bytes that a stage receives from earlier ones, and that it sends to later ones.
+
+    Gradients flow back the same way. The model's inputs do not count: a stage reads them from the
+    batch.
+    """
+    producer = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
+    uses: dict[Key, list[int]] = {}
+    for n, call in enumerate(graph.calls):
+        for key in call.inputs:
+            uses.setdefault(key, []).append(n)
+    for key in graph.outputs:  # The last stage computes the loss.
+        uses.setdefault(key, []).append(len(graph.calls) - 1)
+    received, sent = _zeros(graph), _zeros(graph)
+    for key, users in uses.items():
+        if key not in producer:
+            continue
+        size = bytes_of(graph.specs[key], rows)
+        if graph.specs[key].is_floating:
+            size *= 2
+        mask = graph.calls[producer[key]].masks.get(key)
+        if mask is not None:
+            size += bytes_of(mask, rows)
+        _add_for_spans(received, producer[key] + 1, users, size)
+        # The stages with the producer but without the last user.
+        sent[: producer[key] + 1, producer[key] + 1 : max(users) + 1] += size
+    return received, sent
+
+
+def _memory(graph: Graph) -> Costs:
+    """The bytes of a stage's variables, each counted once."""
+    users: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for n, call in enumerate(graph.calls):
+        for variable in call.variables:
+            users.setdefault(id(variable), []).append(n)
+            sizes[id(variable)] = variable_bytes(variable)
+    memory = _zeros(graph)
+    for variable_id, calls in users.items():
+        _add_for_spans(memory, 0, calls, sizes[variable_id])
+    return memory
+
+
+def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
+    """Adds an amount to all spans from `begin` or later that contain at least one user."""
+    for user in sorted(set(users)):
+        # The spans whose first user this is.
+        matrix[begin : user + 1, user + 1 :] += amount
+        begin = max(begin, user + 1)
+
+
+def _zeros(graph: Graph) -> Costs:
+    return np.zeros((len(graph.calls) + 1, len(graph.calls) + 1))
+
+
+def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
+    """The boundaries after the named calls.
+
+    Args:
+        graph: the model.
+        cuts: names of calls: of a layer or operation, such as `"block_4"`; in a nested model,
+            `"encoder/dense"`; for a layer's second call, `"dense#2"`. The name of a nested model,
+            `"encoder"`, means its last call. Stages end with these calls; all calls after the last
+            of them form the last stage.
+
+    Returns:
+        The boundaries for `cut`, in the order of the calls.
+
+    Raises:
+        PartitionError: a call does not exist or is the last one, or two names mean the same call.
+    """
+    after: dict[str, int] = {}
+    for number, call in enumerate(graph.calls):
+        after[call.name] = number + 1
+        parts = call.name.split("/")
+        for depth in range(1, len(parts)):
+            after["/".join(parts[:depth])] = number + 1
+    for name in cuts:
+        if name not in after:
+            near = difflib.get_close_matches(name, after, n=3, cutoff=0.4) or list(after)[:3]
+            raise PartitionError(
+                f"`cuts` must name calls of the model, after which to cut. Received: {name!r}, "
+                f"which is not one. Similar names are {', '.join(map(repr, near))}."
+            )
+        if after[name] == len(graph.calls):
+            raise PartitionError(
+                f"`cuts` must name the last call of every stage but the last. Received: {name!r}, "
+                "the last call of the model. Remove it."
+            )
+    boundaries = sorted({after[name] for name in cuts})
+    if len(boundaries) < len(cuts):
+        raise PartitionError(
+            f"`cuts` must name each cut once. Received: {list(cuts)}, of which two mean the same "
+            "cut. Remove one."
+        )
+    return boundaries
+
 
 COSTS: dict[str, Callable[[Graph, int], list[CallCost]]] = {
     "time": measure,
@@ -105,7 +294,7 @@ def decide(
         PartitionError: there are too few calls, or no partition is within the limit.
     """
     check_stages(graph, stages)
-    return balance_stages(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
+    return balance(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
 
 
 def check_stages(graph: Graph, stages: int) -> None:

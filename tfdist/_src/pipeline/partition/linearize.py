@@ -1,19 +1,172 @@
-"""Turns a Keras model into a list of calls."""
+"""Turns a Keras model into a list of calls.
+
+A call that may have such effects is traced once, symbolically, without touching any variable.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from tfdist._src.internals.keras import Functional, Sequential, graph_of, nodes_of
+from tfdist._src.internals.keras import (
+    Functional,
+    Sequential,
+    compute_output_spec,
+    get_keras_mask,
+    graph_of,
+    is_transparent,
+    nodes_of,
+    set_keras_mask,
+    sublayers_of,
+    unchanged_state,
+)
 from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value, keys_in, mask_of
-from tfdist._src.pipeline.partition.inlining import Convert, nested_graph
-from tfdist._src.pipeline.partition.tracing import needs_trace, trace
 from tfdist.errors import PartitionError
+
+
+def nested_graph(node: Any, around: keras.Model) -> Functional | None:
+    """The graph of a nested model that can be inlined; None for any other call.
+
+    Args:
+        node: Keras's node of the call.
+        around: the outermost model.
+    """
+    nested = node.operation
+    graph = graph_of(nested)
+    if graph is None or not is_transparent(nested, around) or len(node.arguments.args) != 1:
+        return None
+    (inputs,) = node.arguments.args
+    flat = keras.tree.flatten(inputs)
+    if not _fits(inputs, flat, graph) or not _passes_nothing_else(node.arguments.kwargs, flat):
+        return None
+    return graph
+
+
+def _fits(inputs: Any, flat: list[Any], graph: Functional) -> bool:
+    if len(flat) != len(graph.inputs):
+        return False
+    if len(flat) > 1:
+        try:
+            keras.tree.assert_same_structure(
+                keras.tree.lists_to_tuples(inputs), keras.tree.lists_to_tuples(graph.input)
+            )
+        except (TypeError, ValueError):
+            return False
+    # A model that adds or drops an axis of its inputs is not inlined.
+    return all(
+        isinstance(argument, keras.KerasTensor) and len(argument.shape) == len(expected.shape)
+        for argument, expected in zip(flat, graph.inputs, strict=True)
+    )
+
+
+def _passes_nothing_else(kwargs: dict[str, Any], flat: list[Any]) -> bool:
+    for name, value in kwargs.items():
+        if value is None or name == "training":
+            continue
+        # Keras may list the masks of the inputs among the arguments.
+        masks = keras.tree.flatten(value)
+        if name != "mask" or len(masks) != len(flat):
+            return False
+        if any(
+            get_keras_mask(tensor) is not mask for tensor, mask in zip(flat, masks, strict=True)
+        ):
+            return False
+    return True
+
+
+class Convert(keras.Operation):  # type: ignore[misc]
+    """Converts an input to the type that a nested model expects, and keeps its mask.
+
+    Args:
+        dtype: Keras's name of the type.
+        name: the operation's name.
+    """
+
+    def __init__(self, dtype: str, name: str) -> None:
+        super().__init__(name=name)
+        self._to = dtype
+
+    def call(self, value: Any) -> Any:
+        """Returns the converted value."""
+        mask = get_keras_mask(value)
+        value = keras.ops.convert_to_tensor(value, dtype=self._to)
+        if mask is not None:
+            set_keras_mask(value, mask)
+        return value
+
+
+_ROWS = 2
+
+
+def needs_trace(operation: keras.Operation) -> bool:
+    """Whether a call may create a mask, or use a variable that it does not own.
+
+    Keras layers do neither, except those that compute a mask from values and those that run a
+    user's function.
+    """
+    if not isinstance(operation, keras.layers.Layer):
+        return not _is_from_keras(operation)
+    makers = (keras.layers.Embedding, keras.layers.Masking, keras.layers.Lambda)
+    return any(isinstance(s, makers) or not _is_from_keras(s) for s in sublayers_of(operation))
+
+
+def trace(
+    call: Call, specs: Mapping[Key, Spec], masks: Mapping[Key, Spec | None]
+) -> tuple[dict[Key, Spec | None], list[keras.Variable]]:
+    """Traces a call.
+
+    Args:
+        call: the call.
+        specs: the specs of its inputs, among others.
+        masks: the Keras masks on its inputs.
+
+    Returns:
+        The Keras masks on the inputs and outputs after the call, and each variable that it reads,
+        once, including those of its layer.
+    """
+    found: dict[Key, Spec | None] = {}
+    reads = _Reads()
+
+    def run(values: dict[Key, Any], masks: dict[Key, Any]) -> list[Any]:
+        for key, mask in masks.items():
+            set_keras_mask(values[key], mask)
+        with reads:
+            values = {**values, **call(values, None)}
+        for key in (*call.inputs, *call.outputs):
+            mask = mask_of(values[key])
+            found[key] = None if mask is None else Spec((None, *mask.shape[1:]), mask.dtype)
+        return []
+
+    inputs = {key: _symbol(specs[key]) for key in call.inputs}
+    masked = {key: _symbol(mask) for key in call.inputs if (mask := masks.get(key)) is not None}
+    with unchanged_state():
+        compute_output_spec(run, inputs, masked)
+    return found, list(reads.variables.values())
+
+
+class _Reads(keras.StatelessScope):  # type: ignore[misc]
+    """Records the variables that are read inside it, including those without a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variables: dict[int, keras.Variable] = {}
+
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        self.variables[id(variable)] = variable
+        return super().get_current_value(variable)
+
+
+def _symbol(spec: Spec) -> keras.KerasTensor:
+    # Some layers need the number of rows, such as TimeDistributed before Keras 3.9.
+    return keras.KerasTensor(spec.with_rows(_ROWS).shape, dtype=spec.dtype)
+
+
+def _is_from_keras(operation: keras.Operation) -> bool:
+    return type(operation).__module__.split(".")[0] == "keras"
 
 
 def linearize(model: keras.Model) -> Graph:

@@ -2,17 +2,246 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from statistics import median
+from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
-from tfdist._src.internals.keras import unchanged_state
-from tfdist._src.pipeline.partition.call_timing import Timing, seconds_of, time_call
-from tfdist._src.pipeline.partition.cost_model import CallCost, cost_of
-from tfdist._src.pipeline.partition.equivalence import equivalence
-from tfdist._src.pipeline.partition.graph import Call, Graph, Key
-from tfdist._src.pipeline.partition.sizes import concrete
+from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, unchanged_state
+from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value
 from tfdist.errors import PartitionError
+
+UNKNOWN = 64
+"""The assumed size of a dimension, other than the rows, that the model leaves open."""
+
+
+def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
+    """The shape of a value for a number of rows."""
+    return tuple(UNKNOWN if size is None else size for size in spec.with_rows(rows).shape)
+
+
+def bytes_of(spec: Spec, rows: int) -> int:
+    """The bytes of a value for a number of rows."""
+    return math.prod(concrete(spec, rows)) * _item_bytes(spec.dtype)
+
+
+def count(variables: Iterable[keras.Variable]) -> int:
+    """The number of elements in variables."""
+    return sum(math.prod(v.shape) for v in variables)
+
+
+def variable_bytes(variable: keras.Variable) -> int:
+    """The bytes of a variable."""
+    return count([variable]) * _item_bytes(variable.dtype)
+
+
+def _item_bytes(dtype: str) -> int:
+    size: int = tf.as_dtype(dtype).size
+    return size
+
+
+# A nominal processor: multiply-adds per second, and bytes per second to and from memory.
+_MULTIPLICATIONS = 1e10
+_BYTES = 1e10
+
+
+@dataclasses.dataclass(frozen=True)
+class CallCost:
+    """The cost of a call for the rows of a microbatch.
+
+    Attributes:
+        forward, backward: seconds.
+        parameters: the number of elements of the layer's weights, counted at every call.
+        parameter_bytes: the bytes of all variables that it uses.
+        output_bytes: the bytes of its outputs.
+    """
+
+    forward: float
+    backward: float
+    parameters: int
+    parameter_bytes: int
+    output_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of both passes."""
+        return self.forward + self.backward
+
+
+def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float) -> CallCost:
+    """The cost of a call with these times."""
+    return CallCost(
+        forward,
+        backward,
+        parameters=0 if call.layer is None else count(call.layer.weights),
+        parameter_bytes=sum(map(variable_bytes, call.variables)),
+        output_bytes=sum(bytes_of(graph.specs[key], rows) for key in call.outputs),
+    )
+
+
+def estimate(graph: Graph, rows: int) -> list[CallCost]:
+    """Estimates the costs of calls from their parameters, identically in all processes.
+
+    Each element of a matrix or kernel is multiplied once per row and position of the values, and
+    twice in the backward pass; those of an embedding are looked up. The seconds are those of a
+    nominal processor.
+
+    Args:
+        graph: the model.
+        rows: the rows of a microbatch.
+    """
+    costs = []
+    for call in graph.calls:
+        values = [graph.specs[key] for key in (*call.inputs, *call.outputs)]
+        moved = sum(bytes_of(spec, rows) for spec in values) / _BYTES
+        forward = _multiplications(graph, call, rows) / _MULTIPLICATIONS + moved
+        costs.append(cost_of(graph, call, rows, forward, 2 * forward))
+    return costs
+
+
+def _multiplications(graph: Graph, call: Call, rows: int) -> int:
+    inputs = [graph.specs[key] for key in call.inputs]
+    if not any(spec.is_floating for spec in inputs):
+        return 0  # Integers look values up.
+    # All axes but the last, the features.
+    specs = (*inputs, *(graph.specs[key] for key in call.outputs))
+    positions = max(math.prod(concrete(spec, rows)[:-1]) for spec in specs)
+    return positions * count(v for v in call.variables if len(v.shape) > 1)
+
+
+_REPEATS = 5
+# Quick calls are repeated for this long, but at most this often.
+_SECONDS, _MAX_REPEATS = 0.03, 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """The duration and outputs of a call.
+
+    Attributes:
+        forward, both: seconds of the forward pass, and of forward and backward pass together.
+        outputs: the specs of its outputs.
+        masks: the specs of the masks on its inputs and outputs after the call; None for no mask.
+    """
+
+    forward: float
+    both: float
+    outputs: tuple[tf.TensorSpec, ...]
+    masks: tuple[tf.TensorSpec | None, ...]
+
+
+def time_call(
+    call: Call,
+    specs: Sequence[tf.TensorSpec],
+    masks: Sequence[tf.TensorSpec | None],
+    wanted: Sequence[bool],
+) -> Timing:
+    """Times a call in training mode.
+
+    Args:
+        call: the call. Its variables are replaced by synthetic values.
+        specs: the specs of its inputs.
+        masks: the specs of the masks on them.
+        wanted: for each input, whether its gradient is computed.
+    """
+    variables = call.variables
+
+    def forward(values: Any, masks: Any, weights: Any) -> Any:
+        inputs = dict(zip(call.inputs, values, strict=True))
+        for value, mask in zip(values, masks, strict=True):
+            if mask is not None:
+                set_keras_mask(value, mask)
+        state = list(zip(variables, weights, strict=True))
+        with keras.StatelessScope(state, initialize_variables=False):
+            outputs = list(call(inputs, training=True).values())
+        return outputs, [get_keras_mask(value) for value in (*values, *outputs)]
+
+    def both(values: Any, masks: Any, weights: Any) -> Any:
+        trained = [w for w, v in zip(weights, variables, strict=True) if v.trainable]
+        watched = [v for v, is_wanted in zip(values, wanted, strict=True) if is_wanted]
+        sources = [t for t in (*watched, *trained) if t.dtype.is_floating]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            outputs, _ = forward(values, masks, weights)
+        floats = [value for value in outputs if value.dtype.is_floating]
+        return outputs, tape.gradient(floats, sources) if floats and sources else []
+
+    rng = np.random.default_rng(0)
+    arguments = (
+        [_synthesize(spec, rng) for spec in specs],
+        [mask if mask is None else _synthesize(mask, rng) for mask in masks],
+        [_synthesize(tf.TensorSpec(v.shape, v.dtype), rng) for v in variables],
+    )
+    run, run_both = (tf.function(f, autograph=False) for f in (forward, both))
+    outputs, after = run(*arguments)
+    return Timing(
+        seconds_of(lambda: run(*arguments)),
+        seconds_of(lambda: run_both(*arguments)),
+        outputs=tuple(map(tf.TensorSpec.from_tensor, outputs)),
+        masks=tuple(mask if mask is None else tf.TensorSpec.from_tensor(mask) for mask in after),
+    )
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """The median of several runs, after a warm-up."""
+    taken: list[float] = []
+    run()
+    tf.test.experimental.sync_devices()
+    while len(taken) < _REPEATS or (sum(taken) < _SECONDS and len(taken) < _MAX_REPEATS):
+        begin = time.perf_counter()
+        run()
+        # A GPU runs asynchronously.
+        tf.test.experimental.sync_devices()
+        taken.append(time.perf_counter() - begin)
+    return median(taken)
+
+
+def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
+    """Small positive numbers; zeros for what may be indices; masks that hide nothing."""
+    if spec.dtype.is_floating or spec.dtype.is_complex:
+        return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
+    if spec.dtype == tf.bool:
+        return tf.ones(spec.shape, tf.bool)
+    return tf.fill(spec.shape, "") if spec.dtype == tf.string else tf.zeros(spec.shape, spec.dtype)
+
+
+def equivalence(call: Call) -> Hashable:
+    """A key that is equal for calls that compute the same function of their inputs and variables.
+
+    Such calls have the same class, and equal configs, other arguments and variable shapes.
+    """
+    positions = {key: n for n, key in enumerate(call.inputs)}
+
+    def position(argument: Any) -> Any:
+        return Value(positions[argument.key]) if isinstance(argument, Value) else argument
+
+    arguments = keras.tree.map_structure(position, (call.args, dict(call.kwargs)))
+    variables = tuple((tuple(v.shape), v.dtype, v.trainable) for v in call.variables)
+    return type(call.operation), _config(call.operation), repr(arguments), variables
+
+
+def _config(operation: keras.Operation) -> Hashable:
+    if isinstance(operation, keras.layers.Lambda):
+        return id(operation)  # Functions with the same code may close over different values.
+    try:
+        return json.dumps(_without_names(operation.get_config()), sort_keys=True, default=repr)
+    except Exception:  # Custom layers need not have a serializable config.
+        return id(operation)
+
+
+def _without_names(config: Any) -> Any:
+    if isinstance(config, dict):
+        return {str(k): _without_names(v) for k, v in config.items() if k != "name"}
+    if isinstance(config, (list, tuple)):
+        return [_without_names(value) for value in config]
+    return config
 
 
 def measure(graph: Graph, rows: int) -> list[CallCost]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist._src.pipeline.partition.cut import Partition
-from tfdist._src.pipeline.partition.sizes import bytes_of, count
-from tfdist._src.pipeline.partition.stage import Stage, unique
+from tfdist._src.pipeline.partition.cut import Partition, Stage, unique
+from tfdist._src.pipeline.partition.profiler import bytes_of, count
 
 _TITLES = ("stage", "calls", "share of cost", "parameters", "sends to later stages")
 

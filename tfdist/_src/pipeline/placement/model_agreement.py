@@ -9,10 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfdist._src.group.group import Group
-from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.group import Group
+from tfdist._src.pipeline.partition.cut import Partition, Stage, unique
 from tfdist._src.pipeline.partition.graph import Graph
-from tfdist._src.pipeline.partition.stage import Stage, unique
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist.errors import ProgramMismatchError
 

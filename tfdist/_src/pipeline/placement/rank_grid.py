@@ -1,4 +1,4 @@
-"""The placement of ranks: which stages each one holds, and which ranks hold the same ones."""
+"""The placement of ranks: which stages each holds, and which pipelines a group can form."""
 
 from __future__ import annotations
 
@@ -81,3 +81,41 @@ class RankGrid:
     def data_group_of(self, rank: int) -> tuple[int, ...]:
         """The job's ranks that hold the same stages as a rank."""
         return self.data_groups[self.pipeline_rank_of(rank)]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The pipelines of a group whose workers have changed.
+
+    Attributes:
+        mesh: the pipelines; None if there is not a single one.
+        spare: the ranks that are in none, since others of their pipeline are lost.
+        missing: the pipeline ranks that nobody has.
+    """
+
+    mesh: RankGrid | None
+    spare: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def arrange(places: Sequence[int], pipeline: int) -> Arrangement:
+    """Forms as many pipelines as there are workers for; nobody changes its stages.
+
+    Args:
+        places: for each rank of the job, its pipeline rank.
+        pipeline: the number of ranks per pipeline.
+
+    Example:
+        >>> arrange([0, 1, 1], pipeline=2)
+        Arrangement(mesh=RankGrid(pipelines=((0, 1),)), spare=(2,), missing=())
+        >>> arrange([1], pipeline=2).missing
+        (0,)
+    """
+    having = [[rank for rank, place in enumerate(places) if place == p] for p in range(pipeline)]
+    data = min(map(len, having))
+    spare = sorted(rank for ranks in having for rank in ranks[data:])
+    missing = tuple(p for p, ranks in enumerate(having) if not ranks)
+    if not data:
+        return Arrangement(None, (), missing)
+    mesh = RankGrid(tuple(tuple(ranks[i] for ranks in having) for i in range(data)))
+    return Arrangement(mesh, tuple(spare), missing)

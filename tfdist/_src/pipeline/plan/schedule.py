@@ -2,11 +2,207 @@
 
 from __future__ import annotations
 
+import enum
 import functools
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from tfdist._src.pipeline.plan.action import Action, Kind
+# What one stage sends to another: outputs to later stages, or gradients to earlier ones.
+What: TypeAlias = Literal["activation", "gradient"]
+
+# A stage's input for a microbatch, from one or more other stages: (what, stage, microbatch).
+Value: TypeAlias = tuple[What, int, int]
+
+
+class Kind(enum.Enum):
+    """The passes of a microbatch through a stage.
+
+    A backward pass is either whole (`BACKWARD`) or split in two: `INPUT_GRADIENT`, which the
+    previous stage waits for, and later `WEIGHT_GRADIENT`, which nothing waits for.
+    """
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    INPUT_GRADIENT = "I"
+    WEIGHT_GRADIENT = "W"
+
+    @property
+    def carries(self) -> What | None:
+        """What such a pass receives from other stages and sends to others; None for W."""
+        return _CARRIES.get(self)
+
+    # Members are singletons; the default hash runs Python code on every lookup.
+    __hash__ = object.__hash__
+
+
+_CARRIES: dict[Kind, What] = {
+    Kind.FORWARD: "activation",
+    Kind.BACKWARD: "gradient",
+    Kind.INPUT_GRADIENT: "gradient",
+}
+
+
+@dataclass(frozen=True)
+class Action:
+    """One pass of one microbatch through one stage.
+
+    Attributes:
+        kind: the kind of pass.
+        stage: the stage's index, from 0 at the model's inputs.
+        microbatch: the microbatch's index, from 0.
+
+    Example:
+        >>> str(Action(Kind.FORWARD, stage=3, microbatch=5))
+        'F3.5'
+    """
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    @functools.cached_property
+    def takes(self) -> Value | None:
+        """This action's input from other stages, if it has any; None for W."""
+        what = self.kind.carries
+        return None if what is None else (what, self.stage, self.microbatch)
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}{self.stage}.{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The duration in seconds of each pass of a microbatch, and of each transfer.
+
+    A single number covers all stages of a rank: with two stages per rank, each costs half of it,
+    so the same costs compare schedules with and without virtual stages. A sequence lists the
+    seconds of each stage.
+
+    Attributes:
+        forward: of a forward pass.
+        input_gradient: of the first part of a backward pass.
+        weight_gradient: of its second part.
+        backward: of a whole backward pass; by default, the sum of both parts.
+        transfer: from the moment both ranks are ready for a message to its arrival.
+
+    Example:
+        >>> Costs(1.0, 1.0, 1.0).seconds(ranks=2, stages=4)[Kind.BACKWARD]
+        (1.0, 1.0, 1.0, 1.0)
+    """
+
+    forward: float | Sequence[float] = 1.0
+    input_gradient: float | Sequence[float] = 1.0
+    weight_gradient: float | Sequence[float] = 1.0
+    backward: float | Sequence[float] | None = None
+    transfer: float = 0.0
+
+    def seconds(self, ranks: int, stages: int) -> dict[Kind, tuple[float, ...]]:
+        """The seconds of each kind of pass, per stage.
+
+        Args:
+            ranks: the number of ranks in the pipeline.
+            stages: the number of stages on all ranks together.
+
+        Returns:
+            For each kind, one number per stage.
+
+        Raises:
+            ValueError: a sequence has the wrong length, or a number is negative.
+        """
+
+        def each(name: str, cost: float | Sequence[float]) -> tuple[float, ...]:
+            if isinstance(cost, Iterable):
+                values = tuple(float(value) for value in cost)
+            else:
+                values = (float(cost) * ranks / stages,) * stages
+            if len(values) != stages or not all(value >= 0 for value in values):
+                raise ValueError(
+                    f"`{name}` must be a number >= 0, or {stages} of them, one for each stage. "
+                    f"Received: {cost}."
+                )
+            return values
+
+        if not self.transfer >= 0:
+            raise ValueError(f"`transfer` must be >= 0. Received: {self.transfer}.")
+        inputs = each("input_gradient", self.input_gradient)
+        weights = each("weight_gradient", self.weight_gradient)
+        whole = tuple(i + w for i, w in zip(inputs, weights, strict=True))
+        return {
+            Kind.FORWARD: each("forward", self.forward),
+            Kind.BACKWARD: whole if self.backward is None else each("backward", self.backward),
+            Kind.INPUT_GRADIENT: inputs,
+            Kind.WEIGHT_GRADIENT: weights,
+        }
+
+
+Edge: TypeAlias = tuple[int, int]
+
+
+class Edges:
+    """The edges between the stages of a model.
+
+    Args:
+        stages: the number of stages.
+        edges: pairs (source stage, target stage), the source before the target but not
+            necessarily adjacent; by default, each stage feeds the next.
+        differentiable: the edges along which gradients flow back; by default, all.
+
+    Raises:
+        ValueError: an edge goes backward or to a stage that does not exist.
+    """
+
+    def __init__(
+        self,
+        stages: int,
+        edges: Iterable[Edge] | None = None,
+        differentiable: Iterable[Edge] | None = None,
+    ) -> None:
+        if edges is None:
+            edges = [(stage, stage + 1) for stage in range(stages - 1)]
+        forward = sorted({(source, target) for source, target in edges})
+        backward = forward
+        if differentiable is not None:
+            backward = sorted({(source, target) for source, target in differentiable})
+        for source, target in forward:
+            if not 0 <= source < target < stages:
+                raise ValueError(
+                    f"An edge must go from one of the {stages} stages to a later one. Received: "
+                    f"{(source, target)}. Number the stages in the order in which they run."
+                )
+        for edge in backward:
+            if edge not in forward:
+                raise ValueError(
+                    f"A differentiable edge must be one of the edges. Received: {edge}. Add it to "
+                    f"`edges`, or remove it from `differentiable`."
+                )
+        self._targets: dict[What, dict[int, list[int]]] = {
+            "activation": defaultdict(list),
+            "gradient": defaultdict(list),
+        }
+        self._sources: dict[What, dict[int, list[int]]] = {
+            "activation": defaultdict(list),
+            "gradient": defaultdict(list),
+        }
+        for source, target in forward:
+            self._add("activation", source, target)
+        for source, target in backward:
+            self._add("gradient", target, source)
+
+    def targets(self, action: Action) -> list[int]:
+        """The stages that consume an action's output."""
+        what = action.kind.carries
+        return [] if what is None else self._targets[what].get(action.stage, [])
+
+    def sources(self, action: Action) -> list[int]:
+        """The stages whose output an action consumes."""
+        what = action.kind.carries
+        return [] if what is None else self._sources[what].get(action.stage, [])
+
+    def _add(self, what: What, source: int, target: int) -> None:
+        self._targets[what][source].append(target)
+        self._sources[what][target].append(source)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,8 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.deadlock_check import walk
-from tfdist._src.pipeline.plan.edges import Edge, Edges
-from tfdist._src.pipeline.plan.lowering import lower
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.lowering import lower, walk
+from tfdist._src.pipeline.plan.schedule import Action, Edge, Edges, Kind, Schedule
 from tfdist.errors import ScheduleError
 
 _PARTS = (Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT)

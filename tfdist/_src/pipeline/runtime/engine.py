@@ -1,9 +1,10 @@
-"""A rank's programs for a model: one for each kind of step and number of microbatches."""
+"""A rank's programs for a model, built together with the other ranks."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,20 +14,20 @@ import tensorflow as tf
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.global_view.layout import Layout
 from tfdist._src.global_view.transfer import Transfer
+from tfdist._src.group import Group
 from tfdist._src.pipeline.partition.cut import Partition
 from tfdist._src.pipeline.partition.graph import Key
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.plan.lowering import Send, lower
 from tfdist._src.pipeline.runtime.channels import Channel, Pair, open_channels
 from tfdist._src.pipeline.runtime.microbatch_executor import MicrobatchExecutor
-from tfdist._src.pipeline.runtime.output_masks import OutputMasks
-from tfdist._src.pipeline.runtime.outputs import OutputPrograms
+from tfdist._src.pipeline.runtime.outputs import OutputMasks, OutputPrograms
 from tfdist._src.pipeline.runtime.shared_variables import SharedVariables
 from tfdist._src.pipeline.runtime.traffic import between_stages, gradients
-from tfdist._src.pipeline.stages.accumulators import GradientSums
-from tfdist._src.pipeline.stages.stage_functions import StageFunctions
+from tfdist._src.pipeline.stages.stage_functions import GradientSums, StageFunctions
 from tfdist._src.pipeline.stages.value_specs import ValueSpecs
 from tfdist._src.xla import compiled_between_collectives
+from tfdist.errors import PeerLostError
 
 
 class Engine:
@@ -367,3 +368,61 @@ def _transfer_of(values: Sequence[Any]) -> Transfer:
     """A transfer, from its attributes as JSON has them."""
     kind, operation, size, shape, *rest = values
     return Transfer(kind, operation, size, tuple(shape), *rest)
+
+
+def agree_on_program(
+    engine: Engine, group: Group, rows: int, *args: Any, **kwargs: Any
+) -> MicrobatchExecutor:
+    """Builds this rank's program; collective over all ranks of the job.
+
+    Args:
+        engine: this rank's engine.
+        group: the group of all ranks.
+        rows: the number of rows of the batch.
+        *args: arguments of `Engine.program`.
+        **kwargs: keyword arguments of `Engine.program`.
+
+    Raises:
+        PeerLostError: another rank could not build its program.
+    """
+    while True:
+        programs: list[MicrobatchExecutor] = []
+
+        def build(programs: list[MicrobatchExecutor] = programs) -> dict[str, Any]:
+            programs.append(engine.program(*args, **kwargs))
+            return engine.findings(programs[0], rows)
+
+        if not engine.learn(_share(group, "pipeline", build)):
+            return programs[0]
+
+
+def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
+    """Whether all ranks can put the update of a step off; collective over all ranks of the job.
+
+    Args:
+        group: the group of all ranks.
+        trace: traces the step on this rank; returns whether this one can.
+
+    Raises:
+        PeerLostError: another rank could not trace its step.
+    """
+    return all(report["late"] for report in _share(group, "update", lambda: {"late": trace()}))
+
+
+def _share(group: Group, topic: str, build: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What all ranks have found out by building something."""
+    error = None
+    try:
+        report = build()
+    except Exception as problem:
+        # Reported rather than raised, as the other ranks would wait for this one.
+        error, report = problem, {"error": f"{problem}"}
+    reports = [json.loads(text) for text in group.exchange(topic, json.dumps(report))]
+    if error is not None:
+        raise error
+    for rank, report in enumerate(reports):
+        if "error" in report:
+            raise PeerLostError(
+                f"{group.topology.workers[rank]} could not build its stages: {report['error']}"
+            )
+    return reports

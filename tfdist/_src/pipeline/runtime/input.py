@@ -20,12 +20,10 @@ import tensorflow as tf
 
 from tfdist._src.data.distribute import without_absent
 from tfdist._src.internals.keras import unpack_x_y_sample_weight
-from tfdist._src.keras.fit.own_rows import count_rows
-from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.keras.fit.step_functions import shard_batch
-from tfdist._src.keras.fit.timed_input import received, wait_for
+from tfdist._src.keras.fit.step_exchange import Request, count_rows, step_exchange
+from tfdist._src.keras.fit.step_functions import received, shard_batch, wait_for
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
-from tfdist._src.pipeline.runtime.error_propagation import AllRanksFailed
+from tfdist._src.pipeline.runtime.channels import AllRanksFailed
 from tfdist.errors import ProgramMismatchError, UnsupportedError
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from tfdist._src.pipeline.partition import Edge, Partition, pack, unpack
-from tfdist._src.pipeline.plan.action import Action, Kind
 from tfdist._src.pipeline.plan.lowering import Receive, Send, Step
+from tfdist._src.pipeline.plan.schedule import Action, Kind
 from tfdist._src.pipeline.runtime.channels import Channel, Pair
 from tfdist._src.pipeline.runtime.outputs import Outputs
 from tfdist._src.pipeline.stages.stage_functions import Ran, StageFunctions, Tensors

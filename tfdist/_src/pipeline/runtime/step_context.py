@@ -1,4 +1,4 @@
-"""The step context of a pipeline rank."""
+"""The step of a pipeline rank: its context, and the update at its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,57 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._src.internals.optimizer import batches_of, inner_optimizer, scales_losses
+from tfdist._src.keras.optimizers.gradient_sync import not_finite_anywhere, with_nan
+from tfdist._src.keras.optimizers.late_update import LateUpdate
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
+from tfdist._src.sharding import is_sharded
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.step import Step, Turns, clip_by_norm, sum_of_squares
 from tfdist._src.xla import has_rows, or_zeros
+
+
+def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.Tensor:
+    """The loss scale of this step, identical on all ranks; a float32 scalar.
+
+    Collective over the pipeline's ranks.
+
+    Args:
+        optimizer: this rank's optimizer.
+        strategy: the pipeline's strategy.
+        engine: this rank's engine, which knows the ranks that train.
+    """
+    scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
+    trains = engine.training_ranks
+    if scales_losses(optimizer) and 0 < len(trains) < strategy.pipeline_size:
+        # The optimizers of the remaining ranks are not applied, so their scale is stale.
+        communicator: Any = strategy.pipeline_communicator
+        scale = communicator.broadcast(scale, trains[-1])
+    return scale
+
+
+def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor) -> None:
+    """Counts a step and takes part in the collectives of the ranks that train.
+
+    Args:
+        optimizer: this rank's optimizer, which has no gradients.
+        step: this rank's step.
+        overflowed: whether the other ranks' optimizers skip the step.
+    """
+    inner = inner_optimizer(optimizer)
+
+    def clip() -> None:
+        step.clip_by_global_norm([], [], inner.global_clipnorm)
+
+    def count() -> None:
+        batches = batches_of(inner)
+        if inner.global_clipnorm:
+            due = tf.equal((batches + 1) % (inner.gradient_accumulation_steps or 1), 0)
+            tf.cond(due, clip, lambda: None)
+        batches.assign_add(1)
+
+    tf.cond(overflowed, lambda: None, count)
 
 
 class PipelineStep(Step):
@@ -95,3 +141,47 @@ class PipelineStep(Step):
     ) -> list[Any]:
         found = tf.sqrt(self.squares(gradients, variables))
         return clip_by_norm(gradients, norm, found)
+
+
+def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: Step) -> LateUpdate:
+    """Communicates what does not depend on the optimizer; returns what is left to do.
+
+    Args:
+        model: the PipelineModel.
+        strategy: its strategy.
+        engine: this rank's engine, whose gradients are complete.
+        step: the step.
+    """
+    optimizer = model.optimizer
+    variables = model.trainable_variables
+    gradients = [engine.sums.of(v) for v in variables]
+    gradients = engine.shared_variables.sum_gradients(variables, gradients)
+    overflowed = tf.constant(False)
+    if scales_losses(optimizer):
+
+        def add_up(value: tf.Tensor) -> Any:
+            total = strategy.pipeline_communicator.all_reduce([value])[0]
+            return reduction.sum_over_replicas(total)
+
+        gradients = step.own_parts(gradients)
+        overflowed = not_finite_anywhere(gradients, add_up)
+        gradients = with_nan(gradients, overflowed)
+        step.agreed_on_overflow = True
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    changes = engine.shared_variables.sum_state_changes()
+
+    def apply() -> None:
+        if pairs:
+            optimizer.apply_gradients(pairs)
+        else:
+            participate_without_update(optimizer, step, overflowed)
+        if is_sharded(optimizer):
+            engine.shared_variables.broadcast_from_owners()
+
+    return LateUpdate(
+        apply,
+        optimizer,
+        gradients=(),  # The step has waited for them already.
+        operations=len(tf.compat.v1.get_default_graph().get_operations()),
+        communicated=list(changes),
+    )

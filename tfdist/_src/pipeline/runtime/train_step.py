@@ -25,11 +25,11 @@ from tfdist._src.keras.fit.traffic_notes import note_step
 from tfdist._src.keras.optimizers.late_update import Trial, update_late
 from tfdist._src.monitoring.training import record
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
-from tfdist._src.pipeline.runtime.engine import Engine
-from tfdist._src.pipeline.runtime.error_propagation import propagating_errors
-from tfdist._src.pipeline.runtime.frozen_rank import loss_scale
+from tfdist._src.pipeline.runtime.channels import propagating_errors
+from tfdist._src.pipeline.runtime.engine import Engine, agree_on_program, agree_on_update
 from tfdist._src.pipeline.runtime.input import Batch, State, agree_on_batch, next_batch, spec_of
 from tfdist._src.pipeline.runtime.logs import (
+    Recorded,
     collect_layer_results,
     mean_loss,
     share_logs,
@@ -37,10 +37,7 @@ from tfdist._src.pipeline.runtime.logs import (
 )
 from tfdist._src.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor
 from tfdist._src.pipeline.runtime.outputs import Outputs
-from tfdist._src.pipeline.runtime.program_agreement import agree_on_program, agree_on_update
-from tfdist._src.pipeline.runtime.recording import Recorded
-from tfdist._src.pipeline.runtime.step_context import PipelineStep
-from tfdist._src.pipeline.runtime.update import prepare_update
+from tfdist._src.pipeline.runtime.step_context import PipelineStep, loss_scale, prepare_update
 
 
 class StepRunner:

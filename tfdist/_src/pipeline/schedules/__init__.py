@@ -6,18 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Costs, Schedule
 from tfdist._src.pipeline.plan.validation import check
 from tfdist._src.pipeline.schedules.custom import from_lists
-from tfdist._src.pipeline.schedules.dualpipev import dualpipev
-from tfdist._src.pipeline.schedules.gpipe import gpipe
-from tfdist._src.pipeline.schedules.interleaved import interleaved
-from tfdist._src.pipeline.schedules.interleaved_zb import interleaved_zb
-from tfdist._src.pipeline.schedules.looped_bfs import looped_bfs
-from tfdist._src.pipeline.schedules.one_f_one_b import one_f_one_b
-from tfdist._src.pipeline.schedules.zb_h1 import zb_h1
-from tfdist._src.pipeline.schedules.zbv import zbv
+from tfdist._src.pipeline.schedules.one_f_one_b import gpipe, interleaved, looped_bfs, one_f_one_b
+from tfdist._src.pipeline.schedules.zero_bubble import dualpipev, interleaved_zb, zb_h1, zbv
 from tfdist.errors import ScheduleError
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

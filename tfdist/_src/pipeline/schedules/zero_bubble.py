@@ -1,14 +1,14 @@
-"""Zero bubble: weight gradients fill the gaps in which a rank would idle."""
+"""Zero-bubble schedules: weight gradients fill the gaps in which a rank would idle."""
 
 from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
 
-from tfdist._src.pipeline.plan.action import Action, Kind
-from tfdist._src.pipeline.plan.costs import Costs
-from tfdist._src.pipeline.plan.schedule import Schedule
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
+from tfdist._src.pipeline.schedules.one_f_one_b import BI, BW, B, F, Pass, interleave, number
 
 # A rank waits for its next F or I instead, if it is due within this many quarters of a W.
 _WAITS = (0, 1, 2, 4)
@@ -115,3 +115,149 @@ class _Simulation:
 
     def _ticks_of(self, action: Action) -> int:
         return self._ticks.of[action.kind][action.stage]
+
+
+def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
+    """1F1B with split backward passes, whose second part fills gaps.
+
+    Each rank runs F and I in the order of 1F1B, and W when it would wait or has no room.
+
+    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
+    idles (p - 1)(F + I - W) seconds if F, I and W are about equal; peak activations are min(m,
+    p), as on the first rank of 1F1B.
+
+    Args:
+        ranks: the number of ranks, each with one stage.
+        microbatches: the number of microbatches.
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+
+    Example:
+        >>> print(*zb_h1(ranks=2, microbatches=2).actions[0])
+        F0.0 F0.1 I0.0 W0.0 I0.1 W0.1
+
+    Source: Qi et al., "Zero bubble pipeline parallelism", 2023, arXiv:2401.10241.
+    """
+
+    def pattern(rank: int) -> Sequence[Pass]:
+        return [(F, rank)] * (ranks - 1 - rank) + [(F, rank), (BI, rank)] * microbatches
+
+    return fill(number("zb_h1", ranks, microbatches, pattern), costs)
+
+
+def interleaved_zb(
+    ranks: int, microbatches: int, virtual_stages: int = 2, costs: Costs | None = None
+) -> Schedule:
+    """Interleaved 1F1B with split backward passes, whose second part fills gaps.
+
+    Each rank runs F and I in the order of `interleaved`, and W when it would wait or has no room.
+
+    With F, I and W seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
+    microbatches: each rank idles (p - 1)(F + I - W) / v seconds if F, I and W are about equal;
+    peak activations are those of the first rank of `interleaved`.
+
+    Args:
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+
+    Example:
+        >>> print(*interleaved_zb(ranks=2, microbatches=2).actions[0])
+        F0.0 F0.1 F2.0 F2.1 I2.0 W2.0 I2.1 I0.0 I0.1 W2.1 W0.0 W0.1
+
+    Source: Narayanan et al., 2021, arXiv:2104.04473, for the order; Qi et al., "Zero bubble
+    pipeline parallelism", 2023, arXiv:2401.10241, for the two parts.
+    """
+    frame = number(
+        "interleaved_zb",
+        ranks,
+        microbatches,
+        lambda rank: interleave(ranks, rank, microbatches, virtual_stages, BI),
+    )
+    return fill(frame, costs)
+
+
+def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
+    """Two stages per rank, down the ranks and back up, with split backward passes.
+
+    The first rank holds the first and the last stage, so a microbatch's backward pass begins where
+    its forward pass began. All ranks keep the same number of activations.
+
+    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: if F, I and
+    W are equal, each rank idles (p - 1) F / 2 seconds, for m >= 2 p - 1 only before its first
+    microbatch and after its last; peak activations are min(2 m, 2 p), each of one stage, as much as
+    1F1B's p on its first rank.
+
+    Args:
+        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        microbatches: the number of microbatches.
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
+
+    Example:
+        >>> print(*zbv(ranks=2, microbatches=2).actions[0])
+        F0.0 F0.1 F3.0 I3.0 F3.1 I3.1 I0.0 W3.0 I0.1 W3.1 W0.0 W0.1
+
+    Source: Qi et al., "Zero bubble pipeline parallelism", 2023, arXiv:2401.10241, section 6, and
+    "Pipeline parallelism with controllable memory", 2024, arXiv:2405.15362.
+    """
+    frame = number("zbv", ranks, microbatches, lambda rank: _zbv_pattern(ranks, rank, microbatches))
+    return fill(frame, costs)
+
+
+def _zbv_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
+    down, up = rank, 2 * ranks - 1 - rank
+    after = ranks - rank  # The ranks from this one to the bottom of the V.
+    # Long enough for all ranks to reach the steady phase.
+    steady = max(microbatches, 2 * ranks - 1) - ranks
+    return [
+        *[(F, down)] * (2 * after - 1),
+        *[(F, up), (F, down)] * rank,
+        *[(F, up), (BI, up)] * after,
+        *[(F, down), (BI, down), (F, up), (BI, up)] * steady,
+        *[(BI, down), (BI, up)] * rank,
+        *[(BI, down)] * after,
+    ]
+
+
+def dualpipev(ranks: int, microbatches: int) -> Schedule:
+    """Alternates forward passes of one stage and backward passes of the other, two per rank in a V.
+
+    The first rank holds the first and the last stage. Most backward passes are whole; they are
+    split only while the pipeline fills and drains. It was designed for ranks that overlap a forward
+    and a backward pass to hide transfers; here they run one after the other.
+
+    With F, I and W seconds for a microbatch on a rank, p ranks and m >= 2 p microbatches: each rank
+    idles (p - 1)(F + I - W) / 2 seconds if F, I and W are equal, more with fewer microbatches;
+    peak activations are min(2 m, 2 p + 1), each of one stage.
+
+    Args:
+        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        microbatches: the number of microbatches.
+
+    Example:
+        >>> print(*dualpipev(ranks=2, microbatches=2).actions[0])
+        F0.0 F0.1 F3.0 I3.0 W3.0 F3.1 B3.1 B0.0 B0.1
+
+    Source: DeepSeek-AI, "DeepSeek-V3 technical report", 2024, arXiv:2412.19437, and DualPipeV in
+    https://github.com/deepseek-ai/DualPipe, after "cut-in-half" of Sea AI Lab.
+    """
+    return number(
+        "dualpipev", ranks, microbatches, lambda rank: _dualpipev_pattern(ranks, rank, microbatches)
+    )
+
+
+def _dualpipev_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
+    down, up = rank, 2 * ranks - 1 - rank
+    after = ranks - 1 - rank  # The ranks further down the V.
+    steady = max(microbatches - 2 * ranks, 0) + rank + 1
+    both: list[Pass] = [(F, up), (B, down)]
+    return [
+        *[(F, down)] * 2 * after,
+        *[(F, down), (F, up)] * (rank + 1),
+        *[(BI, up), (BW, None), (F, up)] * after,
+        *[(F, down), (B, up), *both] * steady,
+        *[(B, up), *both] * after,
+        *zip([B] * (rank + 1) + [BI] * (rank + 1), [up, down] * (rank + 1), strict=True),
+        *[(BW, None), (BI, down)] * after,
+        *[(BW, None)] * (rank + 1),
+    ]

@@ -11,33 +11,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tfdist._src.launch.argument_types import OneLineParser, seconds
-from tfdist._src.launch.commands.doctor import (
-    devices,
-    flight,
-    gpus,
-    host,
-    job,
-    metrics,
-    native,
-    settings,
-    tls,
-    versions,
-    workers,
-)
+from tfdist._src.launch.commands.doctor import hardware, software, workers
 from tfdist._src.launch.commands.doctor.section import Context, Section
 
 _INTERVAL = 1.0
 # Title -> check, in the order shown; the slowest is last.
 CHECKS: dict[str, Callable[[Context], Section]] = {
-    "versions": versions.check,
-    "host": host.check,
-    "settings": settings.check,
-    "collectives": native.check,
-    "TLS": tls.check,
-    "metrics": metrics.check,
-    "workers": workers.check,
-    "GPUs": gpus.check,
-    "devices": devices.check,
+    "versions": software.check_versions,
+    "host": hardware.check_host,
+    "settings": software.check_settings,
+    "collectives": software.check_native,
+    "TLS": workers.check_tls,
+    "metrics": workers.check_metrics,
+    "workers": workers.check_workers,
+    "GPUs": hardware.check_gpus,
+    "devices": hardware.check_devices,
 }
 
 
@@ -57,10 +45,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     values = _parse(arguments)
     if values.flight is not None:
-        print(flight.report(values.flight, as_json=values.json))
+        print(workers.report_flight(values.flight, as_json=values.json))
         return 0
     if values.job is not None:
-        shown = job.report(
+        shown = workers.report_job(
             values.job, interval=values.interval, as_json=values.json, all_ranks=values.all
         )
         print(shown)

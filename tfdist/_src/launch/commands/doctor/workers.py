@@ -1,23 +1,179 @@
-"""The job that tfdist finds in the environment, and which of the other workers are reachable."""
+"""Doctor's checks of a job: its workers, TLS, metrics, and what runs."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import importlib.util
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from tfdist._src.cluster import Found, Topology, check_own, find
+from tfdist._src.cluster import Found, Topology, check_own, find, from_environment
 from tfdist._src.cluster.auth.handshake import summary
+from tfdist._src.cluster.net.dns import resolve
+from tfdist._src.cluster.net.tls import Tls
+from tfdist._src.cluster.observation import ask
 from tfdist._src.cluster.resolvers.registry import RESOLVERS
-from tfdist._src.launch.commands.doctor.probe import ProbeResult, probe
 from tfdist._src.launch.commands.doctor.section import Context, Section
+from tfdist._src.launch.flight.diagnosis import diagnose
+from tfdist._src.launch.flight.merge import merge, read
+from tfdist._src.launch.flight.report import to_json, to_text
+from tfdist._src.launch.live import find_job, live_json, live_text, ranks
+from tfdist._src.monitoring.server import port_of
 from tfdist._src.options import Options
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, LaunchError, TlsError
+
+
+class ProbeResult(enum.Enum):
+    """The result of a probe; the value is shown to the user."""
+
+    LISTENING = "reachable, and listening"
+    REFUSED = "reachable, but not listening yet, which is normal before the start"
+    UNRESOLVED = "its name does not resolve"
+    SILENT = "no answer"
+
+
+def probe(address: str, timeout: float) -> ProbeResult:
+    """Opens a TCP connection and closes it.
+
+    Args:
+        address: `"host:port"`.
+        timeout: seconds for resolving the name, and again for the connection.
+
+    Example:
+        >>> probe("127.0.0.1:1", 1.0).name
+        'REFUSED'
+    """
+    try:
+        endpoints = resolve(address, timeout)
+    except OSError:
+        return ProbeResult.UNRESOLVED
+    result = ProbeResult.SILENT
+    for family, endpoint in endpoints:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(timeout / len(endpoints))
+            try:
+                connection.connect(endpoint)
+                return ProbeResult.LISTENING
+            except ConnectionRefusedError:
+                result = ProbeResult.REFUSED
+            except OSError:
+                pass  # Silent, or no route.
+    return result
+
+
+_TLS = "between workers"
+
+
+def check_tls(context: Context) -> Section:
+    """Loads the certificate, the key and the CA, and checks that they match."""
+    try:
+        tls = Tls.load(Options.from_environment(dict(context.environment)))
+    except TlsError as error:
+        return Section([(_TLS, "on, but invalid")], [str(error)])
+    except ValueError:  # `settings` reports which
+        return Section([(_TLS, "a setting is invalid")])
+    if tls is None:
+        return Section([(_TLS, "off")])
+    return Section([(_TLS, "on"), ("certificate", f"{tls.subject}, until {tls.expires}")])
+
+
+_METRICS = "Prometheus"
+
+
+def check_metrics(context: Context) -> Section:
+    """Looks for the package, and briefly binds the port."""
+    try:
+        options = Options.from_environment(dict(context.environment))
+    except ValueError:  # `settings` reports which
+        return Section([(_METRICS, "a setting is invalid")])
+    if not options.metrics_port:
+        return Section([(_METRICS, "off")])
+    try:
+        job = from_environment(context.environment)
+    except ClusterError:  # `workers` reports which
+        job = Topology()
+    host = options.metrics_host
+    port = port_of(options.metrics_port, [worker.address for worker in job.workers], job.rank)
+    section = Section()
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+        section.add(_METRICS, f"port {port} of {host}, which is free")
+    except (OSError, OverflowError) as error:
+        section.add(_METRICS, f"port {port} of {host}, unusable")
+        section.problems.append(
+            f"Metrics cannot be served on port {port} of {host} ({error}): choose another "
+            "TFDIST_METRICS_PORT or TFDIST_METRICS_HOST"
+        )
+    if importlib.util.find_spec("prometheus_client") is None:
+        section.problems.append(
+            "TFDIST_METRICS_PORT is set, but the package prometheus_client is not installed: pip "
+            "install 'tfdist[metrics]', or unset the variable"
+        )
+    return section
+
+
+def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
+    """Asks rank 0 twice, and tells what the workers did in between.
+
+    Args:
+        job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker's,
+            or that of `tfdist run`. Its secret and its TLS files are used then.
+        interval: seconds between the two.
+        as_json: whether to return a JSON object instead of text.
+        all_ranks: whether the text has all ranks, however many.
+
+    Raises:
+        TfdistError: the job cannot be asked; in one line.
+    """
+    address, environment = find_job(int(job)) if job.isdecimal() else (job, None)
+    try:
+        options = Options.from_environment(environment)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    before = ask(address, options)
+    time.sleep(interval)
+    found = ranks(before, ask(address, options))
+    if as_json:
+        return live_json(address, found)
+    return live_text(found, most=None) if all_ranks else live_text(found)
+
+
+def report_flight(path: Path, *, as_json: bool) -> str:
+    """Reads the logs in a folder and explains them.
+
+    Args:
+        path: the folder.
+        as_json: whether to return a JSON object instead of text.
+
+    Raises:
+        LaunchError: the folder cannot be read, or has no log that can.
+    """
+    try:
+        folder = read(path)
+    except OSError as error:
+        raise LaunchError(
+            f"{path} cannot be read ({error.strerror}). Pass the folder with the flight logs."
+        ) from error
+    if not folder.logs:
+        skipped = "".join(f" {line}." for line in folder.skipped)
+        raise LaunchError(
+            f"{path} has no flight log that can be read (flight-rank*.json).{skipped} Workers "
+            f"write them on an error, when a collective stalls and on SIGUSR1: to "
+            f"TFDIST_FLIGHT_DIR, or to the launcher's log folder (--log-dir)."
+        )
+    diagnosis = diagnose(merge(folder.logs))
+    return (to_json if as_json else to_text)(diagnosis, folder)
+
 
 _SECONDS = 5.0
 _AT_ONCE = 32
 
 
-def check(context: Context) -> Section:
+def check_workers(context: Context) -> Section:
     """Finds this process's job, briefly binds this worker's address, and dials every other worker.
 
     Where workers tell one another their addresses only when they meet, only rank 0's is tried.

@@ -1,0 +1,616 @@
+"""The group of workers that the strategies of a process share: joined once, changed together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import platform
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist._src.cluster import (
+    Found,
+    Joiner,
+    Membership,
+    Session,
+    Topology,
+    complete,
+    meet,
+    meet_or_join,
+    observe,
+)
+from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.cluster.this_worker import note_joined
+from tfdist._src.comm import flight_log, gpu, registry
+from tfdist._src.comm.device_communicator import (
+    open_local_communicators,
+    reopen_local_communicators,
+)
+from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
+from tfdist._src.comm.one_rank import OneRank
+from tfdist._src.compression.compressor import Compressor
+from tfdist._src.internals.tensorflow import abort_collectives, start_server
+from tfdist._src.monitoring import report
+from tfdist._src.options import Options
+from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
+
+_COLORS = re.compile(r"\x1b\[[\d;]*m")
+# Keras reports the location first, and the cause on the next line.
+_KERAS_PREFIX = "Exception encountered when calling"
+# Precedes a traceback, whose last line is the error.
+_AUTOGRAPH_PREFIX = "in user code:"
+
+
+def cause(error: BaseException) -> str:
+    """An error's type and the first line of its message.
+
+    Example:
+        >>> cause(ValueError("wrong\\nin detail"))
+        'ValueError: wrong'
+    """
+    kind = type(error).__name__
+    text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
+    lines = [line.strip() for line in _COLORS.sub("", text).splitlines() if line.strip()]
+    if lines and lines[0].startswith(_KERAS_PREFIX) and len(lines) > 1:
+        lines = [f"{lines[0]} {lines[1]}"]
+    if lines and lines[0] == _AUTOGRAPH_PREFIX:
+        lines = [lines[-1].removeprefix(f"{kind}: ")]
+    return f"{kind}: {lines[0]}" if lines else kind
+
+
+def plain(error: tf.errors.OpError) -> str:
+    """An operation's message, without TensorFlow's description of its location in the graph."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    lines = [line for line in lines if line]
+    ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
+    text = lines[ends[0] - 1] if ends and ends[0] else str(error.message)
+    # Decorations of the message of an operation that ran eagerly.
+    return re.sub(r"^\{\{function_node \S+ ?\}\} | \[Op:\w+\] name: *$", "", text)
+
+
+ON_GPUS = "workers' GPUs"
+"""The name of the communicator whose operations run on the processes' GPUs."""
+
+_DEVICES = "devices"
+
+
+class Communicators:
+    """A process's native communicators with the other workers, and among its devices.
+
+    Args:
+        options: the settings.
+        label: a part of their names, for groups within one process; "" for the job's.
+    """
+
+    def __init__(self, options: Options, label: str = "") -> None:
+        self._options = options
+        self._on_gpus = f"{ON_GPUS}, {label}" if label else ON_GPUS
+        self._of_devices = f"{_DEVICES}, {label}" if label else _DEVICES
+        self._named: dict[str, NativeCommunicator] = {}
+        self._timeouts: dict[str, float] = {}
+        self._warned_of_timeout = False
+        self._parts: dict[str, NativeCommunicator | None] = {}
+        self._gpus: list[str] = []
+        self._devices: list[NativeCommunicator] = []
+        self._device_names: list[str] = []
+
+    @property
+    def local(self) -> list[NativeCommunicator]:
+        """Those of this worker's devices."""
+        return self._devices
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is one with the other workers."""
+        return bool(self._named)
+
+    def named(self, session: Session, name: str, timeout: float | None) -> NativeCommunicator:
+        """The communicator of all workers under a name, opened at the first call."""
+        if name not in self._named:
+            options = self._with(timeout)
+            found = gpu.find(self._gpus, options) if name == self._on_gpus else ()
+            everyone = range(session.size)
+            communicator = open_communicator(session, name, everyone, options, found)
+            assert communicator is not None
+            session.on_peer_lost(communicator.context.aborter())
+            self._named[name] = communicator
+            observe(session, self._options)
+            self._timeouts[name] = options.collective_timeout
+        elif timeout and timeout != self._timeouts[name]:
+            self._warn_of_timeout(session, timeout, self._timeouts[name])
+        return self._named[name]
+
+    def on_gpus(
+        self, session: Session, devices: list[str], timeout: float | None
+    ) -> list[NativeCommunicator]:
+        """For each GPU of this worker, its handle on the communicator of those of all workers."""
+        self._gpus = self._gpus or devices
+        communicator = self.named(session, self._on_gpus, timeout)
+        return [communicator.on_gpu(index) for index in range(len(devices))]
+
+    def part(
+        self,
+        session: Session,
+        name: str,
+        members: list[int],
+        timeout: float | None,
+        gpus: Sequence[str],
+    ) -> NativeCommunicator | None:
+        """A communicator of some workers, opened at the first call."""
+        key = f"{name} of {members}"
+        if key not in self._parts:
+            options = self._with(timeout)
+            found = gpu.find(gpus, options) if members else ()
+            part = open_communicator(session, name, members, options, found)
+            if part is not None:
+                session.on_peer_lost(part.context.aborter())
+            self._parts[key] = part
+        return self._parts[key]
+
+    def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
+        """For each device of this worker, its communicator with the others; opened once."""
+        if not self._devices:
+            self._devices = open_local_communicators(self._of_devices, names, self._options)
+            self._device_names = names
+            self._watch_devices(session)
+        return self._devices
+
+    def close(self, cause: str | None = None) -> None:
+        """Closes all of them.
+
+        Args:
+            cause: why they have failed: nobody is waited for.
+        """
+        for communicator in (*self._named.values(), *self._parts.values(), *self._devices):
+            if communicator is not None:
+                _close(communicator, cause)
+
+    def close_for_change(self, cause: str | None) -> None:
+        """Closes all of them, and those that the user has split off, whose ranks were others."""
+        self.close(cause)
+        self._parts.clear()
+        for communicator in registry.every():
+            if isinstance(communicator, NativeCommunicator):
+                _close(communicator, cause)
+
+    def reopen(self, session: Session) -> None:
+        """Connects the same objects with the workers of another session; all workers call this.
+
+        Rank 0's list of names counts: a worker that is new to the group may have others.
+        """
+        if self._devices:
+            reopen_local_communicators(
+                self._devices, self._of_devices, self._device_names, self._options
+            )
+            self._watch_devices(session)
+        own = json.dumps(list(self._timeouts.items()))
+        chiefs: dict[str, float] = dict(
+            json.loads(session.exchange("communicators", own.encode())[0])
+        )
+        before, self._named = self._named, {}
+        for name, timeout in chiefs.items():
+            communicator = before.pop(name, None)
+            if communicator is None:
+                self.named(session, name, timeout)
+                continue
+            self._named[name] = communicator
+            communicator.reopen(session, self._with(timeout))
+            session.on_peer_lost(communicator.context.aborter())
+        self._timeouts = chiefs
+        observe(session, self._options)
+
+    def _watch_devices(self, session: Session) -> None:
+        for communicator in self._devices:
+            session.on_peer_lost(communicator.context.aborter())
+
+    def _with(self, timeout: float | None) -> Options:
+        if not timeout:
+            return self._options
+        return dataclasses.replace(self._options, collective_timeout=timeout)
+
+    def _warn_of_timeout(self, session: Session, ignored: float, used: float) -> None:
+        if self._warned_of_timeout or not session.topology.is_chief:
+            return
+        self._warned_of_timeout = True
+        say(
+            "tfdist: the first strategy of a process sets `timeout_seconds` of "
+            f"`communication_options` for all. Received: {ignored:g} s for a later strategy, whose "
+            f"collectives keep the {used:g} s of the first. Pass it to the first one, or set "
+            "TFDIST_COLLECTIVE_TIMEOUT."
+        )
+
+
+def _close(communicator: NativeCommunicator, cause: str | None) -> None:
+    if cause:
+        communicator.abort(cause)
+    communicator.close()
+
+
+class Group:
+    """The workers of one job, as seen by one of them.
+
+    Args:
+        topology: the workers and this process's rank.
+        session: the control connections among them.
+        options: the settings from the environment.
+        elastic: see below.
+        joiner: see below.
+        label: tells its communicators from those of other groups of this process.
+
+    Attributes:
+        topology: as given, until `regroup`.
+        session: as given, until `regroup`.
+        options: as given.
+        elastic: whether the workers may become others, set before data is distributed. A single
+            worker has communicators then, and models see no static number of rows.
+        joiner: waits to be admitted to the running job that this process has found; None otherwise.
+        membership: decides who belongs to the group; None until that is needed.
+        role_of: what the worker with a rank does that others do not, as a clause for messages about
+            its loss; None where all do the same.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        session: Session,
+        options: Options,
+        *,
+        elastic: bool = False,
+        joiner: Joiner | None = None,
+        label: str = "",
+    ) -> None:
+        self.topology = topology
+        self.session = session
+        self.options = options
+        self._loss: str | None = None
+        self._lost = threading.Event()
+        self._step_began: float | None = None
+        self.elastic = elastic
+        self.joiner = joiner
+        self.membership: Membership | None = None
+        self.role_of: Callable[[int], str] | None = None
+        self._communicators = Communicators(options, label)
+        self._compressors: list[weakref.ref[Compressor]] = []
+        self._fixed_because = ""
+        self._serves_tensorflow = False
+        self._here = threading.local()
+
+    def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
+        """The native communicator of all workers under a name; all of them call this.
+
+        Args:
+            timeout: seconds a collective may take, if the communicator is created by this call,
+                otherwise ignored with a warning; by default the value in the settings.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded here.
+            TfdistError: the workers cannot be connected; the same error on all of them.
+        """
+        return self._communicators.named(self.session, name, timeout)
+
+    def native_part(
+        self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
+    ) -> NativeCommunicator | None:
+        """A native communicator of some workers, created at the first call of all of them.
+
+        Args:
+            name: the name of the groups, the same on all workers; there is one communicator per
+                name and members.
+            members: the ranks in this worker's group; empty for a worker in none.
+            timeout: as for `native`.
+            gpus: TensorFlow's names of this worker's GPUs, if operations run on them.
+        """
+        return self._communicators.part(self.session, name, members, timeout, gpus)
+
+    def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
+        """For each GPU of this worker, its handle on the communicator of all workers' GPUs.
+
+        All workers call this; see `native`.
+        """
+        return self._communicators.on_gpus(self.session, devices, timeout)
+
+    def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
+        """For each device of this worker, its handle on the native communicator of all of them.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded here.
+        """
+        me = str(self.topology.me) if self.topology.workers else "this process"
+        names = [f"{me} {device.rsplit('device:')[-1]}" for device in devices]
+        return self._communicators.of_devices(self.session, names)
+
+    @property
+    def generation(self) -> int:
+        """How often the group has changed since the job started."""
+        return self.topology.generation
+
+    def follow(self, compressor: Compressor) -> None:
+        """Has a compressor make its routes anew after each change of the group, while it lives."""
+        self._compressors = [one for one in self._compressors if one() is not None]
+        self._compressors.append(weakref.ref(compressor))
+
+    def fix(self, reason: str) -> None:
+        """Has `regroup` refuse, for a reason: a clause that begins with what cannot follow."""
+        self._fixed_because = self._fixed_because or reason
+
+    def check_can_change(self) -> None:
+        """Checks that other workers can take the place of these.
+
+        Raises:
+            UnsupportedError: something in use cannot follow a change of the group.
+        """
+        obstacle = self._fixed_because
+        if not (obstacle or self._communicators.exist):
+            obstacle = "this worker has not used the native collectives so far"
+        if obstacle:
+            raise UnsupportedError(
+                f"The workers of a running job cannot change here: {obstacle}. Restart the job "
+                "with the other workers, from a snapshot of tfdist.callbacks.BackupAndRestore."
+            )
+
+    def regroup(self, session: Session) -> None:
+        """Goes on with the workers of another session, which may have other ranks, or be new.
+
+        All workers of that session call this together, while no step runs. This object, the
+        communicators and what refers to them stay; those that the user has split off are closed.
+        If it fails, it can be called again, with another session.
+
+        Raises:
+            UnsupportedError: something in use cannot follow a change of the group.
+            ProgramMismatchError: the workers compress differently.
+            TfdistError: the workers cannot be connected, or another one is lost.
+        """
+        self.check_can_change()
+        self._communicators.close_for_change(self.session.failure)
+        self.session.close()
+        self.session, self.topology = session, session.topology
+        note_joined(self.topology)
+        introduce(session)
+        flight_log.move(session, self.options)
+        self._communicators.reopen(session)
+        self._renew_compressors()
+
+    def _renew_compressors(self) -> None:
+        """Rank 0's routes count: a worker that is new may have made none so far."""
+        living = filter(None, (reference() for reference in self._compressors))
+        used = [compressor for compressor in living if compressor.routes]
+        routes = json.dumps([compressor.routes for compressor in used])
+        self.agree("routes of compressed gradients", routes)
+        for compressor in used:
+            compressor.renew()
+
+    def serve_tensorflow(self) -> None:
+        """Starts TensorFlow's server, through which its collectives reach the other workers.
+
+        Raises:
+            UnsupportedError: TensorFlow has already run an operation.
+        """
+        if self._serves_tensorflow or self.topology.size == 1:
+            return
+        self.session.address.evict()
+        chief, me = self.topology.chief, self.topology.me
+        leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
+        try:
+            start_server(self.topology.jobs, me.task_type, me.task_index, leader)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                "TensorFlow ran an operation before the strategy was created, so its collectives "
+                "can no longer reach the other workers. Create the strategy first, right after the "
+                "imports."
+            ) from error
+        self._serves_tensorflow = True
+        self.fix("its strategy uses TensorFlow's collectives, not communication='native'")
+        self.session.on_peer_lost(self._lose)
+        self.session.on_peer_left(self._expect_no_more_steps)
+
+    def close(self) -> None:
+        """Leaves the group, as happens at process exit."""
+        self._communicators.close()
+        self.session.close()
+
+    def _lose(self, message: str) -> None:
+        self._loss = message
+        self._lost.set()
+        abort_collectives(message)
+
+    def _expect_no_more_steps(self, message: str) -> None:
+        def watch() -> None:
+            while not self._lost.wait(1.0):
+                since = self._step_began
+                if since is not None and time.monotonic() - since > _LAST_STEP_SECONDS:
+                    self._lose(message)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    @contextlib.contextmanager
+    def naming_lost_workers(self) -> Iterator[None]:
+        """Names the lost worker when a collective fails because of it.
+
+        Raises:
+            tf.errors.UnavailableError: a worker was lost; the message names it.
+        """
+        self._step_began = time.monotonic()
+        outer, self._here.in_step = self.in_step, True
+        try:
+            yield
+        except _FAILURES as error:
+            if not self._serves_tensorflow:
+                raise type(error)(None, None, self._with_roles(plain(error))) from error
+            # TensorFlow may notice the loss just before the control connection does.
+            if self.topology.size > 1 and self._lost.wait(_LOSS_REPORT_SECONDS):
+                raise tf.errors.UnavailableError(None, None, self._loss) from error
+            raise
+        finally:
+            self._step_began = None
+            self._here.in_step = outer
+
+    def _with_roles(self, message: str) -> str:
+        if self.role_of is None:
+            return message
+        for rank, worker in enumerate(self.topology.workers):
+            if f"{worker} is lost" in message:
+                message = message.replace(str(worker), self.described(rank))
+        return message
+
+    def described(self, rank: int) -> str:
+        """The worker with a rank, and its role if it has one."""
+        # A single process has no cluster.
+        worker = str(self.topology.workers[rank]) if self.topology.workers else "this process"
+        return worker if self.role_of is None else f"{worker}, {self.role_of(rank)},"
+
+    @property
+    def in_any_step(self) -> bool:
+        """Whether any thread is inside `naming_lost_workers`."""
+        return self._step_began is not None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread is inside `naming_lost_workers`."""
+        return getattr(self._here, "in_step", False)
+
+    def fail(self, message: str) -> None:
+        """Fails the workers that wait for this one in native collectives, with a message."""
+        for communicator in (*registry.every(), *self._communicators.local):
+            if isinstance(communicator, NativeCommunicator):
+                communicator.step_failed(message)
+
+    def end(self, cause: str) -> None:
+        """Ends the group if it uses TensorFlow's collectives, which do not recover from errors."""
+        if self._serves_tensorflow and not self._lost.is_set():
+            abort_collectives(cause)
+            self.session.close(cause)
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        """Every worker's text for a topic, in rank order; called by all workers."""
+        if self.topology.size == 1:
+            return [text]
+        return [t.decode() for t in self.session.exchange(topic, text.encode())]
+
+    def agree(self, topic: str, text: str) -> None:
+        """Checks that all workers pass the same text for a topic.
+
+        Raises:
+            ProgramMismatchError: they do not; the message names the first two that differ.
+        """
+        texts = self.exchange(topic, text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                workers = self.topology.workers
+                raise ProgramMismatchError(
+                    f"The workers do not run the same program: {workers[0]} has the {topic} "
+                    f"{texts[0]!r} where {workers[rank]} has {other!r}. "
+                    "Run one script, with the same arguments and data, on all workers, and train "
+                    "and predict in one thread."
+                )
+
+
+_FAILURES = (
+    tf.errors.UnavailableError,
+    tf.errors.InternalError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.UnknownError,
+)
+_LOSS_REPORT_SECONDS = 2.0
+_LAST_STEP_SECONDS = 5.0
+
+
+def introduce(session: Session) -> None:
+    """Has rank 0 learn from this process how it goes, whenever it is asked."""
+    session.report.made_by(report.reporter(session))
+
+
+_joined: Group | None = None
+_joined_by: Topology | None = None  # the cluster as the program describes it
+
+
+def join(found: Found, *, elastic: bool = False) -> Group:
+    """Joins the group, or returns the membership that this process already has.
+
+    Args:
+        found: the cluster and this process's rank in it.
+        elastic: whether the workers may become others; see `Group`.
+
+    Raises:
+        ClusterError: the process is already a member of another group.
+        RendezvousError: not all workers connected in time.
+    """
+    global _joined, _joined_by
+    topology = found.topology
+    if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
+        if _joined is None:
+            # In a job, "workers" is the communicator of all its workers.
+            registry.put("workers", OneRank("workers"))
+        return _by_itself(topology)
+    if _joined is None:
+        _joined, _joined_by = _join(found, elastic), topology
+        note_joined(_joined.topology, is_admitted=_joined.joiner is None)
+    elif not _is_same(topology, _joined_by):
+        raise ClusterError(
+            f"This process is {_joined.topology.me} of a running group and cannot become "
+            f"{topology.me} of another. Start a new process for another cluster."
+        )
+    return _joined
+
+
+def join_devices(devices: Sequence[str]) -> Group:
+    """The group of one process that all its strategies of these devices share.
+
+    Args:
+        devices: TensorFlow's names, as `tf.config.list_logical_devices` gives them.
+    """
+    key = tuple(devices)
+    if key not in _of_devices:
+        label = ", ".join(device.rsplit("device:")[-1] for device in devices)
+        _of_devices[key] = _by_itself(Topology(), label)
+    return _of_devices[key]
+
+
+_of_devices: dict[tuple[str, ...], Group] = {}
+
+
+def _by_itself(topology: Topology, label: str = "") -> Group:
+    options = Options.from_environment()
+    return Group(topology, meet(Topology(), options), options, label=label)
+
+
+def joined_group() -> Group | None:
+    """The group that this process has joined, if any."""
+    return _joined
+
+
+def _alone(topology: Topology) -> Topology:
+    """This process by itself, until it is admitted to the running job that it has found."""
+    return dataclasses.replace(topology, workers=(topology.me,), rank=0)
+
+
+def _is_same(topology: Topology, other: Topology | None) -> bool:
+    return other is not None and (topology.fingerprint(), topology.rank) == (
+        other.fingerprint(),
+        other.rank,
+    )
+
+
+def _join(found: Found, elastic: bool) -> Group:
+    flight_log.survive_signal()
+    topology, options = complete(found, Options.from_environment())
+    met = meet_or_join(topology, options) if options.elastic else meet(topology, options)
+    joiner = None
+    if isinstance(met, Joiner):
+        joiner, topology = met, _alone(topology)
+        met = meet(topology, options)
+    introduce(met)
+    group = Group(topology, met, options, elastic=elastic or joiner is not None, joiner=joiner)
+    registry.forget_alone("workers")
+    group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
+    # A worker may be lost before the first training.
+    if joiner is None and set(group.exchange("elastic", str(options.elastic))) == {"True"}:
+        group.membership = Membership(met, options)
+    return group

@@ -1,1 +1,0 @@
-"""The group of workers that the strategies of a process share."""

@@ -1,0 +1,342 @@
+"""Makes Keras's loops use step functions for several replicas, and adds callbacks to `fit`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm import registry
+from tfdist._src.data.distribute import without_absent
+from tfdist._src.data.shares import without_rows
+from tfdist._src.internals.extended import first_spec
+from tfdist._src.internals.keras import (
+    Model,
+    TensorFlowTrainer,
+    build_by_spec,
+    build_by_step,
+    dataset_of,
+    unbuilt_on_failure,
+)
+from tfdist._src.internals.tensorflow import PerReplicaSpec
+from tfdist._src.keras.fit.call_checks import (
+    check_variables,
+    compared_arguments,
+    is_ours,
+    training_call,
+)
+from tfdist._src.keras.fit.compared_state import BeginTogether
+from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
+from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
+from tfdist._src.keras.fit.failed_builds import (
+    forget_failure,
+    naming_cause,
+    note_failure,
+    warning_if_done,
+)
+from tfdist._src.keras.fit.partitioned_step import explain
+from tfdist._src.keras.fit.step_functions import make_predict_function, make_step_function
+from tfdist._src.keras.optimizers.applying import building_early, optimizers_of
+from tfdist._src.keras.patching import patch
+from tfdist._src.monitoring.training import record
+from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist.errors import TfdistError
+
+_SECONDS = 30.0
+
+
+class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
+    """Probes the links at the start of an epoch, at most twice a minute; collective."""
+
+    communicates_in = ("on_epoch_begin",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = time.monotonic()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        extended = self.model.distribute_strategy.extended
+        if not extended.compressor.is_automatic:
+            return
+        group, choice = extended.group, extended.compressor.choice
+        due = str(time.monotonic() - self._last >= _SECONDS)
+        if group.exchange("whether to probe the links", due)[0] != str(True):
+            return
+        self._last = time.monotonic()
+        changed = str(choice is not None and choice.reconsider())
+        # Workers that hold different stages choose separately.
+        if str(True) in group.exchange("whether another codec is chosen", changed):
+            self.model.make_train_function(force=True)
+
+
+class StepClock(keras.callbacks.Callback):  # type: ignore[misc]
+    """Leaves out of the steps' durations what `fit` does between its epochs.
+
+    It is called once per epoch: the step functions themselves report the steps, which costs less,
+    and leaves Keras free to call other callbacks in the background.
+    """
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        record.epoch_begins()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        record.fit_ends()
+
+
+class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops all workers after an epoch in which a callback of one has set `stop_training`.
+
+    It runs after the user's callbacks. A worker that stops alone within an epoch gets an error when
+    the others are in their next step (`trainer/fit/epochs.py`): checking there would slow down
+    every step.
+    """
+
+    communicates_in = ("on_epoch_end",)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        group = self.model.distribute_strategy.extended.group
+        stops = group.exchange("whether to stop training", str(bool(self.model.stop_training)))
+        self.model.stop_training = str(True) in stops
+
+
+def install() -> None:
+    """Replaces the step functions of Keras's loops, and makes `fit` add callbacks."""
+    _install_loops()
+    _install_callbacks()
+
+
+def _install_loops() -> None:
+    """Replaces the step functions of `fit`, `evaluate` and `predict` under a tfdist strategy."""
+    ReplicatedExtended.explain = staticmethod(explain)
+    make_train, make_test, make_predict = (
+        TensorFlowTrainer.make_train_function,
+        TensorFlowTrainer.make_test_function,
+        TensorFlowTrainer.make_predict_function,
+    )
+
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_train(self, force)
+        if self.train_function is None or force:
+            with naming_cause(self):
+                check_variables(self)
+            self.train_function = _named(
+                self, make_step_function(self, self.train_step, trains=True)
+            )
+        return self.train_function
+
+    def make_test_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_test(self, force)
+        if self.test_function is None or force:
+            self.test_function = _named(self, make_step_function(self, self.test_step))
+        return self.test_function
+
+    def make_predict_function_(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_predict(self, force)
+        if self.predict_function is None or force:
+            self.predict_function = _named(self, make_predict_function(self))
+        return self.predict_function
+
+    patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
+    patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
+    patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
+    patch("TensorFlowTrainer._maybe_symbolic_build", _by_spec)
+    patch("Trainer._get_metrics_result_or_logs", _of_resumed_epoch)
+
+
+def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A step function whose errors name a failed build of the model as their cause."""
+    weak = weakref.ref(model)  # The model holds the function.
+
+    @functools.wraps(function)
+    def run(data: Any) -> Any:
+        model = weak()
+        with naming_cause(model):
+            result = function(data)
+        forget_failure(model)
+        return result
+
+    return run
+
+
+def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(results_or_logs)
+    def logs_of_epoch(self: Any, logs: Any) -> Any:
+        data = current_data()
+        if not logs and data is not None and data.live is not None:
+            return data.live.logs or results_or_logs(self, logs)
+        # An epoch whose last batch had been trained when its training was interrupted.
+        if not logs and data is not None and data.resumed:
+            return self.get_metrics_result()
+        return results_or_logs(self, logs)
+
+    return logs_of_epoch
+
+
+def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if not is_ours(self):
+            build(self, iterator=iterator, data_batch=data_batch)
+            return
+        if iterator is not None:
+            data_batch = symbolic_batch(dataset_of(iterator).element_spec)
+        if type(self).call is Model.call:
+            return  # Only its custom steps know what to call; they build it.
+        forget_failure(self)
+        try:
+            # Keras computes losses in a graph that never runs.
+            building = building_early(self.optimizer)
+            scope = self.distribute_strategy.scope()
+            with warning_if_done(), unbuilt_on_failure(self), scope, registry.unnoted(), building:
+                training = training_call() is not None
+                build_by_spec(self, data_batch, training=training)
+                if training and self.distribute_strategy.extended.group.elastic:
+                    # A worker that joins the others in a step cannot create variables in it.
+                    build_by_step(self, data_batch, optimizers_of(self).values())
+        except TfdistError:
+            raise
+        except Exception as error:
+            # Perhaps only the model's custom steps can unpack a batch. The layers they call are
+            # then built during tracing, as without a strategy. If that fails, this may be why.
+            note_failure(self, error)
+
+    return symbolic_build
+
+
+def symbolic_batch(element_spec: Any) -> Any:
+    """The specs of one replica's part of a batch, sufficient to build a model."""
+
+    def first(spec: Any) -> Any:
+        if isinstance(spec, PerReplicaSpec):
+            spec = first_spec(spec)
+        return spec
+
+    return tf.nest.map_structure(first, without_absent(without_rows(element_spec)[0]))
+
+
+class RunsFit:
+    """Base class of callbacks that run `fit`, perhaps several times."""
+
+    def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
+        """Runs `fit`.
+
+        Args:
+            fit: enters it; may be called again when it has raised.
+            entries: what all entries have in common.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What all entries of a call of `fit` have in common.
+
+    Attributes:
+        callbacks: the callbacks, which see each event once.
+        data: the data.
+        arguments: those that must be the same on all workers.
+    """
+
+    callbacks: DeliveredOnce
+    data: TrainingData
+    arguments: dict[str, Any]
+
+
+class RunsLast:
+    """Base class of callbacks that `fit` calls after all others, wherever they are in its list."""
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        """Says which callbacks are called before this one."""
+        raise NotImplementedError
+
+    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which `fit` runs, however it ends."""
+        return contextlib.nullcontext()
+
+
+_OURS = (FollowLinks, StopTogether, StepClock, BeginTogether, BeginTogether.First)
+
+
+def _install_callbacks() -> None:
+    """Makes `fit` add these callbacks after the user's."""
+    fit = TensorFlowTrainer.fit
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def fit_with_added(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(self):
+            return fit(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        added = _added_callbacks(self)
+        if isinstance(given, keras.callbacks.CallbackList):
+            for callback in added:
+                callback.set_model(self)
+            users = [c for c in given.callbacks if not isinstance(c, _OURS)]
+            given.callbacks = called = _in_order(users, added)
+        else:
+            several = [] if given is None else list(given) if _is_list(given) else [given]
+            bound.arguments["callbacks"] = called = _in_order(several, added)
+        with contextlib.ExitStack() as during:
+            data = during.enter_context(training_data())
+            data.first_epoch = bound.arguments.get("initial_epoch") or 0
+            for callback in called:
+                if isinstance(callback, RunsLast):
+                    during.enter_context(callback.during_fit())
+            runs = next((c for c in called if isinstance(c, RunsFit)), None)
+            if runs is None:
+                return fit(*bound.args, **bound.kwargs)
+            once = delivered_once(self, called, data, _with_defaults(bound))
+            entries = Entries(once, data, compared_arguments(bound.arguments))
+            bound.arguments["callbacks"] = once
+            return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), entries)
+
+    patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
+
+
+def _added_callbacks(model: Any) -> list[Any]:
+    extended = model.distribute_strategy.extended
+    added: list[Any] = []
+    if extended.compressor is not None:
+        added.append(FollowLinks())
+    if extended.process_count > 1 or extended.group.elastic:
+        added += [StopTogether(), BeginTogether()]
+    if record.keeps_durations:
+        added.append(StepClock())
+    return added
+
+
+def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+    """The user's callbacks, then the added ones, then those that must see what all others do."""
+    last = [c for c in users if isinstance(c, RunsLast)]
+    others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
+    if last and not any(isinstance(c, keras.callbacks.History) for c in others):
+        others.append(keras.callbacks.History())  # Keras would append it behind them.
+    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # which may leave `fit`
+    for callback in last:
+        callback.runs_after(others)
+    begins = [c for c in others if isinstance(c, BeginTogether)]
+    others = [c for c in others if not isinstance(c, BeginTogether)]
+    return [*(c.first for c in begins), *others, *last, *begins]
+
+
+def _with_defaults(bound: inspect.BoundArguments) -> dict[str, Any]:
+    complete = inspect.BoundArguments(bound.signature, OrderedDict(bound.arguments))
+    complete.apply_defaults()
+    return dict(complete.arguments)
+
+
+def _is_list(callbacks: Any) -> bool:
+    return isinstance(callbacks, (list, tuple))

@@ -1,0 +1,310 @@
+"""Doctor's checks of this host: cores, memory, GPUs and their links."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist._src.launch.commands.doctor.section import Context, Section
+from tfdist._src.launch.job.resources import available_cores, visible_gpus
+from tfdist._src.native import gpu_kernels, gpu_links, nvidia
+from tfdist._src.native.gpu_links import Copy, Link
+from tfdist._src.options import NativeOptions, Options
+from tfdist.errors import NativeUnavailableError
+
+_GIB = 1 << 30
+_SHARED_MEMORY = "/dev/shm"
+# The limit of a container: cgroup version 2, then 1.
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def check_host(context: Context) -> Section:
+    """Counts the resources."""
+    section = Section()
+    section.add("cores", f"{available_cores()} of {os.cpu_count()}")
+    section.add("memory", _memory())
+    if os.path.isdir(_SHARED_MEMORY):
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+        section.add("shared memory", f"{free / _GIB:.1f} GiB free in {_SHARED_MEMORY}")
+    gpus = visible_gpus(context.environment)
+    section.add("GPUs", ", ".join(gpus) if gpus else "none visible")
+    return section
+
+
+def _memory() -> str:
+    """Total and free memory, and the limit of a container."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return "unknown"
+    text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} GiB available"
+    for path in _MEMORY_LIMITS:
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):
+            continue
+        if limit < total:
+            text += f", limited to {limit / _GIB:.1f} GiB"
+    return text
+
+
+_DEVICES_SECONDS = 60.0
+_PROGRAM = """
+import json
+import tensorflow as tf
+names = [device.name for device in tf.config.list_physical_devices()]
+print(json.dumps([name.removeprefix("/physical_device:") for name in names]))
+"""
+
+
+def check_devices(context: Context, program: str = _PROGRAM) -> Section:
+    """Imports TensorFlow in a separate process, with a time limit.
+
+    Args:
+        context: the time limit is 60 seconds by default.
+        program: the code to run; its last line of output is a JSON list of names.
+    """
+    seconds = _DEVICES_SECONDS if context.timeout is None else context.timeout
+    environment = {**context.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment.pop("TF_CONFIG", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+        )
+        if done.returncode != 0:
+            return _cannot(
+                (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            )
+        names = [str(name) for name in json.loads(done.stdout.strip().splitlines()[-1])]
+    except subprocess.TimeoutExpired:
+        return Section(
+            [("TensorFlow", f"no answer in {seconds:.0f} s")],
+            [
+                f"Importing TensorFlow took longer than {seconds:.0f} s: try tfdist doctor "
+                f"--timeout {2 * seconds:.0f}; if that fails too, check this host's load, disk "
+                f"and GPU driver"
+            ],
+        )
+    except (ValueError, IndexError):
+        return _cannot("its output could not be read")
+    section = Section([("TensorFlow", ", ".join(names))])
+    if visible_gpus(context.environment) and not any(name.startswith("GPU") for name in names):
+        section.problems.append(
+            "This host has GPUs but TensorFlow sees none: pip install 'tensorflow[and-cuda]', "
+            "and check the driver with nvidia-smi"
+        )
+    return section
+
+
+def _cannot(reason: str) -> Section:
+    return Section(
+        [("TensorFlow", "cannot list devices")],
+        [f"TensorFlow does not work ({reason}): reinstall it, and tfdist with it"],
+    )
+
+
+_WIDTH = 8
+_SHOWN = 4  # pairs in a problem
+_PROBLEMS = {
+    Copy.WRONG: "{pairs}: what is copied from the second GPU does not arrive as it was: turn off "
+    "PCIe access control (ACS) and the IOMMU in the BIOS, or set NCCL_P2P_DISABLE=1",
+    Copy.STUCK: "{pairs}: a copy from the second GPU does not end: the link is broken, and the "
+    "kernel's log may say why (dmesg | grep Xid); CUDA_VISIBLE_DEVICES can leave a GPU out",
+    Copy.FAILED: "{pairs}: no copy from the second GPU ({error}): see nvidia-smi, or try a "
+    "longer --timeout",
+}
+
+
+def add(section: Section, links: Sequence[Link]) -> None:
+    """Adds the matrix, what the driver says of the links, and the problems; nothing for one GPU."""
+    if not links:
+        return
+    gpus = sorted({link.reader for link in links})
+    by_pair = {(link.reader, link.owner): link for link in links}
+    section.add("copies", "GB/s at which the GPU of a row reads the memory of a column's")
+    section.add("", "".join(f"{gpu:>{_WIDTH}}" for gpu in gpus))
+    for reader in gpus:
+        cells = ("-" if reader == owner else _cell(by_pair[reader, owner]) for owner in gpus)
+        section.add(f"{reader:>14}", "".join(f"{cell:>{_WIDTH}}" for cell in cells))
+    if any(link.copy is Copy.INTACT and not link.direct for link in links):
+        section.add("", "(in parentheses: through the host's memory)")
+    if any(link.copy is Copy.TAKEN for link in links):
+        section.add("", "(taken: not tried, since another process uses the GPU)")
+    _add_kinds(section, links)
+    _add_problems(section, links)
+
+
+def obstacle(links: Sequence[Link]) -> str:
+    """Why not all GPUs read each other's memory, which tfdist's kernels do; "" if they do."""
+    for link in links:
+        pair = f"GPU {link.reader}", f"GPU {link.owner}'s memory"
+        if link.copy is Copy.WRONG:
+            return "{} does not read what is in {}".format(*pair)
+        if link.copy in (Copy.STUCK, Copy.FAILED):
+            return "{} cannot read {}".format(*pair)
+        if not link.direct:
+            return "{} does not reach {}".format(*pair)
+    return ""
+
+
+def _cell(link: Link) -> str:
+    if link.copy is not Copy.INTACT:
+        return str(link.copy.value)
+    speed = f"{link.speed / 1e9:.0f}" if link.speed >= 1e10 else f"{link.speed / 1e9:.1f}"
+    return speed if link.direct else f"({speed})"
+
+
+def _add_kinds(section: Section, links: Sequence[Link]) -> None:
+    kinds: dict[str, list[Link]] = defaultdict(list)
+    for link in links:
+        if link.rank is not None and link.direct:
+            atomics = "atomics, as over NVLink" if link.atomics else "no atomics, as over PCIe"
+            kinds[f"{atomics}; the driver's rank {link.rank}"].append(link)
+    for number, (kind, found) in enumerate(sorted(kinds.items())):
+        pairs = "all" if len(found) == len(links) else _pairs(found)
+        section.add("" if number else "links", f"{pairs}: {kind}")
+
+
+def _add_problems(section: Section, links: Sequence[Link]) -> None:
+    for copy, text in _PROBLEMS.items():
+        if found := [link for link in links if link.copy is copy]:
+            problem = text.format(pairs=f"GPUs {_pairs(found)}", error=found[0].error)
+            section.problems.append(problem)
+
+
+def _pairs(links: Sequence[Link]) -> str:
+    shown = ", ".join(f"{link.reader}-{link.owner}" for link in links[:_SHOWN])
+    more = len(links) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+# See csrc/device/cuda.h and nccl.h.
+_OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
+# See csrc/device/kernels/staging.h.
+_MOST_GPUS = 16
+_SECONDS = 60.0
+_WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
+_USE = 'so with several workers, or communication="native"; else by TensorFlow\'s NCCL'
+# See docs/gpu.md.
+_UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
+
+
+def check_gpus(context: Context) -> Section:
+    """Asks the driver, NCCL and NVRTC, and copies between GPUs, if there are several.
+
+    Args:
+        context: the time limit is 60 seconds by default, for all copies together.
+    """
+    try:
+        options = Options.from_environment(dict(context.environment))
+        native_options = NativeOptions.from_environment(dict(context.environment))
+    except ValueError:
+        return Section([("GPUs", "not looked for")])  # As the settings say.
+    try:
+        driver = nvidia.Driver(options.cuda_library)
+        devices = driver.devices()
+    except NativeUnavailableError as error:
+        expected = visible_gpus(context.environment) or options.cuda_library
+        section = Section([("GPUs", "none")])
+        if expected:
+            section.problems.append(
+                f"GPUs cannot be used ({error}): install NVIDIA's driver, or start the container "
+                "with its GPUs"
+            )
+        return section
+    if not devices:
+        return Section([("GPUs", "none visible")])
+    section = Section()
+    for number, device in enumerate(devices):
+        section.add(f"GPU {number}", f"{device.name}, {device.architecture}")
+    section.add("driver", f"for CUDA {driver.version}")
+    if _numbers(driver.version) < _OLDEST_DRIVER:
+        section.problems.append(
+            f"The GPUs' driver is for CUDA {driver.version}: install one for CUDA 12.0 or newer"
+        )
+    no_nccl = _add_nccl(section, options)
+    no_kernels = _add_kernels(section, native_options, devices[0].architecture)
+    seconds = _SECONDS if context.timeout is None else context.timeout
+    tried = gpu_links.measure(options.cuda_library, len(devices), seconds) if devices[1:] else []
+    add(section, tried)
+    if len(devices) > _MOST_GPUS:
+        no_kernels = no_kernels or f"there are more than {_MOST_GPUS} GPUs"
+    _add_choice(section, options, no_kernels or obstacle(tried), no_nccl)
+    if len(devices) == 1:
+        section.add("", "a single GPU is seen here: whether it reaches others is not tried")
+    return section
+
+
+def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
+    """Adds what a job would do, as `csrc/device/device_path.cc` chooses."""
+    lacks = {"own": no_kernels, "nccl": no_nccl, "host": ""}
+    if (forced := options.device_algorithm) in lacks:
+        chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM says"
+        if lacks[forced]:
+            section.problems.append(
+                f"TFDIST_DEVICE_ALGORITHM={forced} cannot be had, since {lacks[forced]}: unset it"
+            )
+    elif not no_kernels and not no_nccl:
+        sizes = "up to 256 KiB" if forced else "up to a size that is measured at the start"
+        chosen = f"by own kernels {sizes}, else by NCCL"
+    elif not no_kernels:
+        chosen = f"by own kernels, since {no_nccl}"
+    elif not no_nccl:
+        chosen = f"by NCCL, since {no_kernels}"
+    else:
+        chosen = f"through the host's memory, since {no_kernels}, and {no_nccl}"
+    section.add("all-reduces", chosen)
+    section.add("", _USE)
+    section.add("", f"not measured by the project: {_UNMEASURED}")
+
+
+def _add_nccl(section: Section, options: Options) -> str:
+    """Adds what there is, and returns why it is not used; "" if it is."""
+    path = options.nccl_library or nvidia.nccl()
+    try:
+        version = nvidia.nccl_version(path)
+    except NativeUnavailableError as error:
+        section.add("NCCL", f"none ({error})")
+        return "there is no NCCL"
+    section.add("NCCL", f"{version}, {path}")
+    if _numbers(version) < _OLDEST_NCCL:
+        section.problems.append(
+            f"NCCL {version} ({path}) is not supported: pip install 'nvidia-nccl-cu12>=2.21'"
+        )
+        return "NCCL is too old"
+    if options.tls:
+        section.add("", "not used with TLS, since it sends in the clear")
+        return "NCCL sends in the clear, and TLS is set"
+    return ""
+
+
+def _add_kernels(section: Section, options: NativeOptions, architecture: str) -> str:
+    """Adds where they come from, and returns why there are none; "" if there are."""
+    if found := gpu_kernels.find(architecture, options):
+        section.add("kernels", f"compiled: {found}")
+        return ""
+    try:
+        compiler = gpu_kernels.find_nvrtc()
+    except NativeUnavailableError as error:
+        section.add("kernels", f"none: {error}")
+        return "there are no compiled kernels"
+    section.add("kernels", f"to be compiled by {compiler}, {compiler.path}")
+    return ""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -1,0 +1,657 @@
+"""The state of a running job, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist._src.cluster.net.framing import printable
+from tfdist._src.cluster.observation import Seen
+from tfdist._src.cluster.tf_config import from_tf_config
+from tfdist._src.launch.flight import findings
+from tfdist._src.launch.flight.findings import Backlog, listed, longest, seconds, workers
+from tfdist._src.monitoring.stragglers import (
+    LEAST_BUSY_SECONDS,
+    Measurement,
+    Straggler,
+    Traffic,
+    costlier,
+    describe,
+    find_slow_link,
+    find_slow_process,
+)
+from tfdist.errors import ClusterError, LaunchError
+
+_REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of rank 0, HOST:PORT"
+
+
+def find_job(pid: int) -> tuple[str, dict[str, str]]:
+    """The address of rank 0, and the environment of a worker on this host.
+
+    Args:
+        pid: the process ID of a worker, or of a process that has started some, as `tfdist run` has.
+
+    Returns:
+        `"host:port"`, and the variables that the worker was started with.
+
+    Raises:
+        LaunchError: there is no such process, it belongs to someone else, or it is in no job.
+    """
+    failure: LaunchError | None = None
+    for process in _with_descendants(pid):
+        try:
+            environment = _environment(process)
+            topology = from_tf_config(environment.get("TF_CONFIG"))
+        except ClusterError as error:
+            failure = failure or LaunchError(f"the environment of process {process}: {error}")
+        except LaunchError as error:
+            failure = failure or error
+        else:
+            if topology.size > 1:
+                return topology.workers[0].address, environment
+    raise failure or LaunchError(
+        f"process {pid} was not started with a TF_CONFIG of several workers, nor were those that "
+        f"it has started: {_REMEDY}."
+    )
+
+
+def _with_descendants(pid: int) -> Iterator[int]:
+    """A process and those that it has started, parents first."""
+    yield pid
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = thread.read_text().split()
+        except OSError:  # It has ended.
+            continue
+        for child in children:
+            yield from _with_descendants(int(child))
+
+
+def _environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with, paths from the folder that it is in."""
+    try:
+        folder = Path(f"/proc/{pid}/cwd").resolve()
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError as error:
+        raise LaunchError(
+            f"the environment of process {pid} cannot be read: ask as the user who started it."
+        ) from error
+    except OSError as error:
+        raise LaunchError(f"there is no process {pid} on this host: {_REMEDY}.") from error
+    pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0") if entry)
+    variables = {name: value for name, _, value in pairs}
+    files = (name for name in variables if name.startswith("TFDIST_TLS_") and variables[name])
+    return variables | {name: str(folder / variables[name]) for name in files}
+
+
+_MAX_TEXT = 500
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective, a message, or an exchange of the session that a rank is in.
+
+    Attributes:
+        communicator: its group; "session" for an exchange, which all ranks join.
+        what: the operation for people.
+        number: of a collective or an exchange, the same on all ranks.
+        seconds: since the rank began it.
+        waits_for: some of the job's ranks that had not joined, by what they said last.
+        missing: how many members had not.
+    """
+
+    communicator: str
+    what: str
+    number: int
+    seconds: float
+    waits_for: tuple[int, ...]
+    missing: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank's connections to a rank of another host.
+
+    Attributes:
+        rank: the other rank.
+        bytes: that have come there between the two moments; None if that cannot be told.
+        bytes_per_second: how fast data came there while some was on its way; None if that was never
+            long enough to tell.
+        pending_bytes: sent, and not acknowledged.
+        silent_seconds: for how long none of that has been acknowledged.
+        delay: mean seconds that small messages from there took between the two moments.
+    """
+
+    rank: int
+    bytes: int | None
+    bytes_per_second: float | None
+    pending_bytes: int
+    silent_seconds: float
+    delay: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a rank said of itself.
+
+    Attributes:
+        host: its host's name.
+        pid: its process.
+        joined: seconds since it joined the job.
+        steps: steps of training, evaluation and prediction that have got their input.
+        collectives: collectives and messages that have ended.
+        resident_bytes: its resident set.
+        queued: operations that wait behind the current ones.
+        operations: what it is in; the longest first.
+        idle: seconds for which it has been in no operation; None if it is in one, or never was.
+        input_wait: seconds for which it has waited for its next batch; None if it does not.
+        main: the innermost call of the user's program in its main thread.
+        seconds: the time between the two moments, by its own clock; 0 if there is only one. The
+            others are of that time.
+        steps_per_second: steps.
+        rows_per_second: rows of its input.
+        collectives_per_second: collectives and messages that ended.
+        input: the share of time that it waited for its input.
+        workers: the share that it waited for other workers.
+        network: the share that it waited for data that moved.
+        sent_per_second: bytes sent to other hosts.
+        shared_per_second: bytes copied to the memory shared with workers of its host.
+        links: its connections to ranks of other hosts; the busiest.
+        leader: the first rank of its host; None if it did not tell.
+    """
+
+    host: str
+    pid: int
+    joined: float
+    steps: int
+    collectives: int
+    resident_bytes: int
+    queued: int
+    operations: tuple[Operation, ...]
+    idle: float | None
+    input_wait: float | None
+    main: str
+    seconds: float
+    steps_per_second: float
+    rows_per_second: float
+    collectives_per_second: float
+    input: float
+    workers: float
+    network: float
+    sent_per_second: float
+    shared_per_second: float
+    links: tuple[Link, ...]
+    leader: int | None
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of the job.
+
+    Attributes:
+        rank: the rank.
+        worker: what messages call it.
+        state: "answered", "unresponsive", "gone" or "failed" (its report cannot be used).
+        reason: why it is gone, or what is wrong with its report; else "".
+        silence: seconds since rank 0 last heard of it; None if it is gone.
+        activity: what it said of itself; None unless it answered.
+    """
+
+    rank: int
+    worker: str
+    state: str
+    reason: str
+    silence: float | None
+    activity: Activity | None
+
+
+def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
+    """The ranks at the second moment, and what they did since the first.
+
+    Args:
+        before: the first answer of rank 0.
+        after: its second answer.
+    """
+    earlier = {one.rank: one.report for one in before}
+    absent = _absent(after)
+    return [_rank(earlier.get(one.rank), one, absent) for one in after]
+
+
+def _absent(seen: Sequence[Seen]) -> dict[int, list[int]]:
+    """By the number of an exchange, who is not in it; of the exchanges that some ranks are in."""
+    joined = defaultdict(set)
+    for one in seen:
+        operations = (one.report or {}).get("operations")
+        for operation in operations if isinstance(operations, list) else ():
+            if isinstance(operation, dict) and _is_exchange(operation):
+                joined[operation["number"]].add(one.rank)
+    everyone = [one.rank for one in seen]
+    return {
+        number: [rank for rank in everyone if rank not in inside]
+        for number, inside in joined.items()
+    }
+
+
+def _is_exchange(raw: dict[str, Any]) -> bool:
+    return raw.get("waits_for", ()) is None and type(raw.get("number")) is int
+
+
+def _rank(before: dict[str, Any] | None, seen: Seen, absent: dict[int, list[int]]) -> Rank:
+    def result(state: str, reason: str = "", activity: Activity | None = None) -> Rank:
+        return Rank(seen.rank, seen.worker, state, reason, seen.silence, activity)
+
+    if seen.gone:
+        return result("gone", seen.gone)
+    if seen.report is None:
+        return result("unresponsive")
+    if "error" in seen.report:
+        return result("failed", _text(seen.report["error"]))
+    try:
+        return result("answered", activity=_activity(before or {}, seen.report, absent))
+    except (LookupError, ArithmeticError, TypeError, ValueError):
+        return result("failed", "its report is malformed")
+
+
+def _activity(
+    before: dict[str, Any], after: dict[str, Any], absent: dict[int, list[int]]
+) -> Activity:
+    same = before.get("pid") == after["pid"]
+    seconds = _number(after["time"]) - _number(before["time"]) if same else 0.0
+
+    def rate(key: str) -> float:
+        return (_number(after[key]) - _number(before[key])) / seconds if seconds > 0 else 0.0
+
+    found = (_operation(one, absent) for one in after["operations"])
+    operations = tuple(sorted(found, key=lambda one: -one.seconds))
+    # Of a wait for input that still lasts, a collective in it may take a part back.
+    waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
+    longest = operations[0] if operations else None
+    # A wait is counted when it ends; this one has lasted all the time.
+    if longest and 0 < seconds <= longest.seconds and not rate("steps"):
+        key = "workers" if longest.missing else "network"
+        waits[key] = max(0.0, 1.0 - sum(waits.values()) + waits[key])
+    return Activity(
+        host=_text(after["host"]),
+        pid=int(after["pid"]),
+        joined=_number(after["joined"]),
+        steps=int(after["steps"]),
+        collectives=int(after["collectives"]),
+        resident_bytes=int(after["resident_bytes"]),
+        queued=int(after["queued"]),
+        operations=operations,
+        idle=None if after["idle"] is None else _number(after["idle"]),
+        input_wait=None if after["input_wait"] is None else _number(after["input_wait"]),
+        main=_text(after["main"]),
+        seconds=seconds,
+        steps_per_second=rate("steps"),
+        rows_per_second=rate("rows"),
+        collectives_per_second=rate("collectives"),
+        **waits,
+        sent_per_second=rate("sent_bytes"),
+        shared_per_second=rate("shared_bytes"),
+        links=_links(before.get("links", []) if same else [], after.get("links", [])),
+        # Reports of earlier versions do not tell it.
+        leader=None if after.get("leader") is None else int(after["leader"]),
+    )
+
+
+def _operation(raw: Any, absent: dict[int, list[int]]) -> Operation:
+    waits_for, missing = raw["waits_for"], raw["missing"]
+    if _is_exchange(raw):
+        waits_for = absent[raw["number"]][:_MOST_NAMED]
+        missing = len(absent[raw["number"]])
+    return Operation(
+        _text(raw["communicator"]),
+        _text(raw["what"]),
+        int(raw["number"]),
+        _number(raw["seconds"]),
+        tuple(map(int, waits_for)),
+        int(missing),
+    )
+
+
+def _links(before: Any, after: Any) -> tuple[Link, ...]:
+    earlier = {int(rank): _counts(counts) for rank, *counts in before}
+    return tuple(_link(int(rank), earlier.get(int(rank)), _counts(now)) for rank, *now in after)
+
+
+def _counts(raw: list[Any]) -> list[float]:
+    # Reports of earlier versions do not have the last two.
+    return [*map(_number, raw), 0.0, 0.0][:6]
+
+
+def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
+    came, busy_us, _, _, frames, delay_us = (
+        after - earlier for after, earlier in zip(now, before or [0.0] * len(now), strict=True)
+    )
+    seconds = 1e-6 * busy_us
+    # A group that has been closed meanwhile counts no longer.
+    known = before is not None and seconds >= LEAST_BUSY_SECONDS and came >= 0
+    return Link(
+        rank=rank,
+        bytes=int(came) if known else None,
+        bytes_per_second=came / seconds if known else None,
+        pending_bytes=int(now[2]),
+        silent_seconds=1e-3 * now[3],
+        delay=max(0.0, 1e-6 * delay_us / max(1.0, frames)),
+    )
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(value)
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    return printable(str(value)[:_MAX_TEXT])
+
+
+# More than the monitor's default: this looks at few steps, and at few messages.
+_FACTOR = 1.5
+_LINK_FACTOR = 3.0
+_LEAST_STEPS = 4
+
+
+def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
+    """The rank that keeps the others waiting, by what all ranks did in the time between answers."""
+    known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
+    if len(known) < len(ranks):
+        return None
+    hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
+    measured = [_measurement(one, hosts) for one in known]
+    process = None
+    # A wait counts when it ends: in a few steps, one more or less decides.
+    if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
+        process = find_slow_process(measured, _FACTOR)
+    return costlier(process, find_slow_link(measured, _LINK_FACTOR, hosts))
+
+
+def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
+    """The data that is on its way to other hosts for long; the longest first."""
+    found = longest(
+        Backlog(
+            sender=one.worker,
+            receiver=ranks[link.rank].worker,
+            bytes=link.pending_bytes,
+            bytes_per_second=link.bytes_per_second or 0.0,
+            silent_seconds=link.silent_seconds,
+        )
+        for one in ranks
+        for link in (one.activity.links if one.activity else ())
+        if link.pending_bytes > 0 and 0 <= link.rank < len(ranks)
+    )
+    return tuple(one for one in found if one.seconds >= least_seconds)
+
+
+def _measurement(activity: Activity, hosts: Sequence[int]) -> Measurement:
+    step = 1.0 / activity.steps_per_second
+    links = {
+        link.rank: Traffic(link.bytes, link.bytes / link.bytes_per_second, link.delay)
+        for link in activity.links
+        if link.bytes and link.bytes_per_second and 0 <= link.rank < len(hosts)
+    }
+    times = (step, activity.input * step, activity.workers * step, activity.network * step)
+    return Measurement.with_links(*times, links, hosts)
+
+
+LONG_SECONDS = 1.0
+"""What a rank is in for less may be in progress."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A rank that has been in one operation for long."""
+
+    rank: Rank
+    operation: Operation
+
+
+def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
+    """The ranks that have been in an operation for long; the longest first."""
+    found = [
+        Wait(one, one.activity.operations[0])
+        for one in ranks
+        if one.activity
+        and one.activity.operations
+        and one.activity.operations[0].seconds >= LONG_SECONDS
+    ]
+    return sorted(found, key=lambda wait: -wait.operation.seconds)
+
+
+def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
+    """The ranks that others wait for, and that wait for nobody themselves.
+
+    Where there is none but ranks wait, those that do not respond: they may have joined an operation
+    and then been stopped in the middle of it.
+    """
+    waits = find_waits(ranks)
+    wanted = set().union(*(_absent_ranks(wait, ranks) for wait in waits))
+    waiting = {wait.rank.rank for wait in waits}
+    found = [one for one in ranks if one.rank in wanted - waiting]
+    if found or not waits:
+        return found
+    return [one for one in ranks if one.state == "unresponsive"]
+
+
+def headline(ranks: Sequence[Rank]) -> str:
+    """What is going on, the most important first.
+
+    Args:
+        ranks: all ranks of the job.
+
+    Returns:
+        Sentences in one line.
+    """
+    waits = find_waits(ranks)
+    causes = waited_for(ranks)
+    others = [one for one in ranks if one not in causes]
+    sentences = [_waiting(waits, causes, ranks) if waits else _progress(ranks)]
+    if waits and (pending := find_backlogs(ranks, LONG_SECONDS)):
+        sentences.append(findings.describe_backlogs(pending))
+    if not waits and (straggler := find_straggler(ranks)):
+        sentences.append(describe(straggler, lambda rank: _on_host(ranks[rank])))
+    silent = [one.worker for one in others if one.state == "unresponsive"]
+    if silent:
+        sentences.append(f"{workers(silent)} {_do(silent)} not respond.")
+    sentences += [f"{one.worker} {one.reason}." for one in others if one.state == "gone"][:3]
+    return " ".join(sentences)
+
+
+def doing(rank: Rank) -> str:
+    """What a rank is doing now.
+
+    Example:
+        >>> doing(Rank(1, "worker 1 (a:1)", "unresponsive", "", 4.0, None))
+        'does not respond, last heard of 4.0 s ago'
+    """
+    if rank.state == "unresponsive":
+        return f"does not respond, last heard of {seconds(rank.silence or 0.0)} ago"
+    if rank.activity is None:
+        return rank.reason
+    if rank.activity.operations:
+        return _inside(rank.activity)
+    if rank.activity.idle is None:
+        return f"in no collective yet: {_main(rank.activity)}"
+    for_long = rank.activity.idle >= LONG_SECONDS
+    where = f": {_main(rank.activity)}" if for_long else ""
+    return f"in no collective for {seconds(rank.activity.idle)}{where}"
+
+
+def _inside(activity: Activity) -> str:
+    first = activity.operations[0]
+    text = f"in {_common_operation(first)} for {seconds(first.seconds)}"
+    if first.seconds >= LONG_SECONDS and first.waits_for:
+        names = listed([str(rank) for rank in first.waits_for])
+        text += f", waits for rank{'s' * (len(first.waits_for) > 1)} {names}"
+    return text + (f", {activity.queued} more queued" if activity.queued else "")
+
+
+def _absent_ranks(wait: Wait, ranks: Sequence[Rank]) -> set[int]:
+    """For whom a rank waits, but for those that have come without its having heard of it yet."""
+    here = (wait.operation.communicator, wait.operation.number)
+    found = {one for one in wait.operation.waits_for if one < len(ranks)}
+    inside = {one: ranks[one].activity for one in found}
+    return {
+        rank
+        for rank, known in inside.items()
+        if not known or here not in [(one.communicator, one.number) for one in known.operations]
+    }
+
+
+def _waiting(waits: Sequence[Wait], causes: Sequence[Rank], ranks: Sequence[Rank]) -> str:
+    first = next(
+        (w for w in waits if {one.rank for one in causes} & {*w.operation.waits_for}), waits[0]
+    )
+    where = f"in {_common_operation(first.operation)} for {seconds(first.operation.seconds)}"
+    head = f"{len(waits)} of {len(ranks)} ranks {'waits' if len(waits) == 1 else 'wait'} {where}"
+    if len(causes) == 1:
+        return f"{head} for {_cause(causes[0])}."
+    if causes:
+        return f"{head} for {workers([one.worker for one in causes])}."
+    if any(_absent_ranks(wait, ranks) for wait in waits):
+        return f"{head}: they wait for one another."
+    if any(wait.operation.missing > len(wait.operation.waits_for) for wait in waits):
+        return f"{head}."
+    return f"{head}: all have joined it, and its data is slow or does not move."
+
+
+def _cause(rank: Rank) -> str:
+    what = doing(rank)
+    verb = "is " if rank.activity and what.startswith("in ") else ""
+    return f"{_on_host(rank)}, which {verb}{what}"
+
+
+def _on_host(rank: Rank) -> str:
+    return f"{rank.worker} on {rank.activity.host}" if rank.activity else rank.worker
+
+
+def _progress(ranks: Sequence[Rank]) -> str:
+    found = [one.activity for one in ranks if one.activity]
+    if not found:
+        return "No rank has answered."
+    who = f"All {len(found)}" if len(found) == len(ranks) else f"{len(found)} of {len(ranks)}"
+    head = f"{who} ranks {'is' if len(found) == 1 else 'are'} running"
+    longest = max(one.seconds for one in found)
+    steps = max(one.steps_per_second for one in found)
+    collectives = max(one.collectives_per_second for one in found)
+    if steps:
+        rows = sum(one.rows_per_second for one in found)
+        return f"{head}: {_rate(steps)} steps/s, {_rate(rows)} rows/s."
+    if collectives:
+        return f"{head}: {_rate(collectives)} collectives/s, and no step has begun."
+    places = sorted({one.main for one in found if one.main})
+    where = f"; their main threads are in {listed(places)}" if places else ""
+    return f"No rank is in a collective, and none has ended in {seconds(longest)}{where}."
+
+
+def _common_operation(operation: Operation) -> str:
+    return f"{operation.what} (number {operation.number} of '{operation.communicator}')"
+
+
+def _main(activity: Activity) -> str:
+    main = f"its main thread is in {activity.main}" if activity.main else "without a main thread"
+    if activity.input_wait is None:
+        return main
+    return f"it has waited {seconds(activity.input_wait)} for its next batch, and {main}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _do(names: Sequence[str]) -> str:
+    return "do" if len(names) > 1 else "does"
+
+
+_MOST_ROWS = 64
+_COLUMNS = (
+    "rank",
+    "host",
+    "steps",
+    "steps/s",
+    "input",
+    "workers",
+    "network",
+    "sent/s",
+    "shared/s",
+    "memory",
+    "now",
+)
+_LEFT = ("host", "now")
+# Of the keys of the JSON object.
+_FORMAT = 1
+
+
+def live_text(ranks: Sequence[Rank], *, most: int | None = _MOST_ROWS) -> str:
+    """The headline, and a table with a row for each rank, first those that others wait for.
+
+    Args:
+        ranks: all ranks of the job.
+        most: how many rows; None for all.
+    """
+    causes = waited_for(ranks)
+    # Stable: by rank where nothing else tells them apart.
+    order = sorted(ranks, key=lambda one: (one not in causes, one.state == "answered"))
+    rows = [_COLUMNS, *map(_row, order[:most])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(_aligned, _COLUMNS, row, widths)).rstrip() for row in rows]
+    more = len(order) - len(rows) + 1
+    return "\n".join([headline(ranks), "", *lines, *([f"and {more} more: --all"] if more else [])])
+
+
+def live_json(address: str, ranks: Sequence[Rank]) -> str:
+    """The same as one JSON object; docs/monitoring.md lists its keys."""
+    whole = {
+        "format": _FORMAT,
+        "job": address,
+        "size": len(ranks),
+        "headline": headline(ranks),
+        "waited_for": [one.rank for one in waited_for(ranks)],
+        "ranks": [{**asdict(one), "doing": doing(one)} for one in ranks],
+    }
+    return json.dumps(whole, indent=2)
+
+
+def _row(rank: Rank) -> tuple[str, ...]:
+    known = rank.activity
+    numbers = _numbers(known) if known else ("-",) * (len(_COLUMNS) - 3)
+    return (str(rank.rank), known.host if known else "-", *numbers, doing(rank))
+
+
+def _numbers(known: Activity) -> tuple[str, ...]:
+    return (
+        str(known.steps),
+        f"{known.steps_per_second:.3g}",
+        *(f"{share:.0%}" for share in (known.input, known.workers, known.network)),
+        _bytes(known.sent_per_second),
+        _bytes(known.shared_per_second),
+        _bytes(known.resident_bytes),
+    )
+
+
+def _bytes(count: float) -> str:
+    """A number of bytes in three digits.
+
+    Example:
+        >>> _bytes(0), _bytes(1536), _bytes(1e9)
+        ('0 B', '1.5 KiB', '954 MiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def _aligned(column: str, text: str, width: int) -> str:
+    return f"{text:<{width}}" if column in _LEFT else f"{text:>{width}}"

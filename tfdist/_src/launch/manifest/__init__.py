@@ -1,1 +1,0 @@
-"""`tfdist manifest`: what Kubernetes needs to run a job."""

@@ -1,0 +1,602 @@
+"""`tfdist run --hosts`: starts the launchers of other hosts by ssh."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
+from tfdist._src.cluster.net.listener import local_addresses
+from tfdist._src.launch.console import say
+from tfdist._src.launch.hosts.rendezvous import Deadline
+from tfdist._src.launch.job.log_routing import LineAssembler
+from tfdist._src.launch.job.run_options import ListedHost, RunOptions
+from tfdist._src.launch.job.shutdown import Signals
+from tfdist._src.launch.job.worker import forwarded
+from tfdist._src.options import Options
+from tfdist._version import __version__
+from tfdist.errors import LaunchError
+
+# The agent's report follows. What the shell of the host prints before, such as a greeting, is not
+# meant.
+MARK = "tfdist launcher "
+_MARK = b"\n" + MARK.encode()
+
+
+class ShownStream:
+    """One pipe.
+
+    Args:
+        pipe: where the output arrives.
+        target: the descriptor to show it on.
+        prefix: the text before each line; None to show everything as it is.
+        report: called with the report of the agent, if it comes on this pipe.
+    """
+
+    def __init__(
+        self,
+        pipe: IO[bytes],
+        target: int,
+        prefix: str | None,
+        report: Callable[[str], None] | None,
+    ) -> None:
+        self._pipe = pipe  # Kept open.
+        self._target = target
+        self._lines = None if prefix is None else LineAssembler(prefix)
+        self._report = report
+        self._before = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Shows what has arrived, b"" for the end; returns it without prefixes."""
+        ended = not data
+        if self._report is not None:
+            data = self._until_report(data)
+        shown = data
+        if self._lines is not None:
+            shown = self._lines.feed(data) + (self._lines.flush() if ended else b"")
+        _write(self._target, shown)
+        if ended:
+            self._pipe.close()
+        return data
+
+    def _until_report(self, data: bytes) -> bytes:
+        """What is not the report; held back until it has come."""
+        assert self._report is not None
+        self._before += data
+        start = self._before.find(_MARK)
+        end = self._before.find(b"\n", start + 1) if start >= 0 else -1
+        if end >= 0:
+            self._report(self._before[start + len(_MARK) : end].decode())
+            self._report = None
+            data, self._before = self._before[:start] + self._before[end + 1 :], b""
+            return data
+        if not data:
+            rest, self._before = self._before, b""
+            return rest
+        return b""
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        pass  # Whoever read it is gone; the job matters more.
+
+
+_AGENT = "tfdist._src.launch.host_agent"
+_PATH = "PYTHONPATH"
+_OPTIONS = (
+    # Never prompts for a password, and detects a dead host within a minute.
+    "BatchMode=yes",
+    "ConnectTimeout=30",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=3",
+    # What the user's configuration may set for other uses: a shared connection outlives this one.
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
+_SSH_OPTIONS = ("-T", *(word for option in _OPTIONS for word in ("-o", option)))
+_READ_SIZE = 65536
+# What ssh exits with when it fails itself, or loses the connection.
+SSH_FAILED = 255
+
+
+class RemoteHost:
+    """Starts the agent of one host, and passes on what it prints and what it is to be told.
+
+    Args:
+        number: the host's number.
+        host: the host.
+        ssh: the command that reaches another host, such as `("ssh", "-p", "2222")`.
+        task: what the agent is told first.
+
+    Attributes:
+        description: what the agent has reported; empty before.
+        told: whether it has been told what to run.
+        begun: the `time.monotonic()` at which it was started.
+
+    Raises:
+        LaunchError: ssh cannot be started.
+    """
+
+    def __init__(
+        self, number: int, host: ListedHost, ssh: Sequence[str], task: Mapping[str, Any]
+    ) -> None:
+        self.number = number
+        self.name = host.name
+        self.local = is_this_machine(host)
+        self.begun = time.monotonic()
+        self.description: dict[str, Any] = {}
+        self.told = False
+        self._last_words: list[str] = []
+        self._streams: dict[int, ShownStream] = {}
+        self._start(ssh)
+        self._tell(task)
+
+    def _start(self, ssh: Sequence[str]) -> None:
+        # The first host's output is shown as it is, with its progress bar, the others' by lines.
+        prefix = None if self.number == 0 else f"{self.name}: "
+        try:
+            if self.local:
+                read, write = os.pipe()
+                own = prefix is not None
+                self._process = subprocess.Popen(
+                    (sys.executable, "-m", _AGENT, str(write)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE if own else None,
+                    stderr=subprocess.PIPE if own else None,
+                    pass_fds=(write,),
+                    start_new_session=True,
+                )
+                os.close(write)
+                self._streams[read] = ShownStream(os.fdopen(read, "rb"), 2, prefix, self._report)
+            else:
+                self._process = subprocess.Popen(
+                    (*ssh, *_SSH_OPTIONS, "--", self.name, remote_command()),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise LaunchError(f"host {self.name} cannot be reached: {error}") from error
+        report = None if self.local else self._report
+        for pipe, target in ((self._process.stdout, 1), (self._process.stderr, 2)):
+            if pipe is not None:
+                stream = ShownStream(pipe, target, prefix, report if target == 1 else None)
+                self._streams[pipe.fileno()] = stream
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those to wait on before `read`."""
+        return list(self._streams)
+
+    def read(self, descriptor: int) -> None:
+        """Passes on what has arrived."""
+        stream = self._streams[descriptor]
+        data = os.read(descriptor, _READ_SIZE)
+        shown = stream.feed(data)
+        if not self.told:
+            lines = (line.strip() for line in shown.decode(errors="replace").splitlines())
+            self._last_words = [*self._last_words, *filter(None, lines)][-3:]
+        if not data:
+            del self._streams[descriptor]
+
+    def order(self, arguments: Sequence[str]) -> None:
+        """Tells the agent what to run."""
+        self.told = True
+        self._tell({"run": list(arguments)})
+
+    def signal(self, number: signal.Signals) -> None:
+        """Has the launcher signaled; before it runs, ends it."""
+        if self.told:
+            self._tell({"signal": int(number)})
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Ends the connection, and thereby what runs on the host."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.close()
+        except OSError:
+            pass  # It has ended.
+        if not self.description:  # Nobody reads it yet.
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills the process on this machine."""
+        self._process.kill()
+        self._process.wait()
+
+    def exit_code(self) -> int | None:
+        """The exit code, once all output has been read; 255 from ssh for a lost connection."""
+        if self._streams:
+            return None
+        return self._process.poll()
+
+    def why(self) -> str:
+        """Why its agent has not started, and the remedy, in one line."""
+        code = self._process.returncode
+        words = " ".join(self._last_words) or f"exit code {code}"
+        if self.local or code != SSH_FAILED:
+            return (
+                f"tfdist cannot be started on {self.name}: {words}. Every host needs the same "
+                f"folder, and the same Python environment at the same path: {remote_command()}"
+            )
+        if "denied" in words:
+            words += f". It must work without a password: ssh-copy-id {self.name}"
+        if "Host key verification failed" in words:
+            words += f" Accept its key once: ssh {self.name}"
+        return f"{self.name} cannot be reached: {words}"
+
+    def beat(self) -> None:
+        """Tells the agent that this side is alive."""
+        self._write(b"\n")
+
+    def _report(self, line: str) -> None:
+        self.description = json.loads(line)
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        self._write(json.dumps(order).encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            pass  # It has ended: `exit_code` will tell.
+
+
+def remote_command() -> str:
+    """What the shell of the host is to run: the same Python, in the same folder."""
+    # Python's own path is needed before it can read the rest.
+    path = f"{_PATH}={os.environ[_PATH]}" if os.environ.get(_PATH) else ""
+    words = ["env", path] if path else []
+    words += [os.path.abspath(sys.executable), "-m", _AGENT]
+    return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
+
+
+def is_this_machine(host: ListedHost) -> bool:
+    """Whether no ssh is needed: the name or address is this machine's, and names no other user.
+
+    Example:
+        >>> is_this_machine(ListedHost("localhost")), is_this_machine(ListedHost("ann@localhost"))
+        (True, False)
+    """
+    if "@" in host.name:
+        return False
+    name = host.name
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError:  # An alias that only ssh knows.
+        return False
+    own = set(local_addresses())
+    return any(address in own or address.startswith("127.") for address in found)
+
+
+# Seconds until a lost host of an elastic job is tried again, the first time and at most.
+_RETRY_SECONDS = (5.0, 60.0)
+_MOST_RETRIES = 8
+# Signals, output and the ends of processes wake this process; what has been missed is seen then.
+_CHECK_SECONDS = 1.0
+# How long the launchers may take to end after they have been told to; longer than their own grace.
+_END_SECONDS = 60.0
+# Signs of life in the time of which a host ends its launcher without one.
+_BEATS = 6
+
+
+@dataclass(frozen=True)
+class _Retry:
+    """When a lost host is tried again, and for which time."""
+
+    due: float = 0.0
+    count: int = 0
+
+    def next(self, now: float) -> _Retry:
+        delay = min(_RETRY_SECONDS[0] * 2**self.count, _RETRY_SECONDS[1])
+        return _Retry(now + delay, self.count + 1)
+
+
+class HostsJob:
+    """The hosts, and what is to be done with them next.
+
+    Args:
+        options: those of the command.
+        ssh: the command that reaches other hosts.
+        task: what each agent is told first.
+        signals: those that this process receives.
+        timeout: seconds in which a host has to answer.
+        silence: seconds after which a host ends its launcher if it hears nothing of this process.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        ssh: Sequence[str],
+        task: dict[str, Any],
+        signals: Signals,
+        timeout: float,
+        silence: float,
+    ) -> None:
+        self._options = options
+        self._ssh = ssh
+        self._task = {**task, "silence": silence}
+        self._beat_seconds = silence / _BEATS
+        self._next_beat = 0.0
+        self._signals = signals
+        self._timeout = timeout
+        self._rendezvous = ""
+        self._running: dict[int, RemoteHost] = {}
+        self._codes: dict[int, int] = {}
+        self._retries: dict[int, _Retry] = {}
+        self._failed_at: float | None = None
+        self._stopped = False
+        self._interrupted = False
+
+    def start(self) -> None:
+        """Reaches all hosts, and tells them where to meet and what to run."""
+        deadline = Deadline(self._timeout)
+        for number, listed in enumerate(self._options.hosts):
+            self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
+        while missing := [h for h in self._running.values() if not h.description]:
+            if deadline.report_due():
+                deadline.report(", ".join(host.name for host in missing))
+            if not deadline.left:
+                names = ", ".join(host.name for host in missing)
+                raise LaunchError(
+                    f"{names} did not answer within {deadline.seconds:.0f} s: check ssh "
+                    f"{missing[0].name}, or raise TFDIST_START_TIMEOUT"
+                )
+            self._wait(min(1.0, deadline.next_check))
+            for number in self._signals.take():
+                raise SystemExit(128 + number)
+            for host in self._running.values():
+                if problem := _problem(host):
+                    raise LaunchError(problem)
+        self._rendezvous = self._meeting_place()
+        for host in self._running.values():
+            self._order(host)
+
+    def run(self) -> int:
+        """Waits until all launchers have ended."""
+        while self._running:
+            self._wait(_CHECK_SECONDS)
+            for number in self._signals.take():
+                self._pass_on(number)
+            self._reap()
+            self._retry()
+            self._give_up()
+        return self._code()
+
+    def end(self) -> None:
+        """Ends what still runs, and waits for it, unless a signal comes meanwhile."""
+        for host in self._running.values():
+            host.end()
+        deadline = time.monotonic() + _END_SECONDS
+        while self._running and time.monotonic() < deadline and not self._signals.take():
+            self._wait(0.2)
+            self._running = {n: h for n, h in self._running.items() if h.exit_code() is None}
+        for host in self._running.values():
+            host.kill()
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Signals the launchers, of which host 0's tells the others what concerns them."""
+        gentle = number == signal.SIGINT and not self._interrupted
+        hosts = list(self._running.values())
+        if gentle or not self._options.elastic:
+            hosts = [self._running.get(0, hosts[0])] if hosts else []
+        if self._interrupted:
+            hosts = list(self._running.values())
+        self._stopped = True
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        for host in hosts:
+            host.signal(number)
+
+    def _order(self, host: RemoteHost) -> None:
+        host.order(launcher_arguments(self._options, host.number, self._rendezvous))
+
+    def _wait(self, seconds: float) -> None:
+        """Waits for a signal or for output, and passes the output on."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_seconds
+            for host in self._running.values():
+                host.beat()
+        seconds = min(seconds, self._next_beat - now)
+        poll = select.poll()
+        poll.register(self._signals, select.POLLIN)
+        sources = {d: host for host in self._running.values() for d in host.descriptors}
+        for descriptor in sources:
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(math.ceil(seconds * 1000)):
+            if descriptor in sources:
+                sources[descriptor].read(descriptor)
+
+    def _meeting_place(self) -> str:
+        """Where the launchers meet: host 0, as the others reach it."""
+        if len(self._options.hosts) == 1:
+            return ""  # Nobody has to be met.
+        if self._options.rendezvous is not None:
+            host, port = self._options.rendezvous
+        else:
+            first, second = self._running[0], self._running[1]
+            # How this command has reached it; or how another host is reached from it.
+            seen = second.description["client"] if first.local else first.description["server"]
+            host = seen or self._options.hosts[0].address
+            port = first.description["port"]
+        return joined(host, port)
+
+    def _reap(self) -> None:
+        for number, host in list(self._running.items()):
+            code = host.exit_code()
+            if code is None:
+                continue
+            del self._running[number]
+            lost = not host.local and (code == SSH_FAILED or code < 0)  # or ssh was killed
+            if lost and host.told:
+                say(f"the connection to {host.name} is lost")
+            now = time.monotonic()
+            if not lost and host.told:
+                self._codes[number] = code if code >= 0 else 128 - code
+                if code and self._failed_at is None:
+                    self._failed_at = now
+            retry = self._retries.pop(number, None)
+            if (lost or (retry and code)) and self._options.elastic and number > 0:
+                self._retries[number] = (retry or _Retry()).next(now)
+
+    def _retry(self) -> None:
+        """Reaches lost hosts of an elastic job again; host 0 admits their launchers."""
+        now = time.monotonic()
+        if self._stopped or 0 not in self._running:  # It is ending, or nobody can admit a host.
+            for host in self._running.values():
+                if not host.told:
+                    host.end()
+            return
+        for number, retry in self._retries.items():
+            if number not in self._running and retry.due <= now and retry.count <= _MOST_RETRIES:
+                listed = self._options.hosts[number]
+                say(f"connecting to {listed.name} again")
+                self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
+        for host in self._running.values():
+            if host.told:
+                continue
+            problem = _problem(host)
+            if problem:
+                say(problem)
+            if problem or now > host.begun + self._timeout:
+                host.end()
+            elif host.description:
+                self._order(host)
+
+    def _give_up(self) -> None:
+        """Ends launchers that go on waiting for one that has failed."""
+        if self._options.elastic or self._failed_at is None:
+            return
+        if time.monotonic() > self._failed_at + _END_SECONDS:
+            for host in self._running.values():
+                host.end()
+
+    def _code(self) -> int:
+        """The one that all launchers end with; where they differ, the first failure's.
+
+        An elastic job has succeeded if one of them says so.
+        """
+        codes = list(self._codes.values())  # in the order of their ends
+        if not codes:
+            return 1
+        if self._options.elastic and 0 in codes:
+            return 0
+        return next((code for code in codes if code), 0)
+
+
+def _problem(host: RemoteHost) -> str:
+    """Why a host cannot take part, and the remedy, in one line; "" if nothing is known."""
+    if host.exit_code() is not None:
+        return host.why()
+    version = host.description.get("version", __version__)
+    if version == __version__:
+        return ""
+    return (
+        f"{host.name} has tfdist {version}, this host has {__version__}: install the same version "
+        f"on all hosts"
+    )
+
+
+def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> list[str]:
+    """Returns the command line of one host's launcher, without `tfdist run`.
+
+    Args:
+        options: the options of the command.
+        number: the host's number.
+        rendezvous: the address where the launchers of several hosts meet.
+    """
+    workers = options.hosts[number].workers
+    own = ["-n", "auto" if workers is None else str(workers)]
+    if len(options.hosts) > 1:
+        own += ["--nnodes", str(len(options.hosts)), "--node-rank", str(number)]
+        own += ["--rendezvous", rendezvous]
+    return [*own, *options.launcher_arguments]
+
+
+def joined(host: str, port: int) -> str:
+    """`"host:port"`, with an IPv6 host in brackets.
+
+    Example:
+        >>> joined("fd00::1", 29400)
+        '[fd00::1]:29400'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def run_on_hosts(options: RunOptions) -> int:
+    """Runs the launchers of all hosts until they have ended.
+
+    Args:
+        options: those of the command, with `hosts`.
+
+    Returns:
+        The job's exit code, as the launchers tell it.
+
+    Raises:
+        LaunchError: a host cannot be reached, or does not fit.
+    """
+    try:
+        ssh = _split(options.ssh)
+        variables = forwarded(os.environ, options.forward)
+        settings = Options.from_environment()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if options.dry_run:
+        return _show(options, ssh)
+    variables[VARIABLE] = os.environ.get(VARIABLE) or new_secret()
+    with Signals() as signals:
+        job = HostsJob(
+            options,
+            ssh,
+            {"environment": variables},
+            signals,
+            timeout=settings.start_timeout,
+            silence=settings.heartbeat_timeout,
+        )
+        try:
+            job.start()
+            return job.run()
+        finally:
+            job.end()
+
+
+def _split(command: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(command))
+    except ValueError as error:
+        raise ValueError(f"--ssh must be a command: {error}. Received: {command!r}") from error
+    if not words:
+        raise ValueError("--ssh must be a command, such as 'ssh -p 2222'. Received: ''")
+    return words
+
+
+def _show(options: RunOptions, ssh: Sequence[str]) -> int:
+    address = "HOST0:PORT" if options.rendezvous is None else joined(*options.rendezvous)
+    for number, host in enumerate(options.hosts):
+        where = "here" if is_this_machine(host) else shlex.join((*ssh, host.name))
+        print(f"host {number} ({where}): {remote_command()}")
+        print(f"  tfdist run {shlex.join(launcher_arguments(options, number, address))}")
+    return 0

@@ -1,1 +1,0 @@
-"""`tfdist run --hosts`: the launchers of other hosts, started by the system's ssh."""

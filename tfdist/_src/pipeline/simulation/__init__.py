@@ -1,1 +1,0 @@
-"""Timelines of a schedule, simulated or measured, and plots of them."""

@@ -1,0 +1,249 @@
+"""Transfers the state of a training to a joining worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.keras.fit.delivered_once import DeliveredOnce
+from tfdist._src.keras.fit.metric_state import MetricTotals
+from tfdist._src.keras.fit.position import OwnBatches, Position
+from tfdist._src.snapshots.callback_states import load_states, states_of
+from tfdist._src.snapshots.held_state import held_by
+from tfdist._src.snapshots.part_file import Array, PartFile, Piece, part_bytes
+from tfdist._src.strategy.multi_worker import random_states, set_random_states
+from tfdist.errors import ProgramMismatchError
+
+_POSITION = "position of the data"
+_FRESH = "beginning of the data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where a call of `fit` is entered.
+
+    Attributes:
+        document: what JSON can represent.
+        arrays: the rest.
+    """
+
+    document: dict[str, Any]
+    arrays: dict[str, Array]
+
+    @property
+    def batches(self) -> int:
+        """How many of its batches have been trained."""
+        return int(self.document["batches"])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was read last."""
+        return int(self.document["epoch"])
+
+
+def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entry:
+    """Describes where this worker's call of `fit` is.
+
+    Args:
+        callbacks: its callbacks.
+        data: its data.
+        batches: how many batches of the epoch that was read last have been trained.
+    """
+    live, own = data.live, data.own
+    assert live is not None
+    states, arrays = states_of(callbacks.callbacks)
+    position = data.read_trained(batches)
+    arrays |= {
+        name: np.frombuffer(value, np.uint8)
+        for name, value in ((_POSITION, position.state), (_FRESH, position.fresh))
+        if value is not None
+    }
+    document = {
+        "epoch": live.read,
+        "batches": batches,
+        "batches_before": live.batches_before,
+        "has_ended": live.has_ended,
+        "has_untrained": live.has_untrained(batches),
+        "logs": live.logs,
+        "callbacks": states,
+        "epochs_begun": callbacks.epochs_begun,
+        "own": dataclasses.asdict(own) if own is not None and own.is_shared_out else None,
+        "position": position.to_json(),
+        "random": random_states(),
+    }
+    return Entry(document, arrays)
+
+
+def enter_at(
+    entry: Entry,
+    epoch: int,
+    callbacks: DeliveredOnce,
+    data: TrainingData,
+    restore_metrics: Callable[[], object],
+) -> None:
+    """Prepares this worker's call of `fit`, which has just begun, to go on there.
+
+    Args:
+        entry: where another worker is.
+        epoch: the epoch that all enter.
+        callbacks: this worker's.
+        data: its data.
+        restore_metrics: sets the metrics of the running epoch.
+    """
+    document, live = entry.document, data.live
+    assert live is not None
+    state, fresh = (
+        entry.arrays[name].tobytes() if name in entry.arrays else None
+        for name in (_POSITION, _FRESH)
+    )
+    position = Position.from_json(document["position"], state, fresh)
+    data.follow(position)
+    live.logs = document["logs"]
+    variables = [held for held in held_by(callbacks.model) if held.is_common]
+    taken_over = [(held, held.read()) for held in variables]
+
+    def load_callbacks() -> None:
+        load_states(callbacks.callbacks, document["callbacks"], entry.arrays.__getitem__)
+
+    def restore() -> None:
+        for held, value in taken_over:
+            held.assign(value)
+        load_callbacks()
+
+    def set_random() -> None:
+        set_random_states(document["random"])
+
+    load_callbacks()
+    callbacks.enter_at(epoch, document["epochs_begun"], restore)
+    batches = document["batches"]
+    if document["own"] is not None:
+        # For this group nothing has been distributed here.
+        data.own = dataclasses.replace(OwnBatches(**document["own"]), generation=-1)
+    if document["own"] is not None and (epoch > entry.epoch or not batches):
+        pass  # All begin an epoch, and share the data out.
+    elif document["has_ended"] or epoch < entry.epoch:
+        if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
+            made = position.iterators - 1
+            position = dataclasses.replace(position, iterators=made, fresh=None)
+        data.resume_between_epochs(position, epoch + 1)
+        live.resume_behind(epoch, document["batches" if epoch == entry.epoch else "batches_before"])
+    elif batches or document["has_untrained"] or position.begun:
+
+        def ready() -> None:
+            set_random()  # Until now there were those with which the others began to read.
+            restore_metrics()
+            if document["has_untrained"] and position.state is not None and document["own"] is None:
+                live.replay.request()
+
+        data.joins = True
+        set_random()
+        data.resume_within_epoch(position, epoch, batches, ready)
+        return
+    set_random()
+
+
+def encode(entry: Entry) -> bytes:
+    """An entry as bytes, for other workers."""
+    pieces = [Piece(key, values) for key, values in entry.arrays.items()]
+    return part_bytes(pieces, entry.document)
+
+
+def decode(contents: bytes) -> Entry:
+    """The entry of `encode`."""
+    part = PartFile(contents, "the entry")
+    arrays = {key: part.values(number) for number, (key, _) in enumerate(part.keys)}
+    return Entry(part.document, arrays)
+
+
+Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
+_MOST_KEPT_BYTES = 1 << 30
+"""The limit of host memory for copies. Values beyond it are not put back."""
+
+
+class ReplacedValues:
+    """Keeps the values that a transfer replaces, to be put back if it does not end."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[Callable[[Any], object], tf.Tensor]] = []
+        self._bytes = 0
+
+    def keep(self, value: tf.Tensor, assign: Callable[[Any], object]) -> None:
+        """Keeps the value of a variable that is about to be assigned."""
+        self._bytes += value.dtype.size * value.shape.num_elements()
+        if self._bytes > _MOST_KEPT_BYTES:
+            self._kept = []
+            return
+        with tf.device("CPU:0"):
+            self._kept.append((assign, tf.identity(value)))
+
+    def put_back(self) -> bool:
+        """Puts all values back; returns whether all had been kept."""
+        for assign, value in self._kept:
+            assign(value)
+        return self._bytes <= _MOST_KEPT_BYTES
+
+
+def share_state(
+    model: keras.Model,
+    totals: MetricTotals,
+    workers: Any,
+    source: int,
+    *,
+    takes: bool,
+    replaced: ReplacedValues | None,
+) -> None:
+    """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
+
+    What differs between workers, such as shards of the optimizer's state, is left out.
+
+    Args:
+        model: in training.
+        totals: those of its metrics.
+        workers: the communicator of the workers that hold the same part of the model.
+        source: the rank that has the state.
+        takes: whether this worker takes the values.
+        replaced: keeps its own, if they are of use.
+
+    Raises:
+        ProgramMismatchError: a worker does not have a variable of the state; the same on all.
+    """
+    held = {one.key: (one.read, one.assign) for one in held_by(model) if one.is_common}
+    kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}
+    state = {**held, **kept}
+    of_all = _gather_names(list(state), workers)
+    if missing := sorted(key for keys in of_all for key in keys ^ of_all[0]):
+        raise ProgramMismatchError(
+            f"A worker that joins a running job must have all variables of its model when `fit` "
+            f"begins. Received: a model without {missing[0]!r}. Create all layers, optimizers and "
+            "metrics in the strategy's scope, and build them before `fit`."
+        )
+    for read, assign in state.values():
+        _share(read(), assign, workers.broadcast, source, takes, replaced)
+
+
+def _gather_names(names: Sequence[str], workers: Any) -> list[set[str]]:
+    line = f"{json.dumps(names)}\n".encode()
+    lines = workers.all_gather(tf.constant(np.frombuffer(line, np.uint8))).numpy().tobytes()
+    return [set(json.loads(line)) for line in lines.splitlines()]
+
+
+def _share(
+    value: tf.Tensor,
+    assign: Callable[[Any], object],
+    broadcast: Broadcast,
+    source: int,
+    takes: bool,
+    replaced: ReplacedValues | None,
+) -> None:
+    given = broadcast(value, source)
+    if takes:
+        if replaced is not None:
+            replaced.keep(value, assign)
+        assign(given)

@@ -1,0 +1,684 @@
+"""Optimizers that hold and update a shard of the model's variables (ZeRO-1, arXiv 1910.02054)."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist._src.comm import native_ops, registry
+from tfdist._src.comm.buckets import pack, plan
+from tfdist._src.comm.communicator_interface import Communicator
+from tfdist._src.comm.native_communicator import BUCKET_BYTES, FIRST_BYTES, NativeCommunicator
+from tfdist._src.comm.native_ops import from_bits, to_bits
+from tfdist._src.internals.keras import BaseOptimizer
+from tfdist._src.internals.optimizer import (
+    blank_copy,
+    forms,
+    inner_optimizer,
+    is_overwritten,
+    numbered,
+    strategy_of,
+    trainable_variables_of,
+)
+from tfdist._src.internals.tensorflow import ResourceVariable
+from tfdist._src.strategy.reduction import all_gather_slices
+from tfdist._src.strategy.step import equal_everywhere, gathered_parts
+from tfdist.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements `[start, stop)` of a flat variable.
+
+    Attributes:
+        variable: the variable's number.
+        start: the first element.
+        stop: one past the last element.
+        offset: the position of the first element in the rank's shard of the bucket.
+    """
+
+    variable: int
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Variables of one type, laid end to end and divided into equal shards.
+
+    A shard boundary may fall within a variable; the last shards may contain padding.
+
+    Attributes:
+        variables: the variables' numbers.
+        sizes: their numbers of elements.
+        ranks: the number of shards.
+
+    Example:
+        >>> Bucket((0, 1), (5, 2), ranks=2).pieces(1)
+        [Piece(variable=0, start=4, stop=5, offset=0), Piece(variable=1, start=0, stop=2, offset=1)]
+    """
+
+    variables: tuple[int, ...]
+    sizes: tuple[int, ...]
+    ranks: int
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return sum(self.sizes)
+
+    @property
+    def shard_size(self) -> int:
+        """The number of elements in a rank's shard, including padding."""
+        return -(-self.size // self.ranks)
+
+    @property
+    def padding(self) -> int:
+        """The number of padding elements in all shards together."""
+        return self.shard_size * self.ranks - self.size
+
+    def elements(self, rank: int) -> tuple[int, int]:
+        """The first element of a rank's shard and the one past its last, without padding."""
+        ends = rank * self.shard_size, (rank + 1) * self.shard_size
+        return min(ends[0], self.size), min(ends[1], self.size)
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """The contents of a rank's shard, in order."""
+        first, last = rank * self.shard_size, (rank + 1) * self.shard_size
+        pieces, begin = [], 0
+        for variable, size in zip(self.variables, self.sizes, strict=True):
+            start, stop = max(first, begin), min(last, begin + size)
+            if start < stop:
+                pieces.append(Piece(variable, start - begin, stop - begin, start - first))
+            begin += size
+        return pieces
+
+
+def cut(sizes: Sequence[int], groups: Sequence[Sequence[int]], ranks: int) -> list[Bucket]:
+    """Returns the buckets of some variables.
+
+    Args:
+        sizes: the number of elements of every variable.
+        groups: for each bucket, the numbers of its variables.
+        ranks: the number of shards of each bucket.
+    """
+    filled = [[i for i in group if sizes[i]] for group in groups]
+    return [Bucket(tuple(g), tuple(sizes[i] for i in g), ranks) for g in filled if g]
+
+
+NAMES = (
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+)
+_UPDATE_METHODS = (
+    "build",
+    "update_step",
+    "apply",
+    "apply_gradients",
+    "_backend_apply_gradients",
+    "_backend_update_step",
+    "_clip_gradients",
+)
+
+
+def check_elementwise(optimizer: Any) -> None:
+    """Checks that an optimizer's state can be sharded.
+
+    Raises:
+        UnsupportedError: the optimizer is not known to be elementwise.
+    """
+    kind = type(inner_optimizer(optimizer))
+    if _is_elementwise(kind):
+        return
+    raise UnsupportedError(
+        "shard_optimizer=True needs an optimizer that updates each element independently. "
+        f"Received: {kind.__name__}, which is not known to do so. Use one of {', '.join(NAMES)}, "
+        "set the class attribute `elementwise = True` on a custom optimizer that does, or omit "
+        "`shard_optimizer`."
+    )
+
+
+def is_stateless(optimizer: Any) -> bool:
+    """Whether an optimizer has no state to shard, as plain SGD."""
+    optimizer = inner_optimizer(optimizer)
+    state = ("momentum", "use_ema", "gradient_accumulation_steps")
+    return type(optimizer) is keras.optimizers.SGD and not any(
+        getattr(optimizer, name) for name in state
+    )
+
+
+def check_variables(variables: Any) -> None:
+    """Checks that the optimizer state of variables can be sharded.
+
+    Raises:
+        UnsupportedError: a variable is overwritten with its gradient, as in float8 layers.
+    """
+    for variable in variables:
+        if is_overwritten(variable):
+            raise UnsupportedError(
+                f"The variable {variable.path!r} is overwritten with its gradient, as in float8 "
+                "layers, which shard_optimizer=True does not support. Omit one of the two."
+            )
+
+
+def _is_elementwise(kind: type) -> bool:
+    known = {getattr(keras.optimizers, name) for name in NAMES}
+    for owner in kind.__mro__:
+        if owner in known or vars(owner).get("elementwise") is True:
+            return True
+        if any(name in vars(owner) for name in _UPDATE_METHODS):
+            return False
+    return False
+
+
+class Shard(keras.Variable):  # type: ignore[misc]
+    """Some elements of a model variable, flattened, under the variable's name.
+
+    Args:
+        variable: the model variable.
+        piece: which of its elements.
+        device: the device that holds them.
+    """
+
+    def __init__(self, variable: Any, piece: Piece, device: str) -> None:
+        self.variable, self.piece = variable, piece
+        with local_variables(device):
+            super().__init__(
+                lambda shape, dtype: self.of(variable),
+                (piece.size,),
+                variable.dtype,
+                name=variable.name.split("/")[-1].split(":")[0],
+            )
+        self._path = getattr(variable, "path", variable.name)
+
+    def of(self, whole: Any) -> tf.Tensor:
+        """This shard's elements of a value of the full variable's shape."""
+        flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
+        return flat[self.piece.start : self.piece.stop]
+
+    def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+        """This shard's elements of slices, whose indices may repeat."""
+        row = int(self.variable.shape[1:].num_elements())
+        start, stop = self.piece.start, self.piece.stop
+        rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
+        values = tf.reshape(tf.boolean_mask(slices.values, rows), [-1])
+        first = tf.cast(tf.boolean_mask(slices.indices, rows), tf.int64) * row
+        places = tf.reshape(first[:, tf.newaxis] + tf.range(row, dtype=tf.int64), [-1])
+        if start % row or stop % row:
+            inside = tf.logical_and(places >= start, places < stop)
+            values, places = tf.boolean_mask(values, inside), tf.boolean_mask(places, inside)
+        return tf.IndexedSlices(values, places - start, tf.constant([self.piece.size], tf.int64))
+
+
+@contextlib.contextmanager
+def local_variables(device: str) -> Iterator[None]:
+    """Creates variables local to this process, whatever strategy is in scope."""
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        known = ("initial_value", "trainable", "name", "dtype", "shape")
+        return ResourceVariable(**{name: kwargs[name] for name in known if name in kwargs})
+
+    with tf.init_scope(), tf.device(device), tf.variable_creator_scope(create):
+        yield
+
+
+class NeighbourCopies:
+    """A copy of the slots of the rank before this one; that of rank 0 is the last one.
+
+    Args:
+        slots: for each kind of slot, this rank's, bucket by bucket.
+        buckets: the buckets, each with the numbers of its slots among these.
+        dtypes: the buckets' types.
+        rank: this rank.
+        communicator: over the ranks.
+
+    Attributes:
+        rank: whose slots are copied.
+        stale: whether they have changed since, other than by a step.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Sequence[Any]],
+        buckets: Sequence[tuple[Bucket, Sequence[int]]],
+        dtypes: Sequence[tf.DType],
+        rank: int,
+        communicator: NativeCommunicator,
+    ) -> None:
+        ranks = communicator.size
+        self.rank, self.stale = (rank - 1) % ranks, True
+        self._communicator = communicator
+        self._sent: dict[tf.DType, list[Any]] = {}
+        self._places: dict[tuple[int, int], tuple[tf.DType, int, int]] = {}
+        sizes: dict[tf.DType, int] = {}
+        for kind, several in enumerate(slots):
+            for number, ((bucket, own), dtype) in enumerate(zip(buckets, dtypes, strict=True)):
+                self._sent.setdefault(dtype, []).extend(several[i] for i in own)
+                start, stop = bucket.elements(self.rank)
+                begin = sizes.get(dtype, 0)
+                sizes[dtype] = begin + stop - start
+                self._places[kind, number] = dtype, begin, sizes[dtype]
+        with local_variables("CPU:0"):
+            self._copies = {d: tf.Variable(tf.zeros([n], d)) for d, n in sizes.items()}
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The variables that hold the copies."""
+        return list(self._copies.values())
+
+    def exchange(self) -> None:
+        """Sends this rank's slots to the next rank, and keeps those of the one before."""
+        for dtype, copy in self._copies.items():
+            sent = [tf.zeros([0], dtype), *map(tf.convert_to_tensor, self._sent[dtype])]
+            received = _pass_on(self._communicator, pack(sent))
+            copy.assign(tf.ensure_shape(received, copy.shape))
+
+    def renew(self) -> None:
+        """Exchanges the copies once, outside of a step; called by all ranks."""
+        self.exchange()
+        self.stale = False
+
+    def of(self, kind: int, bucket: int) -> tf.Tensor:
+        """The other rank's slots of a kind in a bucket, end to end."""
+        dtype, begin, end = self._places[kind, bucket]
+        return self._copies[dtype][begin:end]
+
+
+def _pass_on(group: NativeCommunicator, tensor: tf.Tensor) -> tf.Tensor:
+    """Sends a vector to the next rank, and returns that of the one before, of any size."""
+    rank, size = group.place()
+    with tf.device(group.device):
+        rows = tf.shape(tensor, tf.int64)[0]
+        to = tf.one_hot((rank + 1) % size, size, rows, tf.constant(0, tf.int64), dtype=tf.int64)
+        sent = tensor if tensor.dtype in native_ops.TYPES else to_bits(tensor)
+        received, _ = native_ops.all_to_all(group.token, sent, to, group.name, "copies of shards")
+        return received if sent is tensor else from_bits(received, tensor.dtype)
+
+
+class ShardedVariables:
+    """The variables that an optimizer trains, sharded among the ranks.
+
+    The gradients of a bucket are reduce-scattered as soon as they are available, and its updated
+    elements are all-gathered. Together these transfer as many bytes as an all-reduce.
+
+    Args:
+        variables: the model variables.
+        communicator: over the replicas.
+        device: this replica's device.
+
+    Attributes:
+        variables: the model variables.
+        shards: this rank's shards, bucket by bucket.
+        buckets: the buckets, each with the numbers of its shards.
+        ranks: among how many ranks the variables are sharded.
+        rank: this rank.
+        copies: keeps a copy of another rank's slots, if there is to be one.
+        unbuilt: the variables that the optimizer had before it was built for the shards.
+    """
+
+    copies: NeighbourCopies | None = None
+    unbuilt: Sequence[Any] = ()
+
+    def __init__(self, variables: Sequence[Any], communicator: Communicator, device: str) -> None:
+        self.variables = list(variables)
+        self._communicator = communicator
+        specs = [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        bytes_ = getattr(communicator, "bucket_bytes", BUCKET_BYTES)
+        first = min(bytes_, FIRST_BYTES)
+        groups = plan(specs, bytes_, first_bytes=first, alone_bytes=bytes_)
+        sizes = [int(spec.shape.num_elements()) for spec in specs]
+        with registry.unnoted():  # For other numbers everything is built and traced anew.
+            self.rank, self.ranks = communicator.rank, communicator.size
+        self.buckets: list[tuple[Bucket, list[int]]] = []
+        self.shards: list[Shard] = []
+        for bucket in cut(sizes, groups, self.ranks):
+            pieces = bucket.pieces(self.rank)
+            first_shard = len(self.shards)
+            self.shards += [Shard(self.variables[p.variable], p, device) for p in pieces]
+            self.buckets.append((bucket, list(range(first_shard, len(self.shards)))))
+
+        self._owners = {id(key): s.variable for s in self.shards for key in (s, s.value)}
+
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """The types of the buckets."""
+        return [tf.as_dtype(self.variables[b.variables[0]].dtype) for b, _ in self.buckets]
+
+    def note_set(self) -> None:
+        """Records that something else than a step has set slots, on all ranks."""
+        if self.copies is not None:
+            self.copies.stale = True
+
+    def owner_of(self, variable: Any) -> Any:
+        """The model variable that a shard is part of; any other variable itself."""
+        return self._owners.get(id(variable), variable)
+
+    def refresh(self) -> None:
+        """Copies the variables' values, which may have been assigned, to the shards."""
+        for shard in self.shards:
+            shard.assign(shard.of(shard.variable))
+
+    def reduce(self, gradients: Sequence[Any]) -> list[Any]:
+        """Sums gradients over the ranks.
+
+        Args:
+            gradients: this replica's gradient of each variable: a tensor, `tf.IndexedSlices` or
+                None.
+
+        Returns:
+            For each of `shards`, its elements of the sum.
+        """
+        results: list[Any] = [None] * len(self.shards)
+        dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        for bucket, shard_numbers in self.buckets:
+            if all(dense[i] is None for i in bucket.variables):
+                continue
+            total = self._communicator.reduce_scatter(self._flatten(bucket, dense))
+            for number in shard_numbers:
+                piece = self.shards[number].piece
+                if dense[piece.variable] is not None:
+                    results[number] = total[piece.offset : piece.offset + piece.size]
+        sparse = {i: g for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
+        slices = {i: all_gather_slices(self._communicator, g) for i, g in sparse.items()}
+        for number, shard in enumerate(self.shards):
+            if shard.piece.variable in slices:
+                results[number] = shard.of_slices(slices[shard.piece.variable])
+        return results
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        """For each of `shards`, its elements of its variable's full value, or None for None."""
+        results: list[Any] = []
+        for shard in self.shards:
+            value = values[shard.piece.variable]
+            if isinstance(value, tf.IndexedSlices):
+                results.append(shard.of_slices(value))
+            else:
+                results.append(None if value is None else shard.of(value))
+        return results
+
+    def gather(
+        self,
+        values: Sequence[Any],
+        use: Callable[[int, tf.Tensor], Any],
+        numbers: set[int] | None = None,
+        communicator: Communicator | None = None,
+        before_last: Callable[[], Sequence[Any]] = list,
+    ) -> None:
+        """Gathers full values from all ranks' shards, bucket by bucket.
+
+        Args:
+            values: for each of `shards`, its value.
+            use: called with the number of each variable and its full value.
+            numbers: the variables to gather; all by default.
+            communicator: an alternative communicator over the same ranks.
+            before_last: returns the operations that must precede this rank's last contribution.
+        """
+        communicator = communicator or self._communicator
+        several = [
+            (bucket, shard_numbers, wanted)
+            for bucket, shard_numbers in self.buckets
+            if (wanted := [n for n in bucket.variables if numbers is None or n in numbers])
+        ]
+        for bucket, shard_numbers, wanted in several:
+            dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
+            parts = [tf.convert_to_tensor(values[number]) for number in shard_numbers]
+            padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
+            if padding:
+                parts.append(tf.zeros([padding], dtype))
+            # A worker without a shard of the bucket takes part with zeros.
+            (part,) = gathered_parts([parts[0] if len(parts) == 1 else pack(parts)])
+            last = bucket is several[-1][0]
+            with tf.control_dependencies(before_last() if last else []):
+                full = communicator.all_gather(part)
+            (full,) = equal_everywhere([full])
+            full = tf.ensure_shape(full, [bucket.shard_size * bucket.ranks])
+            sizes = [*bucket.sizes, bucket.padding] if bucket.padding else list(bucket.sizes)
+            flats = [full] if len(sizes) == 1 else tf.split(full, sizes)
+            for number, flat in zip(bucket.variables, flats, strict=False):
+                if number in wanted:
+                    use(number, tf.reshape(flat, self.variables[number].shape))
+
+    def publish(
+        self,
+        values: Sequence[Any],
+        numbers: set[int] | None = None,
+        *,
+        announce: Callable[[Sequence[tf.Tensor]], None] = lambda gathered: None,
+        **how: Any,
+    ) -> None:
+        """Assigns the variables, on all ranks, the values gathered from the ranks' shards.
+
+        Args:
+            values: for each of `shards`, its value.
+            numbers: the variables to assign; all by default.
+            announce: called with all that has been gathered, before any of it is assigned.
+            **how: passed to `gather`.
+        """
+        gathered: dict[int, tf.Tensor] = {}
+        self.gather(values, gathered.__setitem__, numbers, **how)
+        announce(list(gathered.values()))
+        for number, value in gathered.items():
+            self.variables[number].assign(value)
+
+    def total(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum over the ranks."""
+        return self._communicator.all_reduce([tensor])[0]
+
+    def _flatten(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
+        """The gradients of a bucket laid end to end, with zeros for missing ones."""
+        flats = []
+        dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
+        for number, size in zip(bucket.variables, bucket.sizes, strict=True):
+            gradient = gradients[number]
+            if gradient is None:
+                flats.append(tf.zeros([size], dtype))
+            else:
+                flat = tf.reshape(tf.cast(gradient, dtype), [-1])
+                flats.append(tf.ensure_shape(flat, [size]))
+        if bucket.padding:
+            flats.append(tf.zeros([bucket.padding], dtype))
+        return flats[0] if len(flats) == 1 else pack(flats)
+
+
+_sharded: weakref.WeakKeyDictionary[Any, ShardedVariables] = weakref.WeakKeyDictionary()
+
+
+def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
+    """Records the sharded variables that an optimizer was built for."""
+    _sharded[optimizer] = sharded
+
+
+def sharded_by(optimizer: Any) -> ShardedVariables | None:
+    """The sharded variables an optimizer was built for; None if it is unsharded or unbuilt."""
+    # A model's `optimizer` attribute may be anything.
+    if not isinstance(optimizer, BaseOptimizer):
+        return None
+    return _sharded.get(inner_optimizer(optimizer))
+
+
+def sharded_optimizers() -> list[Any]:
+    """All optimizers that were built for sharded variables."""
+    return list(_sharded)
+
+
+def may_shard(optimizer: Any) -> bool:
+    """Whether an optimizer belongs to a strategy that shards optimizer state."""
+    extended = getattr(strategy_of(optimizer), "extended", None)
+    return bool(getattr(extended, "shards_optimizers", False))
+
+
+def is_sharded(optimizer: Any) -> bool:
+    """Whether an existing optimizer is sharded among the ranks."""
+    return may_shard(optimizer) and not is_stateless(optimizer)
+
+
+def trained_by(optimizer: Any) -> list[Any]:
+    """The model variables that an optimizer was built for."""
+    sharded = sharded_by(optimizer)
+    if sharded is not None:
+        return list(sharded.variables)
+    return trainable_variables_of(inner_optimizer(optimizer))
+
+
+class FullSlot:
+    """A full slot, of which this rank holds some shards.
+
+    Args:
+        sharded: the variables that the optimizer is built for.
+        like: a variable of the same shape and type.
+        parts: this rank's shards of the variable, each with its slot.
+    """
+
+    def __init__(
+        self, sharded: ShardedVariables, like: Any, parts: Sequence[tuple[Shard, Any]]
+    ) -> None:
+        self._sharded = sharded
+        self.shape, self.dtype, self.name = like.shape, like.dtype, like.name
+        self._parts = list(parts)
+        self._value: Any = None
+
+    @property
+    def parts(self) -> list[tuple[int, Any, Callable[[Any], None]]]:
+        """This rank's shards of the flattened slot.
+
+        Returns:
+            For each the first element, the variable, and what assigns it.
+        """
+
+        def assigns(slot: Any) -> Callable[[Any], None]:
+            def assign(value: Any) -> None:
+                slot.assign(value)
+                self._sharded.note_set()
+
+            return assign
+
+        return [(shard.piece.start, slot, assigns(slot)) for shard, slot in self._parts]
+
+    def assign(self, value: Any) -> None:
+        """Assigns this rank's shards their elements of a full value."""
+        for shard, slot in self._parts:
+            slot.assign(shard.of(value))
+        self._sharded.note_set()
+
+    def keep(self, value: tf.Tensor) -> None:
+        """Stores the full value, which the conversion to a tensor returns."""
+        self._value = value
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
+        return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
+
+
+class FullState:
+    """The variables of a sharded optimizer, as an unsharded one has them.
+
+    Args:
+        optimizer: sharded and built.
+
+    Attributes:
+        blank: the unsharded counterpart, whose variables have no values.
+        blanks: its variables.
+        variables: for each of these, a `FullSlot` or a variable of `optimizer`.
+
+    Raises:
+        ValueError: the counterpart has different slots.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        sharded = sharded_by(optimizer)
+        assert sharded is not None
+        self._sharded = sharded
+        blank, owners = blank_copy(optimizer, sharded.variables)
+        like, shard_owners = blank_copy(optimizer, sharded.shards)
+        # Keras does not track every variable that the inner optimizer of a loss scaler creates.
+        shared = len(optimizer.variables) - sum(owner is not None for owner in shard_owners)
+        expected = _tracked(blank, owners, shared)
+        found = _tracked(like, shard_owners, shared)
+        self.blank, self.blanks = blank, list(expected.values())
+        self._slot_indices = {index for owner, index in expected if owner is not None}
+        ranges = range(len(sharded.variables)), range(len(sharded.shards))
+        slots = [{(i, n) for i in indices for n in self._slot_indices} for indices in ranges]
+        if (
+            forms(optimizer.variables) != forms(found.values())
+            or slots != [{key for key in keys if key[0] is not None} for keys in (expected, found)]
+            or any(
+                forms([slot]) != forms([sharded.variables[owner]])
+                for (owner, _), slot in expected.items()
+                if owner is not None
+            )
+        ):
+            raise ValueError(
+                "A sharded optimizer must have the same slots for every variable, each of the "
+                "variable's shape and type, and a copy made from its `get_config()` must have them "
+                f"too. Received: {type(optimizer).__name__}, whose slots differ. Train without "
+                "shard_optimizer=True."
+            )
+        self._local = dict(zip(found, optimizer.variables, strict=True))
+        shards: dict[int | None, list[int]] = {}
+        for i, shard in enumerate(sharded.shards):
+            shards.setdefault(shard.piece.variable, []).append(i)
+        self._slots = {
+            key: FullSlot(
+                sharded,
+                slot,
+                [(sharded.shards[i], self._local[i, key[1]]) for i in shards.get(key[0], [])],
+            )
+            for key, slot in expected.items()
+            if key[0] is not None
+        }
+        self.variables = [self._slots.get(key) or self._local[key] for key in expected]
+
+    @property
+    def own(self) -> list[list[Any]]:
+        """For each kind of slot, this rank's slots in the order of the shards."""
+        several = range(len(self._sharded.shards))
+        return [[self._local[i, n] for i in several] for n in sorted(self._slot_indices)]
+
+    def gather(self, communicator: Communicator, *, keep: bool) -> None:
+        """Gathers the full slots; called by all ranks.
+
+        Args:
+            communicator: over the ranks among which the optimizer is sharded.
+            keep: whether this rank needs the slots.
+        """
+        for n, values in zip(sorted(self._slot_indices), self.own, strict=True):
+
+            def use(number: int, value: tf.Tensor, n: int = n) -> None:
+                if keep:
+                    self._slots[number, n].keep(value)
+
+            self._sharded.gather(values, use, communicator=communicator)
+
+
+def _tracked(
+    copy: Any, owners: Sequence[int | None], shared: int
+) -> dict[tuple[int | None, int], Any]:
+    """The variables of a copy by their keys: all slots, and the first `shared` other variables."""
+    pairs = zip(numbered(owners), copy.variables, strict=True)
+    return {key: v for key, v in pairs if key[0] is not None or key[1] < shared}
+
+
+def full_variables(optimizer: Any) -> list[Any]:
+    """An optimizer's variables as if it were unsharded, for assigning full values."""
+    if sharded_by(optimizer) is None:
+        return list(optimizer.variables)
+    return FullState(optimizer).variables
