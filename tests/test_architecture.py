@@ -72,7 +72,7 @@ PARTS = {
         "observation",
         "mesh",
     ],
-    "compression": ["transport", "codecs", "state", "auto", "policy", "compressor"],
+    "compression": ["transport", "codecs", "auto", "policy", "compressor"],
     "keras": [
         "patching",
         "optimizers",
@@ -95,7 +95,6 @@ PARTS = {
     ],
     "launch": [
         "console",
-        "argument_types",
         "job",
         "hosts",
         "restart_policy",

@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
     from tfdist._src.cluster.session.exit_reason import watch_for_launcher
 
     watch_for_launcher()
-    from tfdist._src.keras.install import install
+    from tfdist._src.keras.patching import install
 
     install()
     return getattr(importlib.import_module(_STRATEGIES[name]), name)

@@ -1,5 +1,5 @@
 """Snapshots and exact resume; recovery when workers are lost or come."""
 
-from tfdist._src.recovery.group_info import GroupInfo
+from tfdist._src.recovery.next_group import GroupInfo
 
 __all__ = ["GroupInfo"]

@@ -16,8 +16,7 @@ from tfdist._src.comm.device_communicator import open_local_communicators
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.codecs.sparsifiers import Sparsifier, scatter
-from tfdist._src.compression.state import State
-from tfdist._src.compression.transport import Gradient
+from tfdist._src.compression.transport import Gradient, State
 from tfdist._src.options import Options
 from tfdist.compression import Codec, Quantizer
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist._src.comm.gpu_communicator import compressed_all_reduce
+from tfdist._src.comm.device_communicator import compressed_all_reduce
 from tfdist.compression import CODECS
 
 TYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]

@@ -8,15 +8,15 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tfdist._src.comm import call_site
+from tfdist._src.comm import tokens
 
 
 def here():
-    return call_site.of_call()
+    return tokens.of_call()
 
 
 def test_the_innermost_line_of_the_users():
-    of_call = call_site.of_call
+    of_call = tokens.of_call
     found = [here(), of_call(), *tf.nest.map_structure(lambda _: of_call(), [1])]
     assert all(re.fullmatch(r"test_call_site\.py:\d+", text) for text in found)
     assert len(set(found)) == 2
@@ -46,7 +46,7 @@ def test_lines_that_autograph_has_rewritten():
     ],
 )
 def test_files(file, name):
-    namespace = {"call_site": call_site}
+    namespace = {"call_site": tokens}
     exec(compile("found = call_site.of_call()", file, "exec"), namespace)
     assert namespace["found"] == name
 
@@ -56,7 +56,7 @@ def test_what_others_call():
 
     class Asks(tf.Module):
         def reduce(self):
-            return call_site.of_tensorflow_call("with_name_scope")
+            return tokens.of_tensorflow_call("with_name_scope")
 
     assert Asks().reduce() == ""
-    assert keras.tree.map_structure(lambda _: call_site.of_tensorflow_call("any"), [1]) == [""]
+    assert keras.tree.map_structure(lambda _: tokens.of_tensorflow_call("any"), [1]) == [""]

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfdist._src.comm.device_communicator import open_local_communicators
 from tfdist._src.compression.codecs.codec import Codec
-from tfdist._src.compression.state import State
-from tfdist._src.compression.transport import Exchange, Gradient
+from tfdist._src.compression.transport import Exchange, Gradient, State
 from tfdist._src.options import Options
 
 Array = np.ndarray[Any, Any]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tfdist._src.snapshots.restore import candidates
-from tfdist._src.snapshots.snapshot_folder import SnapshotId
+from tfdist._src.snapshots.restore import SnapshotId, candidates
 
 OLD, NEW = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)
 LATER_RUN, OF_THREE = SnapshotId(10, "b", 2), SnapshotId(30, "a", 3)

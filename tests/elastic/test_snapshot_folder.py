@@ -7,7 +7,7 @@ import shutil
 
 from tests.tiers import exhaustive
 from tfdist._src.snapshots import part_file
-from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist._src.snapshots.restore import SnapshotFolder, SnapshotId
 
 
 def fill(folder, *snapshots):

@@ -19,7 +19,7 @@ from tfdist._src.recovery import preemption as handling
 from tfdist._src.recovery.next_group import NextGroup
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import is_loss
-from tfdist._src.recovery.stages import OthersLeave
+from tfdist._src.recovery.standing import OthersLeave
 
 ROOT = pathlib.Path(tfdist.__file__).parent / "_src"
 PARTS = ("recovery", "snapshots", "cluster/membership")

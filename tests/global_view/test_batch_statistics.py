@@ -13,7 +13,7 @@ from keras import layers
 
 from tests.global_view.simulation import Workers, check, compare
 from tests.tiers import some
-from tfdist._src.keras.install import install
+from tfdist._src.keras.patching import install
 from tfdist._src.strategy.step import GlobalStep
 
 _ROWS = 11

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.global_view.fingerprint import Fingerprints, Program, effects
+from tfdist._src.global_view.explain import Fingerprints, Program, effects
 
 
 def traced(program, rows=None):

@@ -22,7 +22,7 @@ from tfdist._src.launch.commands.doctor import CHECKS, hardware, software, worke
 from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.launch.commands.doctor.workers import ProbeResult
 from tfdist._src.launch.job.ports import Reservation
-from tfdist._src.native import gpu_links
+from tfdist._src.native import nvidia
 
 # What a program says of a GPU that another process has the memory of.
 TAKEN = {"reader": 0, "owner": 1, "copy": "taken"}
@@ -143,9 +143,9 @@ def test_a_link_that_hangs_ends_alone(monkeypatch):
 def test_copies_that_are_not_tried(program, seconds, cell, error, monkeypatch, tmp_path):
     (tmp_path / "copying.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(gpu_links, "_PROGRAM", "copying")
+    monkeypatch.setattr(nvidia, "_PROGRAM", "copying")
     section = Section()
-    hardware.add(section, gpu_links.measure("", 2, seconds))
+    hardware.add(section, nvidia.measure("", 2, seconds))
     assert section.rows[2][1].split() == ["-", cell]
     (problem,) = section.problems
     pairs = "1-0" if cell == "taken" else "0-1, 1-0"

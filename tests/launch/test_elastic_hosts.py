@@ -17,7 +17,7 @@ from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
-from tfdist._src.launch.hosts.messages import Channel, HostInfo
+from tfdist._src.launch.hosts.newcomers import Channel, HostInfo
 
 from .conftest import until
 from .test_elastic import BEGIN, LIGHT, life, lives

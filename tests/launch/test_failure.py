@@ -15,11 +15,11 @@ from tfdist._src.launch.job.failure import (
     Failure,
     FirstFailure,
     decode,
+    describe,
     lost_host,
     stopped_by,
     worker_failure,
 )
-from tfdist._src.launch.job.report import describe
 
 TRACE = ("Traceback (most recent call last):", "ValueError: bad")
 VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")

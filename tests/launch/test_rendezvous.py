@@ -17,15 +17,16 @@ from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import JOIN, LAUNCH, Identity
 from tfdist._src.cluster.net.framing import encode
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.launch.hosts.messages import (
+from tfdist._src.launch.hosts.newcomers import (
     Channel,
     ChannelError,
     HostInfo,
+    Newcomers,
     rejection,
+    screen,
     unreachable,
     worker_addresses,
 )
-from tfdist._src.launch.hosts.newcomers import Newcomers, screen
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError
 
@@ -84,7 +85,7 @@ def test_the_end_of_a_connection(ends):
 
 
 def test_one_that_does_not_read_is_lost(ends, monkeypatch):
-    monkeypatch.setattr("tfdist._src.launch.hosts.messages._SEND_SECONDS", 0.05)
+    monkeypatch.setattr("tfdist._src.launch.hosts.newcomers._SEND_SECONDS", 0.05)
     ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     channel = Channel(ends[0])

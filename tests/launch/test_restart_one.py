@@ -11,17 +11,17 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.hosts.messages import HostInfo
-from tfdist._src.launch.hosts.newcomers import late_rejection
+from tfdist._src.launch.hosts.newcomers import HostInfo, late_rejection
 from tfdist._src.launch.job.failure import (
     Loss,
     decisive,
     decode,
+    describe_end,
+    describe_loss,
     lost_host,
     stopped_by,
     worker_failure,
 )
-from tfdist._src.launch.job.report import describe_end, describe_loss
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.job.spares import spare_settings
 from tfdist._src.launch.job.worker import WorkerPlan

@@ -6,8 +6,16 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.tiers import exhaustive
-from tfdist._src.monitoring.links import Counts, by_rank, leader, traffic
-from tfdist._src.monitoring.stragglers import Cause, Measurement, Traffic, find
+from tfdist._src.monitoring.stragglers import (
+    Cause,
+    Counts,
+    Measurement,
+    Traffic,
+    by_rank,
+    find,
+    leader,
+    traffic,
+)
 
 pytestmark = exhaustive
 RANKS = {f"worker {n}": n for n in range(4)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tfdist._src.monitoring import step_timer
-from tfdist._src.monitoring.step_timer import StepTimer
+from tfdist._src.monitoring import training
+from tfdist._src.monitoring.training import StepTimer
 
 
 @pytest.fixture
 def clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(step_timer.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now[0])
     return now
 
 

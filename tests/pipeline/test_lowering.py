@@ -6,8 +6,7 @@ import pytest
 
 from tfdist._src.pipeline.plan.lowering import Receive, Send, lower, walk
 from tfdist._src.pipeline.plan.schedule import Action, Kind
-from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.schedules.custom import from_lists
+from tfdist._src.pipeline.schedules import SCHEDULES, from_lists, make_schedule
 from tfdist.errors import ScheduleError
 
 

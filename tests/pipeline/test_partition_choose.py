@@ -11,7 +11,7 @@ from keras import layers
 
 from tests.pipeline.zoo import gpt, nested, shared
 from tests.tiers import exhaustive
-from tfdist._src.pipeline.partition import COSTS, boundaries_after, linearize, partition, summary
+from tfdist._src.pipeline.partition import COSTS, boundaries_after, cut, linearize, partition
 from tfdist.errors import PartitionError
 
 
@@ -105,7 +105,7 @@ def test_summary():
     divided = partition(model, 2, cuts=["block_0"])
     seconds = [0.0] * len(divided.graph.calls)
     seconds[0], seconds[-1] = 3.0, 1.0
-    title, first, second = summary(divided, seconds, rows=1000)
+    title, first, second = cut(divided, seconds, rows=1000)
     assert title.split("  ")[0] == "stage"
     assert "embedding ... block_0" in first
     assert "75.0%" in first
@@ -115,4 +115,4 @@ def test_summary():
     # The tied matrix is counted in both.
     counted = [int(line.split("%")[1].split()[0].replace(",", "")) for line in (first, second)]
     assert sum(counted) == model.count_params() + 24 * 16
-    assert summary(divided)[1].count(" - ") == 1
+    assert cut(divided)[1].count(" - ") == 1

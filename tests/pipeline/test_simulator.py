@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind
-from tfdist._src.pipeline.schedules import make_schedule
-from tfdist._src.pipeline.schedules.custom import from_lists
+from tfdist._src.pipeline.schedules import from_lists, make_schedule
 from tfdist._src.pipeline.simulation import Span, Timeline, simulate
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import check, peak_activations
-from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
-from tfdist._src.pipeline.schedules.custom import from_lists
+from tfdist._src.pipeline.schedules import SCHEDULES, from_lists, make_schedule
 from tfdist.errors import ScheduleError
 
 

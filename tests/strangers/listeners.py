@@ -26,8 +26,7 @@ from tfdist._src.cluster.membership.liveness import ask as inspect
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.observation import ask as ask_workers
-from tfdist._src.launch.hosts.messages import Channel, HostInfo
-from tfdist._src.launch.hosts.newcomers import Newcomers
+from tfdist._src.launch.hosts.newcomers import Channel, HostInfo, Newcomers
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.monitoring.server import MetricsServer
 from tfdist._src.options import Options

@@ -9,8 +9,7 @@ import tensorflow as tf
 from tests.tiers import exhaustive
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Alone
-from tfdist._src.data.replay import Replay, replaying
-from tfdist._src.data.shares import split_batches
+from tfdist._src.data.shares import Replay, replaying, split_batches
 from tfdist._src.internals.iterators import position_of, set_position
 from tfdist.errors import UnsupportedError
 

@@ -7,8 +7,7 @@ import tensorflow as tf
 from tests.tiers import exhaustive, some
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Alone
-from tfdist._src.data.replay import Replay, replaying
-from tfdist._src.data.shares import split_batches
+from tfdist._src.data.shares import Replay, replaying, split_batches
 
 ROWS = 14
 BATCH = 5  # the last one has four rows

@@ -12,7 +12,7 @@ import keras
 import pytest
 from keras.src.backend.common import global_state
 
-from tfdist._src.internals.keras_state import SHARED, in_callers_state
+from tfdist._src.internals.keras import SHARED, in_callers_state
 
 SOURCES = pathlib.Path(keras.src.__file__).parent
 OTHER_BACKENDS = {"jax", "numpy", "openvino", "torch"}
@@ -51,7 +51,7 @@ def test_every_attribute_of_keras_is_known():
         # The tensors' attributes have one name each.
         if name != "*_dict" and not any(fnmatch.fnmatch(name, known) for known in SHARED)
     }
-    assert not unknown, "add them to SHARED of tfdist/_src/internals/keras_state.py"
+    assert not unknown, "add them to SHARED of tfdist/_src/internals/keras.py"
 
 
 def test_every_attribute_of_tensors_is_known():

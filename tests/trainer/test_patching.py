@@ -16,7 +16,7 @@ from tests.tiers import exhaustive
 from tfdist._src.internals import contract
 from tfdist._src.internals.contract import TARGETS, Target, check_targets
 from tfdist._src.internals.optimizer import overrides
-from tfdist._src.keras import install
+from tfdist._src.keras import patching
 from tfdist._src.keras.patching import LAYERS, layers_of, patch, patch_target
 from tfdist.errors import UnsupportedError
 
@@ -45,7 +45,7 @@ def layer(name, around):
 
 
 def test_each_is_there_once():
-    install.install()
+    patching.install()
     before = all_layers()
     assert before["BaseOptimizer.apply"] == [
         "optimizers.sharded_optimizers",
@@ -59,7 +59,7 @@ def test_each_is_there_once():
 
 
 def test_all_that_is_replaced_is_known_and_the_other_way_round():
-    install.install()
+    patching.install()
     names = {name for name, layers in all_layers().items() if not layers}
     # Those of an older Keras are left alone in a newer one.
     assert names <= {"Variable._initialize"}
@@ -128,7 +128,7 @@ def test_threads_install_once():
         for name in sorted(n for n in sys.modules if n.startswith("tfdist._src.keras.")):
             if name != "tfdist._src.keras.batch_statistics":  # A gradient can be registered once.
                 importlib.reload(sys.modules[name])
-        sys.modules["tfdist._src.keras.install"].install()
+        sys.modules["tfdist._src.keras.patching"].install()
         sys.exit(functions != {n: t.function for n, t in TARGETS.items()})
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
@@ -155,7 +155,7 @@ def test_what_another_package_replaces_is_its_own(target):
 
 def test_keras_overrides_nothing_that_is_given_sums():
     """A new optimizer of Keras that does is looked at here first."""
-    install.install()
+    patching.install()
     names = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
     for kind in vars(keras.optimizers).values():
         if isinstance(kind, type) and issubclass(kind, keras.Optimizer):

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 from tests.tiers import exhaustive
-from tfdist._src.keras.install import install
 from tfdist._src.keras.optimizers import repeated_slices
 from tfdist._src.keras.optimizers.repeated_slices import add_repeated
+from tfdist._src.keras.patching import install
 
 pytestmark = exhaustive
 SHAPES = [(0, 3, (2,)), (1, 3, (2,)), (500, 7, (4, 2)), (513, 1, ()), (9, 40, ())]

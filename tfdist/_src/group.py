@@ -33,7 +33,7 @@ from tfdist._src.comm.device_communicator import (
     reopen_local_communicators,
 )
 from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
-from tfdist._src.comm.one_rank import OneRank
+from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.tensorflow import abort_collectives, start_server
 from tfdist._src.monitoring import report

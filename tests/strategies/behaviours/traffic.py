@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.strategies.behaviours.common import scope
 from tfdist._src.comm import flight_log
-from tfdist._src.keras.fit import traffic_notes
+from tfdist._src.keras.fit import partitioned_step
 
 
 def _negatives(y: Any, p: Any) -> Any:
@@ -38,7 +38,7 @@ def said_and_noted(strategy: Any) -> tuple[dict[str, int], list[str], dict[str, 
     said: list[str] = []
     counts = {}
     with (
-        mock.patch.object(traffic_notes, "say", said.append),
+        mock.patch.object(partitioned_step, "say", said.append),
         mock.patch.object(flight_log, "_place") as place,
     ):
         model = _model(strategy, "compares_rows", _negatives)
@@ -55,7 +55,7 @@ def said_and_noted(strategy: Any) -> tuple[dict[str, int], list[str], dict[str, 
         _model(strategy, "a_mean", "mse").fit(x, y, batch_size=128, verbose=0)
         noted["a_mean"] = flight_log._steps["a_mean"]
         # An error does not end a training.
-        with mock.patch.object(traffic_notes, "transfers", side_effect=KeyError) as failing:
+        with mock.patch.object(partitioned_step, "transfers", side_effect=KeyError) as failing:
             _model(strategy, "not_noted", "mse").fit(x, y, batch_size=128, verbose=0)
         assert failing.call_count
         assert "not_noted" not in flight_log._steps

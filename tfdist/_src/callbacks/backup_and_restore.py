@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import keras
 
-from tfdist._src.callbacks.arguments import is_positive
+from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
@@ -22,7 +22,7 @@ from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.snapshots.held_state import Held, held_by, require_variables
-from tfdist._src.snapshots.snapshot_folder import SnapshotFolder
+from tfdist._src.snapshots.restore import SnapshotFolder
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
 from tfdist._src.strategy.commit_point import Progress

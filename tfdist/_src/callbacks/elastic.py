@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import keras
 
-from tfdist._src.callbacks.arguments import is_positive
+from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.hooks import Entries, RunsFit, RunsLast
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
@@ -15,7 +15,7 @@ from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history,
 from tfdist._src.recovery.next_group import calls_of, membership_of
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import BeginsAnew, Recovery
-from tfdist._src.recovery.stages import OthersLeave
+from tfdist._src.recovery.standing import OthersLeave
 from tfdist._src.snapshots.held_state import require_variables
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.strategy.extended import ReplicatedExtended

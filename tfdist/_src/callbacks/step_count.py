@@ -1,8 +1,13 @@
-"""Counts the batches of a training over its epochs, also for a worker that has joined later."""
+"""Counts the batches of a training over its epochs, and checks arguments of callbacks."""
 
 from __future__ import annotations
 
 from typing import Any
+
+
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive integer, and no truth value."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class StepCount:

@@ -13,17 +13,17 @@ from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.group import Group
-from tfdist._src.monitoring import links
-from tfdist._src.monitoring.links import Counts
-from tfdist._src.monitoring.step_timer import StepTimer
+from tfdist._src.monitoring import stragglers
 from tfdist._src.monitoring.stragglers import (
     USUAL_FACTOR,
+    Counts,
     Measurement,
     Straggler,
     describe,
     describe_end,
     find,
 )
+from tfdist._src.monitoring.training import StepTimer
 from tfdist._src.strategy.extended import ReplicatedExtended
 
 
@@ -65,7 +65,7 @@ class MeasuredSteps:
             counted.input / steps,
             counted.workers / steps,
             counted.network / steps,
-            links.traffic(before, self._links),
+            stragglers.traffic(before, self._links),
             communicator.hosts,
         )
 
@@ -75,7 +75,7 @@ class MeasuredSteps:
             return {}
         workers = self._extended.group.topology.workers
         ranks = {str(worker): rank for rank, worker in enumerate(workers)}
-        return links.by_rank(links.communicators(), ranks)
+        return stragglers.by_rank(stragglers.communicators(), ranks)
 
     @property
     def _extended(self) -> ReplicatedExtended | None:

@@ -8,7 +8,7 @@ import keras
 
 from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.native_communicator import NativeCommunicator
-from tfdist._src.monitoring.step_timer import StepFigures, StepTimer
+from tfdist._src.monitoring.training import StepFigures, StepTimer
 from tfdist._src.strategy.extended import ReplicatedExtended
 
 

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdist._src.comm import call_site, native_ops, registry
+from tfdist._src.comm import native_ops, registry, tokens
 from tfdist._src.comm.communicator_interface import Traffic
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.native_ops import REDUCTIONS
-from tfdist._src.comm.one_rank import OneRank, invalid
+from tfdist._src.comm.registry import OneRank, invalid
 
 _WORKERS = "workers"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
         _check(group)
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
-    key = name or call_site.of_call()
+    key = name or tokens.of_call()
     with tf.device(group.device):
         for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
             indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
@@ -182,7 +182,7 @@ def all_to_all(
         group.check()
         return group.all_to_all(tensor, rows)
     with tf.device(group.device):
-        key = name or call_site.of_call()
+        key = name or tokens.of_call()
         return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
 
 
@@ -267,7 +267,7 @@ def _map(tensors: Any, communicator: str, name: str, collective: Any) -> Any:
     if isinstance(group, OneRank):
         group.check()
         return tensors
-    key = name or call_site.of_call()
+    key = name or tokens.of_call()
     with tf.device(group.device):
         return tf.nest.map_structure(lambda tensor: collective(group, tensor, key), tensors)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.comm import registry
-from tfdist._src.native.encoding import Encoding
+from tfdist._src.native.api import Encoding
 
 REDUCIBLE = frozenset({tf.float16, tf.float32, tf.float64, tf.int32, tf.int64})
 _BITS = {8: tf.int64, 4: tf.int32, 2: tf.int16, 1: tf.int8}

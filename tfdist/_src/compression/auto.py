@@ -18,8 +18,7 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.codecs.powersgd import PowerSGD
 from tfdist._src.compression.codecs.quantizers import Int8, TernGrad
-from tfdist._src.compression.state import State
-from tfdist._src.compression.transport import Exchange, Gradient, Shape, count
+from tfdist._src.compression.transport import Exchange, Gradient, Shape, State, count
 
 _PROBE_VALUES = 64 << 10
 _PROBES = 5

@@ -13,8 +13,7 @@ from tfdist._src.comm import registry
 from tfdist._src.compression.auto import Auto, Choice
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.policy import Policy, may_be_compressed, name_of
-from tfdist._src.compression.state import State
-from tfdist._src.compression.transport import Exchange, Gradient
+from tfdist._src.compression.transport import Exchange, Gradient, State
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 from tfdist._src.xla import left_to_tensorflow

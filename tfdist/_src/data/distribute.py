@@ -25,12 +25,21 @@ import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.data.first_batch import current_watcher, different_data
-from tfdist._src.data.replay import current_replay
-from tfdist._src.data.shares import BatchForm, as_element, components_apart, split_batches
+from tfdist._src.data.shares import (
+    BatchForm,
+    as_element,
+    components_apart,
+    current_replay,
+    split_batches,
+)
 from tfdist._src.group import Group
-from tfdist._src.internals.datasets import dataset_operations, dataset_sources, is_for_none
+from tfdist._src.internals.datasets import (
+    dataset_operations,
+    dataset_sources,
+    is_for_none,
+    plain_input,
+)
 from tfdist._src.internals.extended import set_batches
-from tfdist._src.internals.plain_input import plain_input
 from tfdist._src.internals.tensorflow import (
     DatasetOfBatches,
     distribute_lib,

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.data.replay import Replay
-from tfdist._src.data.shares import components_apart, with_rows
+from tfdist._src.data.shares import Replay, components_apart, with_rows
 from tfdist._src.group import Group
 from tfdist._src.internals.datasets import dataset_operations
 from tfdist._src.internals.tensorflow import discard_next, take_next

@@ -1,13 +1,22 @@
-"""Tells what a partitioned step communicates: from which of the user's lines, how much, and why."""
+"""Reports and fingerprints what a partitioned step communicates.
+
+The fingerprint of a tensor depends on the operations that compute it, their types, attributes and
+order of operands: a Merkle tree over the graph. It does not depend on names, on the number of rows,
+or on operations that nothing else uses, such as prints. So workers that run the same program have
+the same sequence of fingerprints, and one that adds two sums crosswise has not.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Value
@@ -155,3 +164,199 @@ def where(op: Any) -> str:
 
 
 __all__ = ["Transfer", "report", "transfers", "where"]
+
+
+# Attributes that are names, or that depend on the machine.
+_LEFT_OUT = frozenset(
+    {
+        "communicator",
+        "config",
+        "config_proto",
+        "container",
+        "executor_type",
+        "gpu",
+        "key",
+        "output_shapes",
+        "shape",
+        "shapes",
+        "shared_name",
+        "token",
+    }
+)
+# What has effects that no other operation depends on.
+_TELLS = ("Assert", "Print", "Write", "FlushSummary", "Timestamp", "Tfdist")
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"})
+
+
+class Fingerprints:
+    """The fingerprints of the tensors of a graph.
+
+    Args:
+        graph: a `FuncGraph`.
+        captured: names for placeholders of the graph, the same on all workers. Others are known by
+            their number.
+    """
+
+    def __init__(self, graph: Any, captured: Mapping[str, str] | None = None) -> None:
+        definition = graph.as_graph_def()
+        functions = {f.signature.name: f for f in definition.library.function}
+        self._functions = _Functions(functions)
+        inputs = {t.op.name: f"input {i}" for i, t in enumerate(graph.inputs)}
+        self._found: dict[str, str] = {}
+        known = {**inputs, **(captured or {})}
+        nodes = {node.name: node for node in definition.node}
+        for operation in graph.get_operations():
+            name = operation.name
+            if name in known:
+                self._found[name] = _hash(known[name])
+            else:
+                self._found[name] = self._of(nodes[name])
+
+    def of(self, item: Any) -> str:
+        """The fingerprint of a tensor or an operation."""
+        if isinstance(item, tf.Tensor):
+            return _hash(self._found[item.op.name], str(item.value_index))
+        return self._found[item.name]
+
+    def _of(self, node: Any) -> str:
+        operands = []
+        for given in node.input:
+            if not given.startswith("^"):
+                source, _, index = given.partition(":")
+                operands.append(f"{self._found.get(source, '')}:{index or 0}")
+        return _hash(node.op, *_attributes(node, self._functions), *operands)
+
+
+def effects(graph: Any) -> list[Any]:
+    """The operations of a graph that change state, in order."""
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type not in _READS
+        and not op.type.startswith(_TELLS)
+        and any(tensor.dtype == tf.resource for tensor in op.inputs)
+    ]
+
+
+class _Functions:
+    """The fingerprints of the functions of a graph, by name."""
+
+    def __init__(self, definitions: Mapping[str, Any]) -> None:
+        self._definitions = definitions
+        self._found: dict[str, str] = {}
+
+    def of(self, name: str) -> str:
+        if name not in self._found:
+            self._found[name] = ""  # of a function that calls itself
+            definition = self._definitions.get(name)
+            self._found[name] = "" if definition is None else self._of(definition)
+        return self._found[name]
+
+    def _of(self, definition: Any) -> str:
+        numbers = {arg.name: f"a{i}" for i, arg in enumerate(definition.signature.input_arg)}
+        numbers |= {node.name: f"n{i}" for i, node in enumerate(definition.node_def)}
+
+        def operand(given: str) -> str:
+            source, _, rest = given.partition(":")
+            return f"{numbers.get(source, '')}:{rest}"
+
+        parts = []
+        for node in definition.node_def:
+            given = [operand(one) for one in node.input if not one.startswith("^")]
+            parts.append(_hash(node.op, *_attributes(node, self), *given))
+        returned = [
+            operand(definition.ret[argument.name]) for argument in definition.signature.output_arg
+        ]
+        return _hash(*parts, *returned)
+
+
+def _attributes(node: Any, functions: _Functions) -> list[str]:
+    found = []
+    for name in sorted(node.attr):
+        if name in _LEFT_OUT or (name.startswith("_") and not name.startswith("_tfdist")):
+            continue
+        value = node.attr[name]
+        kind = value.WhichOneof("value")
+        if kind == "func":
+            text = functions.of(value.func.name)
+        elif kind == "list" and value.list.func:
+            text = " ".join(functions.of(one.name) for one in value.list.func)
+        elif kind == "tensor":
+            text = _constant(value.tensor)
+        else:
+            text = value.SerializeToString(deterministic=True).hex()
+        found.append(f"{name}={text}")
+    return found
+
+
+def _constant(tensor: Any) -> str:
+    """A constant's value; of several floating-point numbers only the shape.
+
+    NumPy computes them with other roundings on other processors.
+    """
+    dtype = tf.as_dtype(tensor.dtype)
+    sizes = [dim.size for dim in tensor.tensor_shape.dim]
+    if sizes and (dtype.is_floating or dtype.is_complex):
+        return f"{dtype.name}{sizes}"
+    return str(tensor.SerializeToString(deterministic=True).hex())
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def describe(item: Any) -> str:
+    """Returns the type and the user's line of an operation, or of the one that makes a tensor."""
+    op = item.op if isinstance(item, tf.Tensor) else item
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    return f"{op.type} ({where(op)})"
+
+
+class Program:
+    """What a step communicates, writes and returns, as fingerprints.
+
+    Args:
+        communicated: pairs of a graph, which may be of a function, and what is communicated of it.
+        graph: the graph of the step.
+        outputs: the results of the step.
+        captured: as for `Fingerprints`.
+        updates: whether all workers write the same variables.
+
+    Attributes:
+        values: the fingerprint of each, in order.
+    """
+
+    def __init__(
+        self,
+        communicated: Sequence[tuple[Any, Any]],
+        graph: Any,
+        outputs: Sequence[Any],
+        captured: Mapping[str, str],
+        *,
+        updates: bool,
+    ) -> None:
+        known = {id(graph): Fingerprints(graph, captured)}
+        self.values, self._items = [], []
+        for one, item in communicated:
+            if id(one) not in known:
+                known[id(one)] = Fingerprints(one)
+            self.values.append(known[id(one)].of(item))
+            self._items.append(item)
+        self._graph, self._of_step = graph, known[id(graph)]
+        others = [*(effects(graph) if updates else []), *outputs]
+        self.values += map(self._of_step.of, others)
+        self._items += others
+
+    @property
+    def operations(self) -> list[str]:
+        """The fingerprints of all operations of the step, in order."""
+        return [self._of_step.of(op) for op in self._graph.get_operations()]
+
+    def describe_operation(self, number: int) -> str:
+        """The type of one of `operations`, and the user's line."""
+        return describe(self._graph.get_operations()[number])
+
+    def describe_value(self, number: int) -> str:
+        """The same of one of `values`."""
+        return describe(self._items[number])

@@ -15,7 +15,7 @@ from tfdist._src.global_view.decision import Decision, Value
 from tfdist._src.global_view.layout import WHOLE, Layout
 from tfdist._src.global_view.resharding import Communication, Resharding, Share, Worker
 from tfdist._src.internals.graphs import copy_operation, keep_functions_of
-from tfdist._src.xla.tracing import is_left_to_tensorflow
+from tfdist._src.xla.cluster_function import is_left_to_tensorflow
 
 _UPDATE = "TfdistUpdateBegins"
 _COLLECTIVES = frozenset(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import device_util
 from tensorflow.python.distribute.input_lib import InputWorkers
 
-from tfdist._src.internals.plain_input import plain_input
+from tfdist._src.internals.datasets import plain_input
 from tfdist._src.internals.tensorflow import MirroredExtended, distribute_lib
 
 

@@ -1,4 +1,4 @@
-"""Wraps functions of Keras and TensorFlow, once per layer.
+"""Wraps functions of Keras and TensorFlow, once per layer, and installs all hooks.
 
 The targets and their parameters are listed in `internals/contract.py`. Several modules may wrap the
 same function, in the order of `LAYERS`. Each wrapper is marked with its layer, so that no layer is
@@ -8,11 +8,13 @@ applied twice, neither by another thread nor when a module is reloaded.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdist._src.internals.contract import TARGETS, Target
+from tfdist._src.internals.contract import TARGETS, Target, check_targets
 
 # The modules of this package that patch anything, from the innermost to the outermost.
 LAYERS = (
@@ -26,7 +28,6 @@ LAYERS = (
     "fit.epochs",
     "fit.hooks",
     "saving.files",
-    "saving.sharded_files",
     "saving.compression_files",
     "saving.callbacks",
 )
@@ -87,3 +88,23 @@ def _is_live(function: Any) -> bool:
         return True  # Another package's wrapper around one of these.
     module = sys.modules.get(namespace["__name__"])
     return module is not None and vars(module) is namespace
+
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install() -> None:
+    """Makes Keras train correctly under tfdist strategies; otherwise it is unchanged.
+
+    Raises:
+        UnsupportedError: this version of Keras or TensorFlow is unknown; nothing is replaced.
+    """
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        check_targets(TARGETS)
+        for layer in LAYERS:
+            importlib.import_module(f"tfdist._src.keras.{layer}").install()
+        _installed = True

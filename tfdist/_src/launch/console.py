@@ -1,8 +1,11 @@
-"""The launcher's messages: one line at a time, on stderr, prefixed with the command's name."""
+"""Messages of the launcher, and parsers of its command lines."""
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 
 def say(text: str, *, below_output: bool = False) -> None:
@@ -23,3 +26,76 @@ def say(text: str, *, below_output: bool = False) -> None:
 def announce(line: str) -> None:
     """Prints a line of what workers and launchers share, which names itself `tfdist`."""
     say(line.removeprefix("tfdist: "), below_output=True)
+
+
+T = TypeVar("T")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that reports errors in one line and exits with code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Prints the message and exits."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def typed(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Makes argparse show the message of a ValueError raised by `read`."""
+
+    def reader(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reader
+
+
+def count(least: int) -> Callable[[str], int]:
+    """Parses an integer >= `least`.
+
+    Example:
+        >>> count(1)("4")
+        4
+    """
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise ValueError(f"must be an integer >= {least}. Received: {text!r}")
+        return int(text)
+
+    return typed(read)
+
+
+def port(text: str) -> int:
+    """Parses the number of a port.
+
+    Example:
+        >>> port("9400")
+        9400
+    """
+    number = count(1)(text)
+    if number >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65535. Received: {text!r}")
+    return number
+
+
+def seconds(*, zero: bool) -> Callable[[str], float]:
+    """Parses a positive number of seconds; with `zero`, also 0.
+
+    Example:
+        >>> seconds(zero=True)("0")
+        0.0
+    """
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not (0 < value < float("inf") or (zero and value == 0)):
+            sign = "non-negative" if zero else "positive"
+            raise ValueError(f"must be a {sign} number of seconds. Received: {text!r}")
+        return value
+
+    return typed(read)

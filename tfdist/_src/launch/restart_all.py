@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.job.failure import Doubt, Failure, FirstFailure, decode, lost_host
-from tfdist._src.launch.job.report import (
+from tfdist._src.launch.job.failure import (
     SAVED,
+    Doubt,
+    Failure,
+    FirstFailure,
+    decode,
     describe_failures,
     describe_restart,
     describe_success,
+    lost_host,
 )
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
 from tfdist._src.launch.restart_policy import (

@@ -13,8 +13,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.job.failure import Failure, Loss, decisive, decode
-from tfdist._src.launch.job.report import describe_end, describe_leave, describe_loss
+from tfdist._src.launch.job.failure import (
+    Failure,
+    Loss,
+    decisive,
+    decode,
+    describe_end,
+    describe_leave,
+    describe_loss,
+)
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.restart_policy import (
     HOST_0,

@@ -11,11 +11,17 @@ from pathlib import Path
 
 from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch.console import say
-from tfdist._src.launch.hosts.messages import ChannelError
+from tfdist._src.launch.hosts.newcomers import ChannelError
 from tfdist._src.launch.hosts.rendezvous import OtherHosts
-from tfdist._src.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
+from tfdist._src.launch.job.failure import (
+    Failure,
+    describe,
+    lost_host,
+    mark,
+    stopped_by,
+    worker_failure,
+)
 from tfdist._src.launch.job.log_routing import Output
-from tfdist._src.launch.job.report import describe, mark
 from tfdist._src.launch.job.shutdown import SignalEscalation, Signals
 from tfdist._src.launch.job.spares import Spares
 from tfdist._src.launch.job.worker import VARIABLE as PROGRESS_FILE

@@ -18,7 +18,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.internals.profiler import read_threads
+from tfdist._src.internals.tensorflow import read_threads
 
 
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:

@@ -19,7 +19,7 @@ from tfdist._src.cluster.session.order_checks import NOTICES, SESSION
 from tfdist._src.comm import tracing
 from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.tracing import Activity
-from tfdist._src.monitoring import links, training
+from tfdist._src.monitoring import stragglers, training
 
 _MOST = 8
 _MOST_LINKS = 16
@@ -43,7 +43,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         now = time.monotonic_ns()
         done = tracing.read() or Activity()
         traffic = statistics()
-        communicators = links.communicators(records=1)
+        communicators = stragglers.communicators(records=1)
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
         waited = None
@@ -71,7 +71,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
             "input_wait": waited,
             "main": _main_thread(),
             "links": _links(communicators, ranks),
-            "leader": links.leader(communicators, ranks, session.rank),
+            "leader": stragglers.leader(communicators, ranks, session.rank),
         }
 
     return report
@@ -121,7 +121,7 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
 
 def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
     """The connections to other hosts, by rank; the busiest."""
-    found = links.by_rank(communicators, ranks)
+    found = stragglers.by_rank(communicators, ranks)
     busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MOST_LINKS]
     return [(rank, *astuple(found[rank])) for rank in busiest]
 

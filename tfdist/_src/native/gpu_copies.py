@@ -16,8 +16,7 @@ import random
 import sys
 import time
 
-from tfdist._src.native.gpu_links import Copy, Link
-from tfdist._src.native.nvidia import Driver, DriverError
+from tfdist._src.native.nvidia import Copy, Driver, DriverError, Link
 
 _BYTES = 32 << 20
 _TIMES = 8  # copies that are timed together

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import ray.train
 
-from tfdist._src.callbacks.arguments import is_positive
 from tfdist._src.callbacks.backup_and_restore import BackupAndRestore
+from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import is_chief
 from tfdist._src.keras.fit.hooks import RunsLast

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._src.cluster import Membership
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.exit_reason import describe
-from tfdist._src.comm.gpu_communicator import GpuCommunicator
+from tfdist._src.comm.device_communicator import GpuCommunicator
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.data_position import TrainingData
 from tfdist._src.keras.fit.live_data import LiveData

@@ -17,8 +17,7 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.recovery.stages import OthersLeave
-from tfdist._src.recovery.standing import Standing
+from tfdist._src.recovery.standing import OthersLeave, Standing
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
 

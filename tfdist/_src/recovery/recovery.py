@@ -22,11 +22,22 @@ from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.optimizers.applying import accumulate_sums
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import begin_live, keep_validation
-from tfdist._src.recovery.group_info import report_change, tell_of_change
-from tfdist._src.recovery.next_group import NextGroup, be_admitted, save_of
+from tfdist._src.recovery.next_group import (
+    NextGroup,
+    be_admitted,
+    report_change,
+    save_of,
+    tell_of_change,
+)
 from tfdist._src.recovery.preemption import preemption, release
-from tfdist._src.recovery.stages import OthersLeave, Stages, StagesMissing
-from tfdist._src.recovery.standing import Agreement, Standing, agree
+from tfdist._src.recovery.standing import (
+    Agreement,
+    OthersLeave,
+    Stages,
+    StagesMissing,
+    Standing,
+    agree,
+)
 from tfdist._src.recovery.state_transfer import (
     ReplacedValues,
     decode,

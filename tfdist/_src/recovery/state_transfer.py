@@ -15,8 +15,7 @@ from tfdist._src.keras.fit.data_position import TrainingData
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.fit.metric_state import MetricTotals
 from tfdist._src.keras.fit.position import OwnBatches, Position
-from tfdist._src.snapshots.callback_states import load_states, states_of
-from tfdist._src.snapshots.held_state import held_by
+from tfdist._src.snapshots.held_state import held_by, load_states, states_of
 from tfdist._src.snapshots.part_file import Array, PartFile, Piece, part_bytes
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
 from tfdist.errors import ProgramMismatchError

@@ -11,8 +11,7 @@ import keras
 
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.snapshots.held_state import held_as_wholes, held_by, optimizer_classes
-from tfdist._src.snapshots.restore import Restored, read_newest
-from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId, new_run
+from tfdist._src.snapshots.restore import Restored, SnapshotFolder, SnapshotId, new_run, read_newest
 from tfdist._src.snapshots.workers import Workers, workers_of, writes_for_others
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist.errors import SnapshotError

@@ -13,16 +13,26 @@ import numpy as np
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.validation_data import NextValidation
-from tfdist._src.snapshots.callback_states import (
+from tfdist._src.snapshots.held_state import (
+    Held,
+    as_pieces,
     codec_arrays,
     load_codec_arrays,
     load_states,
+    optimizer_classes,
+    read_all,
     states_of,
 )
-from tfdist._src.snapshots.held_state import Held, as_pieces, optimizer_classes, read_all
 from tfdist._src.snapshots.part_file import Array, Parts, Piece, write_part
-from tfdist._src.snapshots.restore import FRESH, POSITION, VALIDATION, Restored, names
-from tfdist._src.snapshots.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist._src.snapshots.restore import (
+    FRESH,
+    POSITION,
+    VALIDATION,
+    Restored,
+    SnapshotFolder,
+    SnapshotId,
+    names,
+)
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.workers import Workers
 from tfdist._src.strategy.multi_worker import random_states, set_random_states

@@ -13,8 +13,11 @@ from tfdist._src import native
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import gpu
 from tfdist._src.comm.communicator_interface import Alone, Communicator
-from tfdist._src.comm.device_communicator import DeviceCommunicator
-from tfdist._src.comm.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
+from tfdist._src.comm.device_communicator import (
+    GPU_BUCKET_BYTES,
+    DeviceCommunicator,
+    GpuCommunicator,
+)
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group

@@ -12,14 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm import call_site, tokens
+from tfdist._src.comm import tokens
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.tracing import mark_stall
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.data.distribute import distribute_dataset, distribute_datasets_from_function
 from tfdist._src.group import Group
 from tfdist._src.internals.extended import await_other_replicas
-from tfdist._src.internals.keras_state import in_callers_state
+from tfdist._src.internals.keras import in_callers_state
 from tfdist._src.internals.tensorflow import (
     DistributedValues,
     Mirrored,
@@ -153,7 +153,7 @@ class ReplicatedExtended(PlacedExtended):
         step = current_step()
         if isinstance(step, GlobalStep):
             return value  # As in a program of one replica.
-        called = call_site.of_tensorflow_call("all_reduce")
+        called = tokens.of_tensorflow_call("all_reduce")
         if step is not None:
             flat = step.contributions(tf.nest.flatten(value))
             value = tf.nest.pack_sequence_as(value, flat)
@@ -228,7 +228,7 @@ class ReplicatedExtended(PlacedExtended):
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         flat = tf.nest.flatten(value)
         pairs = [(v, destinations) for v in flat]
-        reduced = self._reduce_pairs(reduce_op, pairs, call_site.of_tensorflow_call("reduce"))
+        reduced = self._reduce_pairs(reduce_op, pairs, tokens.of_tensorflow_call("reduce"))
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
@@ -272,7 +272,7 @@ class ReplicatedExtended(PlacedExtended):
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
-        called = call_site.of_tensorflow_call("gather", "all_gather")
+        called = tokens.of_tensorflow_call("gather", "all_gather")
 
         def gather(value: Any) -> Any:
             parts = value.values if isinstance(value, DistributedValues) else [value]

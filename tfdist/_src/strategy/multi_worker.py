@@ -15,7 +15,7 @@ from tfdist._src import cluster
 from tfdist._src.cluster import ClusterResolver, Found
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.communicator_interface import Communicator
-from tfdist._src.comm.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
+from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import CompressionLike, Policy

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist._src.cluster.session.order_checks import Passed, encode
 from tfdist._src.comm import tokens
-from tfdist._src.global_view.fingerprint import Fingerprints, describe
+from tfdist._src.global_view.explain import Fingerprints, describe
 from tfdist._src.group import Group, cause, joined_group, plain
 from tfdist._src.internals.tensorflow import (
     concrete_functions,

@@ -13,8 +13,13 @@ belongs to, `cluster_function.py` makes the function, and `rebuild.py` puts all 
 
 from __future__ import annotations
 
+from tfdist._src.xla.cluster_function import (
+    has_rows,
+    is_compiled_here,
+    left_to_tensorflow,
+    or_zeros,
+)
 from tfdist._src.xla.rebuild import compiled_between_collectives
-from tfdist._src.xla.tracing import has_rows, is_compiled_here, left_to_tensorflow, or_zeros
 
 __all__ = [
     "compiled_between_collectives",

@@ -10,9 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.comm import tokens
-from tfdist._src.xla.cluster_function import draws_other_numbers, is_random
+from tfdist._src.xla.cluster_function import (
+    draws_other_numbers,
+    is_has_rows,
+    is_left_to_tensorflow,
+    is_random,
+)
 from tfdist._src.xla.program import Program, called_by, has_shape
-from tfdist._src.xla.tracing import is_has_rows, is_left_to_tensorflow
 
 _COMMUNICATES = ("Tfdist", "Collective")
 # What runs on the host, beside the graph.

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist._src.comm.gpu_communicator import compressed_all_reduce
+from tfdist._src.comm.device_communicator import compressed_all_reduce
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
-from tfdist._src.native.encoding import (
+from tfdist._src.native.api import (
     BFLOAT16,
     FLOAT8,
     HALF,

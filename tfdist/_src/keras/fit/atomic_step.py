@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist._src.comm import tokens
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.internals.tensorflow import initialized, traced
-from tfdist._src.keras.optimizers.late_update import Trial
+from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy.commit_point import Writes, find_writes
 from tfdist.errors import UnsupportedError

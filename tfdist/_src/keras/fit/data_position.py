@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tfdist._src.data.replay import RowsRead
+from tfdist._src.data.shares import RowsRead
 from tfdist._src.internals.iterators import (
     batches_seen,
     lasting_iterator,

@@ -17,7 +17,7 @@ from tfdist._src.comm import native_ops
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.data.distribute import distribute_nothing, form_of_batches, note_next
 from tfdist._src.data.first_batch import FirstBatch, different_data, first_batch_watched
-from tfdist._src.data.replay import replaying
+from tfdist._src.data.shares import replaying
 from tfdist._src.internals.extended import end_of
 from tfdist._src.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist._src.internals.keras import TFEpochIterator, made_under

@@ -31,18 +31,16 @@ from tfdist._src.internals.tensorflow import PerReplicaSpec
 from tfdist._src.keras.fit.call_checks import (
     check_variables,
     compared_arguments,
+    forget_failure,
     is_ours,
+    naming_cause,
+    note_failure,
     training_call,
+    warning_if_done,
 )
 from tfdist._src.keras.fit.compared_state import BeginTogether
 from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
-from tfdist._src.keras.fit.failed_builds import (
-    forget_failure,
-    naming_cause,
-    note_failure,
-    warning_if_done,
-)
 from tfdist._src.keras.fit.partitioned_step import explain
 from tfdist._src.keras.fit.step_functions import make_predict_function, make_step_function
 from tfdist._src.keras.optimizers.applying import building_early, optimizers_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist._src.data.replay import Replay, RowsRead
+from tfdist._src.data.shares import Replay, RowsRead
 from tfdist._src.internals.iterators import (
     batches_seen,
     lasting_iterator,

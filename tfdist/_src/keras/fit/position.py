@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist._src.data.first_batch import draws_numbers
-from tfdist._src.data.replay import Replay, RowsRead
+from tfdist._src.data.shares import Replay, RowsRead
 from tfdist._src.internals.datasets import caches, shuffle_buffers, shuffles
 from tfdist._src.internals.iterators import (
     changes_between_epochs,

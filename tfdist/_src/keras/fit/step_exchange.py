@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._src.comm import tokens
 from tfdist._src.comm.tracing import overlapping
-from tfdist._src.global_view.fingerprint import Program
+from tfdist._src.global_view.explain import Program
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.step import OwnRows
 

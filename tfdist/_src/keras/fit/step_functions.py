@@ -31,6 +31,7 @@ from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import metric_variables, take_over_metrics, totals_of
 from tfdist._src.keras.fit.partitioned_step import (
     divided,
+    note_rows,
     run_partitioned_prediction,
     run_partitioned_step,
 )
@@ -47,9 +48,8 @@ from tfdist._src.keras.fit.step_exchange import (
     unlike_shares,
     untraced,
 )
-from tfdist._src.keras.fit.traffic_notes import note_rows
 from tfdist._src.keras.optimizers.applying import keep_build
-from tfdist._src.keras.optimizers.late_update import Trial
+from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.monitoring.training import record
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.step import EagerGlobalStep

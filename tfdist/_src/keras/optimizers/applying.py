@@ -21,19 +21,17 @@ import tensorflow as tf
 from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.internals.keras import BaseOptimizer
 from tfdist._src.internals.optimizer import (
-    accumulators,
-    inner_optimizer,
-    key_of,
-    strategy_of,
-    updating_optimizers,
-)
-from tfdist._src.internals.optimizer_build import (
     Unbuilt,
+    accumulators,
     build_again,
     build_multi_again,
     has_updated,
+    inner_optimizer,
     is_multi,
+    key_of,
     noting_unbuilt,
+    strategy_of,
+    updating_optimizers,
 )
 from tfdist._src.keras.optimizers.gradient_sync import compressor_in_use, has_replicas
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by

@@ -19,6 +19,7 @@ from tfdist._src.internals.optimizer import (
     Anywhere,
     averages_of,
     batches_of,
+    build_again,
     check_known,
     inner_optimizer,
     key_of,
@@ -29,15 +30,15 @@ from tfdist._src.internals.optimizer import (
     variables_written_by,
     without_empty,
 )
-from tfdist._src.internals.optimizer_build import build_again
 from tfdist._src.keras.optimizers.gradient_sync import (
+    announce_update,
     compressor_in_use,
     in_apply,
     note_summed,
     own_parts,
+    resources_of,
     sum_over_replicas,
 )
-from tfdist._src.keras.optimizers.late_update import announce_update, resources_of
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding import (
     Shard,

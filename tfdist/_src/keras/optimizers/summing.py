@@ -29,6 +29,7 @@ from tfdist._src.keras.optimizers.applying import (
     variables_of,
 )
 from tfdist._src.keras.optimizers.gradient_sync import (
+    announce_update,
     are_summed,
     combine_overwriting,
     compressor_in_use,
@@ -38,11 +39,11 @@ from tfdist._src.keras.optimizers.gradient_sync import (
     not_finite_anywhere,
     note_summed,
     own_parts,
+    putting_off,
     sum_or_combine,
     sum_over_replicas,
     with_nan,
 )
-from tfdist._src.keras.optimizers.late_update import announce_update, putting_off
 from tfdist._src.keras.optimizers.sharded_optimizers import clip_shards
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding import is_sharded, sharded_by

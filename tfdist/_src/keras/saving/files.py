@@ -1,5 +1,8 @@
 """Saving when all workers run the same script: the chief writes, and every worker finds the file.
 
+To save, all workers gather the state on the chief. To load, each worker reads the full state and
+keeps its shard; the number of workers may differ from when it was saved.
+
 The chief writes to a temporary name beside the path and renames at the end, so that a partial file
 is never read, then notifies the others. Their save calls return only then, so that they can load
 the file next. A worker that does not see the chief's file, since it shares no disk with the chief
@@ -17,7 +20,7 @@ import shutil
 import uuid
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,11 +30,70 @@ from tfdist._src.cluster import Notice, Session
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.group import Group
 from tfdist._src.internals.keras import variables_of_archive
+from tfdist._src.internals.variables import set_value_on_cpu
 from tfdist._src.keras.patching import patch
-from tfdist._src.keras.saving.sharded_files import has_sharded_optimizer, with_full_optimizer
+from tfdist._src.sharding import FullState, full_variables, sharded_by
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist._src.strategy.variables import alone, is_alone
 from tfdist.errors import PeerLostError, RendezvousError, UnsupportedError
+
+
+def _install_sharded_files() -> None:
+    """Replaces how optimizers load their state from files."""
+    patch("BaseOptimizer.load_own_variables", _loading_full_state)
+    patch("BaseOptimizer.set_weights", _loading_full_state)
+
+
+def has_sharded_optimizer(model: Any) -> bool:
+    """Whether a model's optimizer is sharded."""
+    return sharded_by(getattr(model, "optimizer", None)) is not None
+
+
+@contextlib.contextmanager
+def with_full_optimizer(model: Any) -> Iterator[Any]:
+    """Yields the model with an optimizer that has the full state on the chief; None elsewhere.
+
+    Collective over all workers.
+    """
+    optimizer, extended = model.optimizer, model.distribute_strategy.extended
+    chief = extended.group.topology.is_chief
+    state = FullState(optimizer)
+    with extended.group.naming_lost_workers():
+        state.gather(extended.workers, keep=chief)
+    if not chief:
+        yield None
+        return
+    for variable, own in zip(state.blanks, state.variables, strict=True):
+        set_value_on_cpu(variable, tf.convert_to_tensor(own))
+    # Set without Keras's tracking, which would add it to the model.
+    attributes = vars(model)
+    attributes["optimizer"] = state.blank
+    try:
+        yield model
+    finally:
+        attributes["optimizer"] = optimizer
+
+
+class _LoadTarget:
+    """Stands in for an optimizer when its state is loaded; its variables accept full values."""
+
+    built = True
+
+    def __init__(self, optimizer: Any) -> None:
+        self.name = optimizer.name
+        self.variables = self._variables = full_variables(optimizer)
+
+    def _var_key(self, variable: Any) -> str:
+        return str(variable.name)
+
+
+def _loading_full_state(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def load_local(self: Any, values: Any) -> Any:
+        return load(self if sharded_by(self) is None else _LoadTarget(self), values)
+
+    return load_local
+
 
 _NOTICE = "saved"
 _OTHER_PATH_SECONDS = 2.0
@@ -41,6 +103,12 @@ _PRECISION_SECONDS = 2
 
 
 def install() -> None:
+    """Replaces the functions that write model files, and how optimizers load their state."""
+    _install_files()
+    _install_sharded_files()
+
+
+def _install_files() -> None:
     """Replaces the functions that write model files."""
     patch("saving_lib.save_model", _chief_writes)
     patch("saving_lib.save_weights_only", _chief_writes)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from tfdist._src import native
-from tfdist._src.launch.argument_types import OneLineParser
+from tfdist._src.launch.console import OneLineParser
 from tfdist._src.native import gpu_kernels
 from tfdist._src.options import NativeOptions
 from tfdist.errors import LaunchError

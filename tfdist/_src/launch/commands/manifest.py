@@ -11,7 +11,7 @@ from typing import Any
 
 from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.argument_types import OneLineParser, count, typed
+from tfdist._src.launch.console import OneLineParser, count, typed
 
 # Pods are named after the job, and a label has at most 63 characters.
 _LONGEST_NAME = 45

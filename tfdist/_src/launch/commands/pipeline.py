@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfdist._src.launch.argument_types import OneLineParser, count, seconds, typed
+from tfdist._src.launch.console import OneLineParser, count, seconds, typed
 from tfdist._src.pipeline.plan.schedule import Costs
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist._src.pipeline.simulation import Timeline, draw, simulate, text

@@ -14,7 +14,7 @@ from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.console import announce, say
-from tfdist._src.launch.hosts.messages import HostInfo, worker_addresses
+from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
 from tfdist._src.launch.job.log_routing import Output
 from tfdist._src.launch.job.ports import Reservation

@@ -1,29 +1,260 @@
-"""Host 0's listener: accepts launchers that have the job's secret, at the start and later."""
+"""Host 0's listener, and the messages between launchers."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import selectors
 import socket
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from ipaddress import ip_address
+from typing import Any
 
 from tfdist._src.cluster.auth.handshake import VARIABLE
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
-from tfdist._src.cluster.net.framing import WireError
+from tfdist._src.cluster.net.dns import is_numeric
+from tfdist._src.cluster.net.framing import Decoder, WireError, encode
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.rendezvous.acceptor import Acceptor
+from tfdist._src.cluster.rendezvous.acceptor import Acceptor, shown_ip
 from tfdist._src.launch.console import announce
-from tfdist._src.launch.hosts.messages import (
-    Channel,
-    ChannelError,
-    HostInfo,
-    Start,
-    rejection,
-    unreachable,
-    worker_addresses,
-)
+from tfdist._src.launch.job.failure import decode
+from tfdist._version import __version__
+
+_MAX_PORTS = 4096
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """One host of a job.
+
+    Attributes:
+        number: its number (`--node-rank`).
+        num_hosts: the number of hosts it was started for (`--nnodes`).
+        address: its address for the other workers; "" to use that of its connection.
+        ports: the ports of its workers.
+        version: its version of tfdist.
+        elastic: whether its workers are replaced while the others go on (`--elastic`).
+    """
+
+    number: int
+    num_hosts: int
+    address: str
+    ports: tuple[int, ...]
+    version: str = __version__
+    elastic: bool = False
+
+    @classmethod
+    def received(cls, value: object, hello: Identity) -> HostInfo:
+        """Reads what a launcher sends of its host, as `dataclasses.asdict` gives it.
+
+        Args:
+            value: what it has sent. Of another version of tfdist, nothing is read: it may mean
+                something else there.
+            hello: its identity.
+
+        Raises:
+            ValueError: the value is not a valid host.
+        """
+        if hello.version != __version__:
+            return cls(hello.rank, 0, "", (), version=hello.version)
+        host = decode(cls, value)
+        ports = 0 < len(host.ports) <= _MAX_PORTS and all(0 < p < 65536 for p in host.ports)
+        address = not host.address or _ADDRESS.fullmatch(host.address)
+        if not (ports and address and (host.number, host.version) == (hello.rank, __version__)):
+            raise ValueError("it sent an invalid host")
+        return host
+
+
+def rejection(
+    newcomer: HostInfo, source: str, this_host: HostInfo, connected: Mapping[int, str]
+) -> str:
+    """Why a host cannot be part of the job.
+
+    Args:
+        newcomer: the host.
+        source: the address that it connects from.
+        this_host: host 0.
+        connected: host number -> address of the hosts connected so far, including host 0.
+
+    Returns:
+        One line to show on all hosts; "" if the host is accepted.
+
+    Example:
+        >>> a, b = HostInfo(0, 2, "", (4000,)), HostInfo(1, 3, "", (4000,))
+        >>> rejection(b, "10.0.0.2", a, {0: "10.0.0.1"})
+        'host 1 (10.0.0.2) was started with --nnodes 3, host 0 with --nnodes 2: ...'
+    """
+    name = f"host {newcomer.number} ({source})"
+    if newcomer.version != this_host.version:
+        return (
+            f"{name} has tfdist {newcomer.version}, host 0 has {this_host.version}: "
+            f"install the same version on all hosts"
+        )
+    if newcomer.num_hosts != this_host.num_hosts:
+        return (
+            f"{name} was started with --nnodes {newcomer.num_hosts}, host 0 with "
+            f"--nnodes {this_host.num_hosts}: pass the same --nnodes on all hosts"
+        )
+    if newcomer.elastic != this_host.elastic:
+        one, other = (name, "host 0") if newcomer.elastic else ("host 0", name)
+        return (
+            f"{one} was started with --elastic, {other} without: pass it on all hosts, or on none"
+        )
+    if newcomer.number in connected:
+        return (
+            f"two hosts were started with --node-rank {newcomer.number}: "
+            f"{connected[newcomer.number]} and {source}; pass a different --node-rank on each host"
+        )
+    if not 0 < newcomer.number < this_host.num_hosts:
+        return f"{name} must have a --node-rank from 1 to {this_host.num_hosts - 1}"
+    return ""
+
+
+def unreachable(addresses: Mapping[int, str]) -> str:
+    """Why some hosts could not reach others at these addresses.
+
+    Args:
+        addresses: host number -> its address for the other workers.
+
+    Returns:
+        One line to show on all hosts; "" if no problem is known.
+    """
+    local = [host for host, address in addresses.items() if _is_loopback(address)]
+    if len(local) in (0, len(addresses)):
+        return ""
+    return (
+        f"host {local[0]} would be reached at {addresses[local[0]]}, which works only on that "
+        f"host itself: pass it a --host address that the other hosts can reach"
+    )
+
+
+def worker_addresses(hosts: Mapping[int, tuple[str, tuple[int, ...]]]) -> list[str]:
+    """The address of every worker, in rank order.
+
+    Args:
+        hosts: host number -> its address and its workers' ports.
+
+    Example:
+        >>> worker_addresses({1: ("fd00::2", (4000,)), 0: ("10.0.0.1", (4001, 4002))})
+        ['10.0.0.1:4001', '10.0.0.1:4002', '[fd00::2]:4000']
+    """
+    return [
+        f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        for _, (address, ports) in sorted(hosts.items())
+        for port in ports
+    ]
+
+
+def _is_loopback(address: str) -> bool:
+    return address == "localhost" or (is_numeric(address) and ip_address(address).is_loopback)
+
+
+Message = tuple[str, Any]
+"""A kind, and a value that JSON can represent."""
+
+_LONGEST = 1 << 20
+_READ_SIZE = 65536
+_SEND_SECONDS = 5.0
+# A host that vanishes silently is noticed after about 15 + 3 * 5 seconds.
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
+
+
+class ChannelError(Exception):
+    """The connection is closed. The text continues a sentence whose subject is the peer."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What host 0 sends to another host, which then starts its workers.
+
+    Attributes:
+        workers: `"host:port"` of every worker of the job, in rank order.
+        first: the rank of the host's first worker.
+        secret: the job's secret; "" if the user has set it on all hosts.
+        running: whether the job runs already, and this launcher has come again.
+    """
+
+    workers: tuple[str, ...]
+    first: int
+    secret: str = field(default="", repr=False)
+    running: bool = False
+
+
+class Channel:
+    """Sends and receives messages over a connected socket, which it owns.
+
+    Args:
+        connection: the socket, after the handshake.
+
+    Raises:
+        OSError: the connection has ended.
+
+    Attributes:
+        peer: the IP address of the peer.
+        port: the port of the peer.
+        local: the IP address of this end.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._decoder = Decoder(_LONGEST)
+        connection.settimeout(_SEND_SECONDS)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        peer = connection.getpeername()
+        self.peer = shown_ip(peer)
+        self.port: int = peer[1]
+        self.local = shown_ip(connection.getsockname())
+
+    def fileno(self) -> int:
+        """The descriptor to wait on before `receive`."""
+        return self._socket.fileno()
+
+    def send(self, kind: str, value: object = None) -> None:
+        """Sends one message.
+
+        If the peer is gone, or accepts no data for 5 seconds, the connection ends, which `receive`
+        tells.
+        """
+        try:
+            self._socket.sendall(encode({"kind": kind, "value": value}))
+        except OSError:
+            # What follows a part of a message could not be read.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def receive(self) -> list[Message]:
+        """Reads what has arrived; call it when the descriptor is readable.
+
+        Returns:
+            The messages that are now complete, possibly none.
+
+        Raises:
+            ChannelError: the connection is closed, or the data received are not messages.
+        """
+        try:
+            data = self._socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ChannelError(f"lost the connection ({error})") from error
+        if not data:
+            raise ChannelError("closed the connection")
+        try:
+            return [(header["kind"], header.get("value")) for header, _ in self._decoder.feed(data)]
+        except WireError as error:
+            raise ChannelError(f"sent no messages: {error}") from error
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
 
 _STRANGERS = 64
 _HOST_SECONDS = 10.0

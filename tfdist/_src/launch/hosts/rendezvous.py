@@ -20,17 +20,19 @@ from tfdist._src.cluster.net.listener import port_holder
 from tfdist._src.cluster.net.sockets import connect, why_unreachable
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.launch.console import say
-from tfdist._src.launch.hosts.messages import (
+from tfdist._src.launch.hosts.newcomers import (
     Channel,
     ChannelError,
     HostInfo,
+    LateHosts,
     Message,
+    Newcomers,
     Start,
     rejection,
+    screen,
     unreachable,
     worker_addresses,
 )
-from tfdist._src.launch.hosts.newcomers import LateHosts, Newcomers, screen
 from tfdist._src.launch.job.failure import decode
 from tfdist._src.options import Options
 from tfdist.errors import LaunchError, TfdistError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._src.cluster.cluster_spec import split
-from tfdist._src.launch.argument_types import OneLineParser, count, port, seconds, typed
+from tfdist._src.launch.console import OneLineParser, count, port, seconds, typed
 from tfdist.errors import LaunchError
 
 

@@ -17,7 +17,7 @@ from tfdist.errors import LaunchError
 _PRELOAD = (
     "tensorflow",
     "keras",
-    "tfdist._src.keras.install",
+    "tfdist._src.keras.patching",
     "tfdist._src.strategy.multi_worker",
     "tfdist.callbacks",
     "tfdist._src.pipeline.model",

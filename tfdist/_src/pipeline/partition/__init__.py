@@ -20,12 +20,12 @@ from tfdist._src.pipeline.partition.cut import (
     masks_of,
     pack,
     specs,
+    summary,
     unpack,
 )
 from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec
 from tfdist._src.pipeline.partition.linearize import linearize
 from tfdist._src.pipeline.partition.profiler import CallCost, estimate, measure
-from tfdist._src.pipeline.partition.summary import summary
 
 __all__ = [
     "COSTS",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist._src.cluster import ClusterResolver, Topology
 from tfdist._src.comm.communicator_interface import Alone, Communicator
-from tfdist._src.comm.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
+from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import CompressionLike, Policy

@@ -20,10 +20,10 @@ from tfdist._src.pipeline.partition.graph import Key
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.plan.lowering import Send, lower
 from tfdist._src.pipeline.runtime.channels import Channel, Pair, open_channels
+from tfdist._src.pipeline.runtime.logs import between_stages, gradients
 from tfdist._src.pipeline.runtime.microbatch_executor import MicrobatchExecutor
 from tfdist._src.pipeline.runtime.outputs import OutputMasks, OutputPrograms
 from tfdist._src.pipeline.runtime.shared_variables import SharedVariables
-from tfdist._src.pipeline.runtime.traffic import between_stages, gradients
 from tfdist._src.pipeline.stages.stage_functions import GradientSums, StageFunctions
 from tfdist._src.pipeline.stages.value_specs import ValueSpecs
 from tfdist._src.xla import compiled_between_collectives

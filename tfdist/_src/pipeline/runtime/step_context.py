@@ -9,8 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.internals.optimizer import batches_of, inner_optimizer, scales_losses
-from tfdist._src.keras.optimizers.gradient_sync import not_finite_anywhere, with_nan
-from tfdist._src.keras.optimizers.late_update import LateUpdate
+from tfdist._src.keras.optimizers.gradient_sync import LateUpdate, not_finite_anywhere, with_nan
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.sharding import is_sharded

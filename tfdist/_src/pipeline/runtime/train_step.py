@@ -19,10 +19,9 @@ from tfdist._src.keras.fit.atomic_step import AtomicStep
 from tfdist._src.keras.fit.call_checks import training_call
 from tfdist._src.keras.fit.compared_state import StageComparison
 from tfdist._src.keras.fit.metric_state import metric_variables, totals_of
-from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication
+from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication, note_step
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.keras.fit.traffic_notes import note_step
-from tfdist._src.keras.optimizers.late_update import Trial, update_late
+from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
 from tfdist._src.monitoring.training import record
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.channels import propagating_errors

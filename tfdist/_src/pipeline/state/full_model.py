@@ -28,9 +28,8 @@ from tfdist._src.internals.variables import (
 )
 from tfdist._src.keras.saving.compression_files import load_state
 from tfdist._src.keras.saving.files import InStages
-from tfdist._src.pipeline.partition.cut import Partition
+from tfdist._src.pipeline.partition.cut import Partition, summary
 from tfdist._src.pipeline.partition.profiler import estimate
-from tfdist._src.pipeline.partition.summary import summary
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.channels import propagating_errors
 from tfdist._src.sharding import FullState, full_variables, sharded_by, trained_by

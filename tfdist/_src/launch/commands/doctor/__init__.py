@@ -10,9 +10,9 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tfdist._src.launch.argument_types import OneLineParser, seconds
 from tfdist._src.launch.commands.doctor import hardware, software, workers
 from tfdist._src.launch.commands.doctor.section import Context, Section
+from tfdist._src.launch.console import OneLineParser, seconds
 
 _INTERVAL = 1.0
 # Title -> check, in the order shown; the slowest is last.

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.launch.job.resources import available_cores, visible_gpus
-from tfdist._src.native import gpu_kernels, gpu_links, nvidia
-from tfdist._src.native.gpu_links import Copy, Link
+from tfdist._src.native import gpu_kernels, nvidia
+from tfdist._src.native.nvidia import Copy, Link
 from tfdist._src.options import NativeOptions, Options
 from tfdist.errors import NativeUnavailableError
 
@@ -239,7 +239,7 @@ def check_gpus(context: Context) -> Section:
     no_nccl = _add_nccl(section, options)
     no_kernels = _add_kernels(section, native_options, devices[0].architecture)
     seconds = _SECONDS if context.timeout is None else context.timeout
-    tried = gpu_links.measure(options.cuda_library, len(devices), seconds) if devices[1:] else []
+    tried = nvidia.measure(options.cuda_library, len(devices), seconds) if devices[1:] else []
     add(section, tried)
     if len(devices) > _MOST_GPUS:
         no_kernels = no_kernels or f"there are more than {_MOST_GPUS} GPUs"
