@@ -7,8 +7,8 @@ import sys
 from urllib.request import urlopen
 
 from tfdist._src.cluster import Topology, Worker
+from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.monitoring import server
-from tfdist._src.monitoring.server import port_of
 from tfdist._src.monitoring.training import record
 from tfdist._src.options import Options
 

@@ -87,7 +87,7 @@ def test_an_error_names_the_failed_build_as_its_cause(strategy, call, eager):
 
 def test_a_check_names_the_failed_build_as_its_cause(strategy, monkeypatch):
     monkeypatch.setattr(
-        "tfdist._src.keras.fit.hooks.check_variables", lambda model: model.not_there
+        "tfdist._src.keras.fit.call_checks.check_variables", lambda model: model.not_there
     )
     model = compiled(strategy, FailsTwice)
     with pytest.raises(AttributeError, match="not_there") as raised:

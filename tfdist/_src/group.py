@@ -27,11 +27,7 @@ from tfdist._src.cluster import (
 )
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
-from tfdist._src.comm import flight_log, gpu, registry
-from tfdist._src.comm.device_communicator import (
-    open_local_communicators,
-    reopen_local_communicators,
-)
+from tfdist._src.comm import device_communicator, flight_log, gpu, registry
 from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
@@ -156,7 +152,9 @@ class Communicators:
     def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
         """For each device of this worker, its communicator with the others; opened once."""
         if not self._devices:
-            self._devices = open_local_communicators(self._of_devices, names, self._options)
+            self._devices = device_communicator.open_local_communicators(
+                self._of_devices, names, self._options
+            )
             self._device_names = names
             self._watch_devices(session)
         return self._devices
@@ -185,7 +183,7 @@ class Communicators:
         Rank 0's list of names counts: a worker that is new to the group may have others.
         """
         if self._devices:
-            reopen_local_communicators(
+            device_communicator.reopen_local_communicators(
                 self._devices, self._of_devices, self._device_names, self._options
             )
             self._watch_devices(session)

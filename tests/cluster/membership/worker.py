@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from tfdist._src.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
-from tfdist._src.cluster.membership import node, proposer, regrouping
+from tfdist._src.cluster.membership import consensus, node, proposer, regrouping
 from tfdist._src.cluster.membership.consensus import Accept
 from tfdist._src.options import Options
 from tfdist.errors import GroupLostError, PeerLostError, TfdistError
@@ -23,7 +23,7 @@ LEAVING = set(map(int, os.environ.get("LEAVING", "").split()))  # after the firs
 # Where a worker can be made to die while a new group forms.
 PHASES: dict[str, tuple[type, str]] = {
     "prepare": (node.Node, "answer"),
-    "propose": (proposer.Proposer, "propose"),
+    "propose": (consensus.Proposer, "propose"),
     "accept": (node.Node, "answer"),
     "decided": (proposer.Campaign, "_tell"),
     "receive": (regrouping.Entering, "_receive"),

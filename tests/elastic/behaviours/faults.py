@@ -16,7 +16,7 @@ import keras
 import tfdist
 from tests.elastic.behaviours.surviving import SIGNALS, come, trained
 from tfdist._src.cluster import from_environment
-from tfdist._src.cluster.membership import node, proposer, record
+from tfdist._src.cluster.membership import consensus, node, record
 from tfdist._src.cluster.mesh import shared_memory
 from tfdist._src.group import Communicators, Group
 from tfdist._src.recovery import next_group, recovery, state_transfer
@@ -25,7 +25,7 @@ from tfdist._src.snapshots import part_file, snapshot_series
 # Where something can happen, in the order in which a group changes: before these are called.
 POINTS: dict[str, tuple[Any, str]] = {
     "answer": (node.Node, "answer"),
-    "proposal": (proposer.Proposer, "propose"),
+    "proposal": (consensus.Proposer, "propose"),
     "session": (Group, "regroup"),
     "communicators": (Communicators, "reopen"),
     "compressors": (Group, "_renew_compressors"),

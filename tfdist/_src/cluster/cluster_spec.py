@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -293,3 +293,20 @@ def _number(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     return None
+
+
+def port_of(first: int, addresses: Sequence[str], rank: int) -> int:
+    """Returns a port that counts up from the first one over the workers of a host.
+
+    Args:
+        first: the setting, the same on all workers.
+        addresses: `"host:port"` of every worker in rank order; empty for a single process.
+        rank: the worker's.
+
+    Example:
+        >>> addresses = ["a:4000", "a:4001", "b:4000", "b:4001"]
+        >>> [port_of(9400, addresses, rank) for rank in range(4)]
+        [9400, 9401, 9400, 9401]
+    """
+    hosts = [split(address)[0] for address in addresses]
+    return first + hosts[:rank].count(hosts[rank]) if hosts else first

@@ -14,15 +14,8 @@ from typing import Any
 
 from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, handshake, is_closed
 from tfdist._src.cluster.auth.identity import OBSERVE, Identity
+from tfdist._src.cluster.net import framing
 from tfdist._src.cluster.net.dns import resolve
-from tfdist._src.cluster.net.framing import (
-    FRAME_LIMIT,
-    Header,
-    WireError,
-    encode,
-    printable,
-    read_frame,
-)
 from tfdist._src.cluster.net.sockets import CONNECT_SECONDS, connect, send_at_once, why_unreachable
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import Announce, say
@@ -69,10 +62,10 @@ def encode_answer(
         for rank, (worker, presence) in enumerate(zip(workers, presences, strict=True))
     ]
     payload = b"".join(reports.get(rank, b"") for rank in range(len(workers)))
-    return encode({"kind": "answer", "ranks": ranks}, payload)
+    return framing.encode({"kind": "answer", "ranks": ranks}, payload)
 
 
-def decode_answer(header: Header, payload: bytes) -> list[Seen]:
+def decode_answer(header: framing.Header, payload: bytes) -> list[Seen]:
     """The ranks in their order.
 
     Raises:
@@ -80,16 +73,16 @@ def decode_answer(header: Header, payload: bytes) -> list[Seen]:
     """
     ranks = header.get("ranks")
     if header["kind"] != "answer" or not isinstance(ranks, list) or not ranks:
-        raise WireError("it sent no answer")
+        raise framing.WireError("it sent no answer")
     seen: list[Seen] = []
     for entry in ranks:
         if not isinstance(entry, list) or not _is_entry(*entry[:5]):
-            raise WireError("it sent a malformed answer")
+            raise framing.WireError("it sent a malformed answer")
         worker, silence, gone, size = entry
         if not 0 <= size <= min(len(payload), REPORT_LIMIT):
-            raise WireError("it sent a malformed answer")
+            raise framing.WireError("it sent a malformed answer")
         report, payload = payload[:size], payload[size:]
-        worker, gone = printable(worker[:_MAX_TEXT]), printable(gone[:_MAX_TEXT])
+        worker, gone = framing.printable(worker[:_MAX_TEXT]), framing.printable(gone[:_MAX_TEXT])
         seen.append(Seen(len(seen), worker, silence, gone, _report(report)))
     return seen
 
@@ -190,7 +183,7 @@ class Answering:
     def admit(self, sock: socket.socket, hello: Identity) -> None:
         """Answers an observer, soon."""
         if len(self._waiting) + len(self._replies) >= MOST:
-            send_at_once(sock, encode({"kind": "busy"}))
+            send_at_once(sock, framing.encode({"kind": "busy"}))
             sock.close()
             return
         self._waiting.append(sock)
@@ -262,11 +255,13 @@ def ask(address: str, options: Options) -> list[Seen]:
         handshake(
             sock, mine, options.secret, now + HELLO_SECONDS, first=True, admit=admit, name=name
         )
-        header, payload = read_frame(sock, FRAME_LIMIT, time.monotonic() + _ANSWER_SECONDS)
+        header, payload = framing.read_frame(
+            sock, framing.FRAME_LIMIT, time.monotonic() + _ANSWER_SECONDS
+        )
         if header["kind"] == "busy":
             raise RendezvousError(f"{name} is being asked by others already: try again.")
         return decode_answer(header, payload)
-    except WireError as error:
+    except framing.WireError as error:
         raise RendezvousError(
             f"{address} is not rank 0 of a job that can be asked: {error}. Pass the address of "
             f"rank 0, the first in TF_CONFIG; jobs that use TensorFlow's collectives, whose server "
@@ -289,7 +284,7 @@ def _screen(theirs: Identity) -> None:
             f"version."
         )
     if theirs.rank != 0 or theirs.purpose != OBSERVE:
-        raise WireError(f"it is {theirs}, and this is not for observers")
+        raise framing.WireError(f"it is {theirs}, and this is not for observers")
 
 
 def observe(session: Session, options: Options, announce: Announce = say) -> None:

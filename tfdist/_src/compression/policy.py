@@ -8,21 +8,9 @@ import re
 from typing import Any, TypeAlias
 
 from tfdist._src.compression.auto import Auto
+from tfdist._src.compression.codecs import quantizers
 from tfdist._src.compression.codecs.codec import Codec, check_types
 from tfdist._src.compression.codecs.powersgd import PowerSGD
-from tfdist._src.compression.codecs.quantizers import (
-    BF16,
-    FP8,
-    FP16,
-    QSGD,
-    EFSignSGD,
-    Int8,
-    Natural,
-    OneBit,
-    SignSGD,
-    Signum,
-    TernGrad,
-)
 from tfdist._src.compression.codecs.sparsifiers import DGC, RandomK, Threshold, TopK
 
 
@@ -105,17 +93,17 @@ CompressionLike: TypeAlias = str | Codec | Auto | Policy | None
 """The type of `compression`: a name, a codec, a choice by measurement, or a policy."""
 
 CODECS: dict[str, type[Codec]] = {
-    "fp16": FP16,
-    "bf16": BF16,
-    "fp8": FP8,
-    "int8": Int8,
-    "qsgd": QSGD,
-    "terngrad": TernGrad,
-    "natural": Natural,
-    "onebit": OneBit,
-    "signsgd": SignSGD,
-    "ef_signsgd": EFSignSGD,
-    "signum": Signum,
+    "fp16": quantizers.FP16,
+    "bf16": quantizers.BF16,
+    "fp8": quantizers.FP8,
+    "int8": quantizers.Int8,
+    "qsgd": quantizers.QSGD,
+    "terngrad": quantizers.TernGrad,
+    "natural": quantizers.Natural,
+    "onebit": quantizers.OneBit,
+    "signsgd": quantizers.SignSGD,
+    "ef_signsgd": quantizers.EFSignSGD,
+    "signum": quantizers.Signum,
     "topk": TopK,
     "randomk": RandomK,
     "threshold": Threshold,

@@ -16,14 +16,7 @@ import tensorflow as tf
 from tfdist._src.internals.graphs import identities, marking_operations
 from tfdist._src.internals.keras import exact_value, in_symbolic_scope
 from tfdist._src.keras.patching import patch
-from tfdist._src.strategy.own_values import (
-    average,
-    axes_that_may_be_cut,
-    enter,
-    enter_whole,
-    leave,
-    stack,
-)
+from tfdist._src.strategy import own_values
 from tfdist._src.strategy.step import GlobalStep, current_step, equal_everywhere
 
 _AXIS = "_tfdist_axis"
@@ -47,20 +40,22 @@ def _of_own_rows(keras_call: Any) -> Any:
             return keras_call(self, *args, **kwargs)
         if self.synchronized or not isinstance(inputs, tf.Tensor):
             return keras_call(self, *args, **kwargs)
-        axes = axes_that_may_be_cut(inputs, step.static_rows, [self.axis])
-        given["inputs"] = enter(inputs, inputs, axes)
+        axes = own_values.axes_that_may_be_cut(inputs, step.static_rows, [self.axis])
+        given["inputs"] = own_values.enter(inputs, inputs, axes)
         if mask is not None:
-            given["mask"] = enter(mask, mask, axes_that_may_be_cut(mask, step.static_rows, []))
+            given["mask"] = own_values.enter(
+                mask, mask, own_values.axes_that_may_be_cut(mask, step.static_rows, [])
+            )
         variables = self.variables
-        state = [(v, enter_whole(exact_value(v))) for v in variables]
+        state = [(v, own_values.enter_whole(exact_value(v))) for v in variables]
         with keras.StatelessScope(state, initialize_variables=False) as scope:
             before = [scope.get_current_value(v) for v in variables]
             outputs = keras_call(*bound.args, **bound.kwargs)
             after = [scope.get_current_value(v) for v in variables]
         for variable, old, new in zip(variables, before, after, strict=True):
             if new is not old:
-                variable.assign(new if step.assigns_own_statistics else average(new))
-        return leave(outputs, inputs, axes)
+                variable.assign(new if step.assigns_own_statistics else own_values.average(new))
+        return own_values.leave(outputs, inputs, axes)
 
     return call
 
@@ -101,13 +96,13 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     """
     axis %= x.shape.rank
     others = [a for a in range(x.shape.rank) if a != axis]
-    own = enter(x, x, axes_that_may_be_cut(x, rows, [axis]))
+    own = own_values.enter(x, x, own_values.axes_that_may_be_cut(x, rows, [axis]))
     own_mean = tf.reduce_mean(own, others, keepdims=True)
     distances = tf.math.squared_difference(own, tf.stop_gradient(own_mean))
     own_variance = tf.reduce_mean(distances, others)
     size = own_variance.shape[0]
     count = tf.cast(tf.size(own, tf.int64) // size, x.dtype)
-    everyone = stack(tf.concat([[count], tf.reshape(own_mean, [size]), own_variance], 0))
+    everyone = own_values.stack(tf.concat([[count], tf.reshape(own_mean, [size]), own_variance], 0))
     counts, means, variances = tf.split(everyone, [1, size, size], axis=1)
     weights = counts / tf.reduce_sum(counts)
     mean = tf.reduce_sum(weights * means, axis=0)

@@ -16,16 +16,7 @@ from tfdist._src.cluster.observation import Seen
 from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist._src.launch.flight import findings
 from tfdist._src.launch.flight.findings import Backlog, listed, longest, seconds, workers
-from tfdist._src.monitoring.stragglers import (
-    LEAST_BUSY_SECONDS,
-    Measurement,
-    Straggler,
-    Traffic,
-    costlier,
-    describe,
-    find_slow_link,
-    find_slow_process,
-)
+from tfdist._src.monitoring import stragglers
 from tfdist.errors import ClusterError, LaunchError
 
 _REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of rank 0, HOST:PORT"
@@ -333,7 +324,7 @@ def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
     )
     seconds = 1e-6 * busy_us
     # A group that has been closed meanwhile counts no longer.
-    known = before is not None and seconds >= LEAST_BUSY_SECONDS and came >= 0
+    known = before is not None and seconds >= stragglers.LEAST_BUSY_SECONDS and came >= 0
     return Link(
         rank=rank,
         bytes=int(came) if known else None,
@@ -362,7 +353,7 @@ _LINK_FACTOR = 3.0
 _LEAST_STEPS = 4
 
 
-def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
+def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
     """The rank that keeps the others waiting, by what all ranks did in the time between answers."""
     known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
     if len(known) < len(ranks):
@@ -372,8 +363,8 @@ def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
     process = None
     # A wait counts when it ends: in a few steps, one more or less decides.
     if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
-        process = find_slow_process(measured, _FACTOR)
-    return costlier(process, find_slow_link(measured, _LINK_FACTOR, hosts))
+        process = stragglers.find_slow_process(measured, _FACTOR)
+    return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
@@ -393,15 +384,15 @@ def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog,
     return tuple(one for one in found if one.seconds >= least_seconds)
 
 
-def _measurement(activity: Activity, hosts: Sequence[int]) -> Measurement:
+def _measurement(activity: Activity, hosts: Sequence[int]) -> stragglers.Measurement:
     step = 1.0 / activity.steps_per_second
     links = {
-        link.rank: Traffic(link.bytes, link.bytes / link.bytes_per_second, link.delay)
+        link.rank: stragglers.Traffic(link.bytes, link.bytes / link.bytes_per_second, link.delay)
         for link in activity.links
         if link.bytes and link.bytes_per_second and 0 <= link.rank < len(hosts)
     }
     times = (step, activity.input * step, activity.workers * step, activity.network * step)
-    return Measurement.with_links(*times, links, hosts)
+    return stragglers.Measurement.with_links(*times, links, hosts)
 
 
 LONG_SECONDS = 1.0
@@ -459,7 +450,7 @@ def headline(ranks: Sequence[Rank]) -> str:
     if waits and (pending := find_backlogs(ranks, LONG_SECONDS)):
         sentences.append(findings.describe_backlogs(pending))
     if not waits and (straggler := find_straggler(ranks)):
-        sentences.append(describe(straggler, lambda rank: _on_host(ranks[rank])))
+        sentences.append(stragglers.describe(straggler, lambda rank: _on_host(ranks[rank])))
     silent = [one.worker for one in others if one.state == "unresponsive"]
     if silent:
         sentences.append(f"{workers(silent)} {_do(silent)} not respond.")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     SAVED,
     Doubt,
@@ -26,21 +27,6 @@ from tfdist._src.launch.job.failure import (
     lost_host,
 )
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
-from tfdist._src.launch.restart_policy import (
-    HOST_0,
-    Begin,
-    End,
-    Ended,
-    GiveUp,
-    Harden,
-    RestartPolicy,
-    Say,
-    Send,
-    Show,
-    Start,
-    all_saved,
-    decide,
-)
 
 # How long a failure that may be the consequence of another one waits for that one.
 _CAUSE_SECONDS = 1.0
@@ -102,7 +88,7 @@ class _Phase(enum.Enum):
     ENDED = enum.auto()
 
 
-class RestartAll(RestartPolicy):
+class RestartAll(restart_policy.RestartPolicy):
     """Stops all workers on all hosts after a failure; they may start again as a new generation.
 
     Args:
@@ -130,7 +116,7 @@ class RestartAll(RestartPolicy):
         self._limit = limit
         self._new_secret = new_secret
         self._generation = 0
-        self._history: list[Ended] = []
+        self._history: list[restart_policy.Ended] = []
         self._lost: Failure | None = None
         self._reset()
         self._begin("", now)
@@ -154,11 +140,13 @@ class RestartAll(RestartPolicy):
         self._phase = _Phase.RUNNING
         self._began = now
         self._running = set(self._ranks)
-        self._do(Begin(self._generation, secret), *map(Start, self._ranks))
+        self._do(
+            restart_policy.Begin(self._generation, secret), *map(restart_policy.Start, self._ranks)
+        )
 
     @property
     def _decides(self) -> bool:
-        return self._host == HOST_0
+        return self._host == restart_policy.HOST_0
 
     @property
     def _awaited(self) -> list[int]:
@@ -187,7 +175,7 @@ class RestartAll(RestartPolicy):
             if self._decides:
                 self._host_exited(self._host, succeeded)
             else:
-                self._do(Send("done" if succeeded else "exited"))
+                self._do(restart_policy.Send("done" if succeeded else "exited"))
 
     def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
         gentle = number == signal.SIGINT
@@ -200,7 +188,7 @@ class RestartAll(RestartPolicy):
             self._announce(failure)
             self._stop(signal.SIGINT if gentle else signal.SIGTERM, now)
         elif self._phase == _Phase.STOPPING:
-            self._do(Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+            self._do(restart_policy.Harden(signal.SIGKILL if gentle else signal.SIGTERM))
         elif self._phase == _Phase.SETTLING and again:
             self._conclude(Verdict(self._known_failure), now)  # Waits no longer.
         else:
@@ -220,7 +208,7 @@ class RestartAll(RestartPolicy):
             if self._phase == _Phase.SETTLING:
                 self._settle(now)  # Now, since the next message may begin a generation.
         elif kind == "begin":
-            beginning = decode(Begin, value)
+            beginning = decode(restart_policy.Begin, value)
             if self._phase == _Phase.WAITING and beginning.generation == self._generation:
                 self._begin(beginning.secret, now)
 
@@ -256,20 +244,20 @@ class RestartAll(RestartPolicy):
     def _report(self, failure: Failure) -> None:
         """Reports a failure on this host to host 0."""
         if not self._decides:
-            self._do(Send("failed", failure))
+            self._do(restart_policy.Send("failed", failure))
 
     def _announce(self, failure: Failure) -> None:
         """Sets the failure that ends the generation; host 0 also sends it to the others."""
         self._failure = failure
         if self._decides:
-            self._do(Send("stop", failure))
+            self._do(restart_policy.Send("stop", failure))
 
     def _host_exited(self, host: int, succeeded: bool) -> None:
         """Records that all workers of a host have exited, on host 0."""
         self._succeeded[host] = succeeded
         if all(self._succeeded.values()) and self._failure is None:
             self._finished = True
-            self._do(Send("finish"))
+            self._do(restart_policy.Send("finish"))
 
     def advance(self, now: float) -> None:
         if self._phase == _Phase.RUNNING:
@@ -296,7 +284,7 @@ class RestartAll(RestartPolicy):
             self._announce(failure)
         failure = self._known_failure
         if self._running:
-            self._do(Say(f"{failure} Stopping the other workers."))
+            self._do(restart_policy.Say(f"{failure} Stopping the other workers."))
         self._stop(signal.SIGTERM, now + (0.0 if failure.stopped else _LAST_WORDS_SECONDS))
 
     @property
@@ -319,7 +307,7 @@ class RestartAll(RestartPolicy):
         if self._decides:
             self._ends[self._host] = end
         else:
-            self._do(Send("end", end))
+            self._do(restart_policy.Send("end", end))
         self._settle(now)
 
     def _settle(self, now: float) -> None:
@@ -332,7 +320,7 @@ class RestartAll(RestartPolicy):
             verdict = replace(self._verdict, restart=restart)
         elif self._decides:
             verdict = self._decide()
-            self._do(Send("verdict", verdict))
+            self._do(restart_policy.Send("verdict", verdict))
         else:
             verdict = Verdict(self._known_failure)  # Host 0 is lost, or does not answer.
         self._conclude(verdict, now)
@@ -341,14 +329,16 @@ class RestartAll(RestartPolicy):
         """Returns the verdict, on host 0."""
         failure, ends = self._known_failure, self._ends.values()
         missing = self._lost or next((lost_host(host, "") for host in self._awaited), None)
-        if missing is None and all_saved(failure, [code for end in ends for code in end.codes]):
+        if missing is None and restart_policy.all_saved(
+            failure, [code for end in ends for code in end.codes]
+        ):
             return Verdict(failure, saved=True)
         if failure.preemption and not failure.stopped:
             event = f"{failure.event}, the other workers did not"
             failure = replace(failure, event=event, code=1, status=1)
-        history = [*self._history, Ended(failure, self._seconds)]
-        decision = decide(history, self._limit)
-        if isinstance(decision, GiveUp):
+        history = [*self._history, restart_policy.Ended(failure, self._seconds)]
+        decision = restart_policy.decide(history, self._limit)
+        if isinstance(decision, restart_policy.GiveUp):
             return Verdict(failure, reason=decision.reason)
         if stuck := next((end.stuck for end in ends if end.stuck), ""):
             return Verdict(failure, reason=f"{stuck} is still running")
@@ -364,13 +354,13 @@ class RestartAll(RestartPolicy):
             self._end(PREEMPTED, f"The workers {SAVED}")
             return
         failure = verdict.failure
-        self._history.append(Ended(failure, self._seconds))
-        self._do(Show(failure))
+        self._history.append(restart_policy.Ended(failure, self._seconds))
+        self._do(restart_policy.Show(failure))
         if not verdict.restart:
             self._end(failure.code, describe_failures(self._failures, verdict.reason))
             return
         text = describe_restart(verdict.restart, verdict.limit, verdict.delay, failure)
-        self._do(Say(text, below_output=False))
+        self._do(restart_policy.Say(text, below_output=False))
         self._phase = _Phase.WAITING
         self._generation += 1
         self._deadline = now + verdict.delay + (0 if self._decides else _HOST_SECONDS)
@@ -381,12 +371,14 @@ class RestartAll(RestartPolicy):
         if self._failure is None and now >= self._deadline:
             if self._decides:
                 secret = self._new_secret() if self._new_secret is not None else ""
-                self._do(Send("begin", Begin(self._generation, secret)))
+                self._do(
+                    restart_policy.Send("begin", restart_policy.Begin(self._generation, secret))
+                )
                 self._begin(secret, now)
                 return
-            self._failure = lost_host(HOST_0, "no answer")
+            self._failure = lost_host(restart_policy.HOST_0, "no answer")
         if stop := self._failure:
-            self._do(Say(str(stop), below_output=False))
+            self._do(restart_policy.Say(str(stop), below_output=False))
             self._end(stop.code, describe_failures([*self._failures, stop], ""))
 
     @property
@@ -396,4 +388,4 @@ class RestartAll(RestartPolicy):
 
     def _end(self, code: int, summary: str) -> None:
         self._phase = _Phase.ENDED
-        self._do(End(code, summary))
+        self._do(restart_policy.End(code, summary))

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     Failure,
     Loss,
@@ -23,21 +24,6 @@ from tfdist._src.launch.job.failure import (
     describe_loss,
 )
 from tfdist._src.launch.job.shutdown import Grace
-from tfdist._src.launch.restart_policy import (
-    HOST_0,
-    Begin,
-    End,
-    Ended,
-    GiveUp,
-    Harden,
-    RestartPolicy,
-    Say,
-    Send,
-    Show,
-    Start,
-    all_saved,
-    decide,
-)
 
 _LOOK_SECONDS = 1.0
 # How much later than the other workers the launcher gives up a suspended one.
@@ -111,10 +97,10 @@ class _Worker:
     since: float
     due: float = 0.0
     suspended_since: float | None = None
-    history: list[Ended] = field(default_factory=list)
+    history: list[restart_policy.Ended] = field(default_factory=list)
 
 
-class RestartOne(RestartPolicy):
+class RestartOne(restart_policy.RestartPolicy):
     """Replaces each failed worker while the others keep running.
 
     Args:
@@ -171,12 +157,12 @@ class RestartOne(RestartPolicy):
         self._codes: set[int] = set()
         self._code: int | None = None  # The job's exit code, once it has ended on all hosts.
         self._running = set(ranks)
-        self._do(Begin(0), *map(Start, ranks))
+        self._do(restart_policy.Begin(0), *map(restart_policy.Start, ranks))
         self._update()
 
     @property
     def _decides(self) -> bool:
-        return self._host == HOST_0 or not self._connected
+        return self._host == restart_policy.HOST_0 or not self._connected
 
     @property
     def counts(self) -> WorkerCounts:
@@ -232,11 +218,11 @@ class RestartOne(RestartPolicy):
             worker.state = _State.COMPLETED
         elif failure.status == PREEMPTED:
             worker.state = _State.LEFT
-            self._do(Say(describe_leave(failure, others=self._others_run)))
+            self._do(restart_policy.Say(describe_leave(failure, others=self._others_run)))
         elif worker.state == _State.UNNEEDED or (worker.state == _State.JOINING and completed):
             worker.state = _State.UNNEEDED
         else:
-            worker.history.append(Ended(failure, now - worker.since))
+            worker.history.append(restart_policy.Ended(failure, now - worker.since))
             reason = "the training is complete" if completed else ""
             if self._is_alone and self._in(_State.MEMBER) in ([], [rank]):
                 reason = "host 0 is lost, and no worker is left that it could join"
@@ -249,9 +235,9 @@ class RestartOne(RestartPolicy):
         failure = worker.history[-1].failure
         # By its own failures only: those of others are often the same at the same step, as of
         # workers that have lost a peer.
-        decision = decide(worker.history, self._limit, at_once=True)
-        if isinstance(decision, GiveUp) or reason:
-            if isinstance(decision, GiveUp):
+        decision = restart_policy.decide(worker.history, self._limit, at_once=True)
+        if isinstance(decision, restart_policy.GiveUp) or reason:
+            if isinstance(decision, restart_policy.GiveUp):
                 reason = reason or decision.reason or "--max-restarts is 0"
             worker.state = _State.LOST
             self._lose(Loss(failure, f"not replaced: {reason}", final=True, late=completed))
@@ -264,7 +250,7 @@ class RestartOne(RestartPolicy):
     @property
     def _is_alone(self) -> bool:
         """Whether no other host has workers, nor will have: host 0, the only one, is lost."""
-        return self._host != HOST_0 and not self._connected and self._num_hosts == 2
+        return self._host != restart_policy.HOST_0 and not self._connected and self._num_hosts == 2
 
     def unavailable(self, rank: int, why: str) -> None:
         self._running.discard(rank)
@@ -275,8 +261,8 @@ class RestartOne(RestartPolicy):
     def _lose(self, loss: Loss) -> None:
         self.losses.append(loss)
         if not self._decides:
-            self._do(Send("loss", loss))
-        self._do(Say(describe_loss(loss, others=self._others_run)))
+            self._do(restart_policy.Send("loss", loss))
+        self._do(restart_policy.Say(describe_loss(loss, others=self._others_run)))
 
     @property
     def _others_run(self) -> bool:
@@ -290,13 +276,13 @@ class RestartOne(RestartPolicy):
         """
         gentle = number == signal.SIGINT
         if self._stopped is not None:
-            self._do(Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+            self._do(restart_policy.Harden(signal.SIGKILL if gentle else signal.SIGTERM))
             return
         if gentle:
             self._job_stopped = stop
-            self._do(Send("stop", stop))
+            self._do(restart_policy.Send("stop", stop))
         else:
-            self._do(Send("leave"))
+            self._do(restart_policy.Send("leave"))
         self._end_workers(stop, signal.SIGINT if gentle else signal.SIGTERM, now)
 
     def _end_workers(self, why: Failure, first: signal.Signals, now: float) -> None:
@@ -324,20 +310,24 @@ class RestartOne(RestartPolicy):
                 f"worker {rank} has been stopped (SIGSTOP) for {seconds:.0f} s, so the others "
                 "have given it up. Killing it."
             )
-            self._do(Say(text))
+            self._do(restart_policy.Say(text))
             self._stop_workers(signal.SIGKILL, None, now, [rank])
 
     def received(self, host: int, kind: str, value: object, now: float) -> None:
         if kind == "stop":
             if self._job_stopped is None:
                 self._job_stopped = decode(Failure, value)
-                if self._host == HOST_0:
-                    self._do(Send("stop", self._job_stopped))
+                if self._host == restart_policy.HOST_0:
+                    self._do(restart_policy.Send("stop", self._job_stopped))
         elif kind == "leave":
             self._left.add(host)
-            if self._host == HOST_0:
-                self._do(Say(f"host {host} was told to stop; the others go on without it."))
-        elif self._host == HOST_0:
+            if self._host == restart_policy.HOST_0:
+                self._do(
+                    restart_policy.Say(
+                        f"host {host} was told to stop; the others go on without it."
+                    )
+                )
+        elif self._host == restart_policy.HOST_0:
             if kind == "counts":
                 self._counts[host] = decode(WorkerCounts, value)
                 self._merge()
@@ -355,21 +345,21 @@ class RestartOne(RestartPolicy):
         self._counts[host] = self._counts[host].gone
         left = host in self._left
         over = self._job_stopped is not None or self._code is not None
-        if self._host != HOST_0:
+        if self._host != restart_policy.HOST_0:
             self._counts = {self._host: self._counts[self._host]}
             if left or not over:
                 what = f"{failure.subject} was told to stop." if left else str(failure)
                 end = "This host goes on without it, and cannot admit hosts that come again."
-                self._do(Say(f"{what} {end}"))
+                self._do(restart_policy.Say(f"{what} {end}"))
         elif not (left or over):
             self.losses.append(Loss(failure, "the others went on without it", final=True))
-            self._do(Say(f"{failure} The others go on without it."))
+            self._do(restart_policy.Say(f"{failure} The others go on without it."))
         self._merge()
 
     def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
         self._connected.update(hosts)
         self.addresses = tuple(addresses)
-        self._do(Send("addresses", self.addresses))
+        self._do(restart_policy.Send("addresses", self.addresses))
         for host, address in hosts.items():
             self._left.discard(host)
             self._counts[host] = WorkerCounts(joining=1)
@@ -379,12 +369,14 @@ class RestartOne(RestartPolicy):
                 else loss
                 for loss in self.losses
             ]
-            self._do(Say(f"host {host} ({address}) has come again; its workers join."))
+            self._do(
+                restart_policy.Say(f"host {host} ({address}) has come again; its workers join.")
+            )
         self._merge()
 
     def advance(self, now: float) -> None:
         if self._job_stopped is not None and self._stopped is None:
-            self._do(Say(f"{self._job_stopped} Stopping the workers."))
+            self._do(restart_policy.Say(f"{self._job_stopped} Stopping the workers."))
             self._end_workers(self._job_stopped, signal.SIGTERM, now)
         self._update()
         if self._job.completed or self._job.over:
@@ -400,7 +392,7 @@ class RestartOne(RestartPolicy):
                 worker.state, worker.since, worker.suspended_since = _State.JOINING, now, None
                 self._running.add(rank)
                 count = len(worker.history)
-                self._do(Start(rank, f"replacement {count} of {self._limit}"))
+                self._do(restart_policy.Start(rank, f"replacement {count} of {self._limit}"))
         self._update()
         ended = not self._running and self.counts.ended
         if ended and (self._stopped is not None or self._code is not None):
@@ -416,7 +408,7 @@ class RestartOne(RestartPolicy):
         if self._decides:
             self._merge()
         else:
-            self._do(Send("counts", counts))
+            self._do(restart_policy.Send("counts", counts))
 
     def _total(self) -> WorkerCounts:
         return sum(self._counts.values(), WorkerCounts())
@@ -426,27 +418,27 @@ class RestartOne(RestartPolicy):
         if not self._decides:
             return
         self._job = self._total()
-        self._do(Send("job", self._job))
+        self._do(restart_policy.Send("job", self._job))
         if self._job.ended and self._code is None:
             self._code = job_code(self.losses, self._job)
-            self._do(Send("end", self._code))
+            self._do(restart_policy.Send("end", self._code))
 
     def _end(self) -> None:
         job = self._job
         if self._stopped is not None:
             failure = None
-            saved = all_saved(self._stopped, self._codes)
+            saved = restart_policy.all_saved(self._stopped, self._codes)
             code = PREEMPTED if saved else self._stopped.code
             if not saved:
-                self._do(Say(str(self._stopped)))
+                self._do(restart_policy.Say(str(self._stopped)))
         else:
             assert self._code is not None
             code = self._code
             failure = decisive(self.losses, completed=bool(job.completed), left=bool(job.left))
         if self.losses:
-            self._do(Show(failure))
+            self._do(restart_policy.Show(failure))
         text = describe_end(self.losses, code, completed=bool(job.completed))
-        self._do(End(code, text))
+        self._do(restart_policy.End(code, text))
 
 
 def job_code(losses: Sequence[Loss], job: WorkerCounts) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
+from tfdist._src.launch import restart_policy
 from tfdist._src.launch.console import say
 from tfdist._src.launch.hosts.newcomers import ChannelError
 from tfdist._src.launch.hosts.rendezvous import OtherHosts
@@ -26,18 +27,6 @@ from tfdist._src.launch.job.shutdown import SignalEscalation, Signals
 from tfdist._src.launch.job.spares import Spares
 from tfdist._src.launch.job.worker import VARIABLE as PROGRESS_FILE
 from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, WorkerProcess
-from tfdist._src.launch.restart_policy import (
-    Action,
-    Begin,
-    End,
-    Harden,
-    RestartPolicy,
-    Say,
-    Send,
-    Show,
-    Start,
-    Stop,
-)
 from tfdist.errors import LaunchError
 
 _GENERATION = "TFDIST_GENERATION"
@@ -67,7 +56,7 @@ class Supervisor:
     def __init__(
         self,
         *,
-        policy: RestartPolicy,
+        policy: restart_policy.RestartPolicy,
         plan: Callable[[Sequence[str]], Sequence[WorkerPlan]],
         environment: Mapping[str, str],
         output: Output,
@@ -91,9 +80,9 @@ class Supervisor:
         self._running: dict[int, WorkerProcess] = {}
         self._progress: dict[int, ProgressMemory] = {}
         self._stopping: dict[int, SignalEscalation] = {}
-        self._end: End | None = None
+        self._end: restart_policy.End | None = None
 
-    def run(self) -> End:
+    def run(self) -> restart_policy.End:
         """Starts the workers and returns when the policy ends the command.
 
         Raises:
@@ -131,29 +120,29 @@ class Supervisor:
         elif problem := self._spares.tend():
             say(problem, below_output=True)
 
-    def _act(self, action: Action, now: float) -> None:
+    def _act(self, action: restart_policy.Action, now: float) -> None:
         match action:
-            case Begin():
+            case restart_policy.Begin():
                 self._begin(action)
-            case Start():
+            case restart_policy.Start():
                 self._start(action, now)
-            case Stop():
+            case restart_policy.Stop():
                 for rank in self._running.keys() & set(action.ranks):
                     escalation = SignalEscalation(action.first, action.grace, action.at)
                     self._stopping[rank] = escalation
-            case Harden():
+            case restart_policy.Harden():
                 for one in self._stopping.values():
                     one.harden(action.signal, now)
-            case Send():
+            case restart_policy.Send():
                 self._hosts.send(action.kind, action.value)
-            case Say():
+            case restart_policy.Say():
                 say(action.text, below_output=action.below_output)
-            case Show():
+            case restart_policy.Show():
                 self._show(action.failure)
-            case End():
+            case restart_policy.End():
                 self._end = action
 
-    def _begin(self, begin: Begin) -> None:
+    def _begin(self, begin: restart_policy.Begin) -> None:
         self._generation, self._began = begin.generation, time.time()
         self._output.begin(begin.generation)
         flight_dir = self._output.of_generation(self._flight_dir, begin.generation)
@@ -161,7 +150,7 @@ class Supervisor:
         if begin.secret:
             self._environment[SECRET] = begin.secret
 
-    def _start(self, start: Start, now: float) -> None:
+    def _start(self, start: restart_policy.Start, now: float) -> None:
         try:
             self._running[start.rank] = self._started(start)
         except LaunchError as error:
@@ -173,7 +162,7 @@ class Supervisor:
             self._policy.unavailable(start.rank, str(error))
             self._policy.advance(now)
 
-    def _started(self, start: Start) -> WorkerProcess:
+    def _started(self, start: restart_policy.Start) -> WorkerProcess:
         """Starts a worker; a replacement in a spare, if there is one."""
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)

@@ -8,37 +8,18 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from tfdist._src.cluster import Topology
-from tfdist._src.cluster.cluster_spec import split
+from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.rendezvous.acceptor import Rejections
 from tfdist._src.cluster.this_worker import topology
 from tfdist._src.monitoring.collector import describe
 from tfdist._src.options import Options
-
-
-def port_of(first: int, addresses: Sequence[str], rank: int) -> int:
-    """The first port, plus the number of workers before this one on its host.
-
-    Args:
-        first: the setting, the same on all workers.
-        addresses: `"host:port"` of every worker in rank order; empty for a single process.
-        rank: the worker's.
-
-    Example:
-        >>> addresses = ["a:4000", "a:4001", "b:4000", "b:4001"]
-        >>> [port_of(9400, addresses, rank) for rank in range(4)]
-        [9400, 9401, 9400, 9401]
-    """
-    hosts = [split(address)[0] for address in addresses]
-    return first + hosts[:rank].count(hosts[rank]) if hosts else first
-
 
 _MOST = 8
 """Connections at a time: of more, the oldest is closed of the address that has the most."""

@@ -17,12 +17,8 @@ from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import take_over_metrics
 from tfdist._src.keras.fit.partitioned_step import layouts_of_variables
 from tfdist._src.pipeline.partition import linearize
+from tfdist._src.pipeline.placement import model_agreement
 from tfdist._src.pipeline.placement.materialize import build, check_free, choose, materialize
-from tfdist._src.pipeline.placement.model_agreement import (
-    agree_on_compilation,
-    agree_on_model,
-    agree_on_trainable,
-)
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.pipeline.runtime.logs import actions_of, gather_timeline
@@ -78,7 +74,7 @@ class PipelineModel(FullModel):
         full_model, made = build(model)
         check_free(full_model, made, strategy.extended.group)
         super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
-        agree_on_model(linearize(full_model), strategy.extended.group)
+        model_agreement.agree_on_model(linearize(full_model), strategy.extended.group)
         partition = choose(full_model, strategy, cuts, balance)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
@@ -123,9 +119,11 @@ class PipelineModel(FullModel):
                 "run_eagerly=True is not supported in a pipeline, whose passes are operations of "
                 "one graph. Leave it out."
             )
-        agree_on_trainable(self.partition, self.distribute_strategy)
+        model_agreement.agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)
-        agree_on_compilation(self._untracked.compiled, self.distribute_strategy.extended.group)
+        model_agreement.agree_on_compilation(
+            self._untracked.compiled, self.distribute_strategy.extended.group
+        )
         kwargs["jit_compile"] = kwargs.get("jit_compile") is True
         super().compile(*args, **kwargs)
         self._steps = self._new_steps()

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist._src.keras.optimizers.applying import (
-    optimizers_of,
-    replicated_state,
-    replicated_variables,
-)
+from tfdist._src.keras.optimizers import applying
 from tfdist._src.pipeline.model import PipelineModel
 
 
@@ -22,11 +18,11 @@ def copies_of(model: Any) -> dict[str, Any]:
         Keras variables by name: workers that use the same name hold copies of the same variable.
     """
     if not isinstance(model, PipelineModel):
-        return replicated_variables(model)
+        return applying.replicated_variables(model)
     pipeline_rank = model.distribute_strategy.pipeline_rank
     numbers = {id(v): i for i, v in enumerate(model.partition.graph.model.variables)}
     found = {f"weight {numbers[id(v)]}": v for v in model.weights}
-    for name, optimizer in optimizers_of(model).items():
-        for i, variable in enumerate(replicated_state(optimizer)):
+    for name, optimizer in applying.optimizers_of(model).items():
+        for i, variable in enumerate(applying.replicated_state(optimizer)):
             found[f"pipeline rank {pipeline_rank}, {name} {i}"] = variable
     return found

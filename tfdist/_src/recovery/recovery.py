@@ -21,14 +21,8 @@ from tfdist._src.keras.fit.metric_state import keep_totals
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.optimizers.applying import accumulate_sums
 from tfdist._src.monitoring.training import record
+from tfdist._src.recovery import next_group, state_transfer
 from tfdist._src.recovery.fit_calls import begin_live, keep_validation
-from tfdist._src.recovery.next_group import (
-    NextGroup,
-    be_admitted,
-    report_change,
-    save_of,
-    tell_of_change,
-)
 from tfdist._src.recovery.preemption import preemption, release
 from tfdist._src.recovery.standing import (
     Agreement,
@@ -37,14 +31,6 @@ from tfdist._src.recovery.standing import (
     StagesMissing,
     Standing,
     agree,
-)
-from tfdist._src.recovery.state_transfer import (
-    ReplacedValues,
-    decode,
-    encode,
-    enter_at,
-    entry_of,
-    share_state,
 )
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
@@ -223,7 +209,7 @@ class Recovery:
         self._totals = keep_totals(model)
         self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
         accumulate_sums(model, joins=membership is None)
-        self._next = NextGroup(
+        self._next = next_group.NextGroup(
             self._stages,
             entries.callbacks,
             membership,
@@ -332,7 +318,7 @@ class Recovery:
             BeginsAnew: the others are lost with the state, and `fit` is to be entered once more.
             TfdistError: it was not admitted, or cannot go on.
         """
-        self._next.membership, session = be_admitted(self._group)
+        self._next.membership, session = next_group.be_admitted(self._group)
         self._live.came_later = True
         while True:
             form: Callable[[], Session] = self._next.large_enough
@@ -374,7 +360,7 @@ class Recovery:
         replaced = None
         if takes:
             has_own = not (is_new or standing.is_torn or redoes)
-            replaced = ReplacedValues() if has_own else None
+            replaced = state_transfer.ReplacedValues() if has_own else None
             self._extended.progress.torn = True  # until it has all
         if redoes:
             self._extended.progress.redo()
@@ -393,17 +379,19 @@ class Recovery:
             self._share_entry(agreement, is_new=is_new)
         if not is_new:
             self._end_last_batch(agreement)
-        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
+        next_group.tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
         return agreement
 
     def _share_state(
-        self, agreement: Agreement, *, takes: bool, replaced: ReplacedValues | None
+        self, agreement: Agreement, *, takes: bool, replaced: state_transfer.ReplacedValues | None
     ) -> None:
         """Passes the state on; if that fails, a worker has what it had before."""
         source = self._stages.position_of(agreement.sources[self._group.session.rank])
         workers = self._extended.workers
         try:
-            share_state(self._model, self._totals, workers, source, takes=takes, replaced=replaced)
+            state_transfer.share_state(
+                self._model, self._totals, workers, source, takes=takes, replaced=replaced
+            )
         except BaseException:
             if replaced is not None:
                 # The one that was a step ahead may have been the only one, and lost.
@@ -422,7 +410,7 @@ class Recovery:
         self._stand_at(steps)
         self._extended.progress.torn = True
         self.graphs.group_changes()
-        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
+        next_group.tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
 
     def _go_back(self) -> None:
         """Has `fit` begin anew from the last snapshot, on all workers."""
@@ -445,7 +433,7 @@ class Recovery:
         if agreement.epoch > live.read or not live.has_ended:
             if batches:
                 self._totals.restore()
-            for save in filter(None, map(save_of, self._callbacks.callbacks)):
+            for save in filter(None, map(next_group.save_of, self._callbacks.callbacks)):
                 saved |= bool(save(agreement.epoch, batches))
         if self._known.rank == 0:
             say(
@@ -470,11 +458,15 @@ class Recovery:
         contents = b""
         if self._group.session.rank == agreement.source:
             batches = self._batches(agreement)
-            contents = encode(entry_of(self._callbacks, self._data, batches))
+            contents = state_transfer.encode(
+                state_transfer.entry_of(self._callbacks, self._data, batches)
+            )
         contents = broadcast_bytes(contents, agreement.source, workers_of(self._extended))
         if is_new:
-            entry = decode(contents)
-            enter_at(entry, agreement.epoch, self._callbacks, self._data, self._totals.restore)
+            entry = state_transfer.decode(contents)
+            state_transfer.enter_at(
+                entry, agreement.epoch, self._callbacks, self._data, self._totals.restore
+            )
             self._steps_before = {entry.epoch: agreement.steps - entry.batches}
 
     def _go_on(self, agreement: Agreement) -> None:
@@ -498,4 +490,4 @@ class Recovery:
         record.recoveries += lost
         steps, rows = self._extended.progress.standing, self._live.batch_size.rows
         own = self._data.own is not None and self._data.own.is_shared_out
-        report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)
+        next_group.report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)

@@ -11,17 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._src import sharding
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.internals.optimizer import inner_optimizer
 from tfdist._src.keras.optimizers.sharded_optimizers import rebuild
-from tfdist._src.sharding import (
-    FullState,
-    NeighbourCopies,
-    ShardedVariables,
-    sharded_by,
-    sharded_optimizers,
-    trained_by,
-)
 from tfdist.errors import GroupLostError, UnsupportedError
 
 
@@ -118,7 +111,7 @@ class ShardState:
         Raises:
             UnsupportedError: several optimizers are sharded, or a callback exchanges shards.
         """
-        if self._now is None and sharded_by(self._model.optimizer) is not None:
+        if self._now is None and sharding.sharded_by(self._model.optimizer) is not None:
             self._check_alone()
             if any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
                 raise UnsupportedError(
@@ -233,21 +226,21 @@ class ShardState:
 
     def _divide(self) -> None:
         """Takes note of what the optimizer has been built for."""
-        sharded, optimizer = sharded_by(self._model.optimizer), self._model.optimizer
+        sharded, optimizer = sharding.sharded_by(self._model.optimizer), self._model.optimizer
         assert sharded is not None
-        slots = FullState(optimizer).own
+        slots = sharding.FullState(optimizer).own
         if self._keeps_copies and sharded.ranks > 1:
             communicator = self._extended.workers
             assert isinstance(communicator, NativeCommunicator)
-            sharded.copies = NeighbourCopies(
+            sharded.copies = sharding.NeighbourCopies(
                 slots, sharded.buckets, sharded.dtypes, sharded.rank, communicator
             )
         self._now = _Division(self._extended.group.generation, sharded, slots)
 
     def _check_alone(self) -> None:
         trained = {id(variable) for variable in self._model.trainable_variables}
-        for optimizer in sharded_optimizers():
-            others = trained_by(optimizer)
+        for optimizer in sharding.sharded_optimizers():
+            others = sharding.trained_by(optimizer)
             if optimizer is not inner_optimizer(self._model.optimizer) and any(
                 id(variable) in trained for variable in others
             ):
@@ -269,11 +262,11 @@ class _Division:
     """
 
     generation: int
-    sharded: ShardedVariables
+    sharded: sharding.ShardedVariables
     slots: list[list[Any]]
 
     @property
-    def copies(self) -> NeighbourCopies | None:
+    def copies(self) -> sharding.NeighbourCopies | None:
         return self.sharded.copies
 
     @property

@@ -13,26 +13,8 @@ import numpy as np
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.validation_data import NextValidation
-from tfdist._src.snapshots.held_state import (
-    Held,
-    as_pieces,
-    codec_arrays,
-    load_codec_arrays,
-    load_states,
-    optimizer_classes,
-    read_all,
-    states_of,
-)
+from tfdist._src.snapshots import held_state, restore
 from tfdist._src.snapshots.part_file import Array, Parts, Piece, write_part
-from tfdist._src.snapshots.restore import (
-    FRESH,
-    POSITION,
-    VALIDATION,
-    Restored,
-    SnapshotFolder,
-    SnapshotId,
-    names,
-)
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.workers import Workers
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
@@ -57,13 +39,13 @@ class Place:
 
 def take(
     model: keras.Model,
-    held: Sequence[Held],
+    held: Sequence[held_state.Held],
     callbacks: Sequence[Any],
     position: Position,
     validation: NextValidation,
     place: Place,
     series: SnapshotSeries,
-) -> Callable[[SnapshotFolder, SnapshotId], None]:
+) -> Callable[[restore.SnapshotFolder, restore.SnapshotId], None]:
     """Takes the state without waiting for a copy of it.
 
     Args:
@@ -79,13 +61,13 @@ def take(
         Writes this worker's part, from any thread.
     """
     rank, shared = series.workers.rank, series.writes_shared
-    read = read_all(held, rank, shared=shared)
-    states, arrays = states_of(callbacks)
-    own = {**codec_arrays(model, rank), **(arrays if shared else {})}
+    read = held_state.read_all(held, rank, shared=shared)
+    states, arrays = held_state.states_of(callbacks)
+    own = {**held_state.codec_arrays(model, rank), **(arrays if shared else {})}
     positions = {
-        POSITION: position.state,
-        FRESH: position.fresh,
-        VALIDATION: validation.position,
+        restore.POSITION: position.state,
+        restore.FRESH: position.fresh,
+        restore.VALIDATION: validation.position,
     }
     for name, contents in positions.items():
         if contents is not None:
@@ -93,7 +75,7 @@ def take(
     document = {
         "complete": series.complete,
         "call": series.call,
-        "optimizers": optimizer_classes(model),
+        "optimizers": held_state.optimizer_classes(model),
         "place": dataclasses.asdict(place),
         "callbacks": states,
         "position": position.to_json(),
@@ -101,8 +83,8 @@ def take(
         "random": random_states(),
     }
 
-    def write(folder: SnapshotFolder, snapshot: SnapshotId) -> None:
-        pieces = [*as_pieces(read), *(Piece(key, value) for key, value in own.items())]
+    def write(folder: restore.SnapshotFolder, snapshot: restore.SnapshotId) -> None:
+        pieces = [*held_state.as_pieces(read), *(Piece(key, value) for key, value in own.items())]
         folder.prepare(snapshot)
         write_part(folder.part(snapshot, rank), pieces, document)
 
@@ -127,7 +109,7 @@ class Resumption:
 
     def __init__(
         self,
-        restored: Restored,
+        restored: restore.Restored,
         model: keras.Model,
         callbacks: Sequence[Any],
         workers: Workers,
@@ -151,7 +133,7 @@ class Resumption:
             source = next((r for r in parts.ranks if _has_position(parts, r)), None)
         state, fresh, validation = (
             parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
-            for name in (POSITION, FRESH, VALIDATION)
+            for name in (restore.POSITION, restore.FRESH, restore.VALIDATION)
         )
         self.position = Position.from_json(restored.document["position"], state, fresh)
         self.validation = NextValidation(validation, **restored.document["validation"])
@@ -169,7 +151,7 @@ class Resumption:
         if restored.lost:
             say(
                 f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
-                f"{self._workers.size}; not taken over: {names(restored.lost)}."
+                f"{self._workers.size}; not taken over: {restore.names(restored.lost)}."
             )
 
     def load(self, skipped: tuple[int, float] | None = None) -> None:
@@ -180,8 +162,8 @@ class Resumption:
                 that it took.
         """
         self._restored.assign()
-        load_codec_arrays(self._model, self._workers.rank, self._codecs)
-        load_states(self._callbacks, self._states, self._weights.__getitem__)
+        held_state.load_codec_arrays(self._model, self._workers.rank, self._codecs)
+        held_state.load_states(self._callbacks, self._states, self._weights.__getitem__)
         set_random_states(self._restored.document["random"])
         if skipped is not None and self._workers.rank == 0:
             batches, seconds = skipped
@@ -192,4 +174,4 @@ class Resumption:
 
 
 def _has_position(parts: Parts, rank: int) -> bool:
-    return any(f"{name} {rank}" in parts for name in (POSITION, VALIDATION))
+    return any(f"{name} {rank}" in parts for name in (restore.POSITION, restore.VALIDATION))

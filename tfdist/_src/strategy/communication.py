@@ -11,13 +11,8 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.comm import gpu
+from tfdist._src.comm import device_communicator, gpu
 from tfdist._src.comm.communicator_interface import Alone, Communicator
-from tfdist._src.comm.device_communicator import (
-    GPU_BUCKET_BYTES,
-    DeviceCommunicator,
-    GpuCommunicator,
-)
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group
@@ -176,7 +171,9 @@ def replica_communicators(
             return through_hosts
         on_gpus = group.native_gpus(devices, options.timeout_seconds)
         return [
-            GpuCommunicator(sized(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), options), rest)
+            device_communicator.GpuCommunicator(
+                sized(on_gpu.with_buckets_of(device_communicator.GPU_BUCKET_BYTES), options), rest
+            )
             for on_gpu, rest in zip(on_gpus, through_hosts, strict=True)
         ]
     if len(devices) == 1 and "CPU" in devices[0]:
@@ -219,7 +216,9 @@ def part_communicators(
         return None, None
     if on_gpu is None:
         return part, part
-    return part, GpuCommunicator(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), part)
+    return part, device_communicator.GpuCommunicator(
+        on_gpu.with_buckets_of(device_communicator.GPU_BUCKET_BYTES), part
+    )
 
 
 def _through_hosts(
@@ -233,7 +232,7 @@ def _through_hosts(
         return [*local]
     remote = [group.native(f"device {i}", options.timeout_seconds) for i in range(len(devices))]
     return [
-        DeviceCommunicator(device, sized(workers_of_device, options))
+        device_communicator.DeviceCommunicator(device, sized(workers_of_device, options))
         for device, workers_of_device in zip(local, remote, strict=True)
     ]
 

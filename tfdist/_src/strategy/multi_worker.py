@@ -23,6 +23,7 @@ from tfdist._src.compression.policy import read as compression_policy
 from tfdist._src.compression.transport import Exchange, HostLeaders, OnGpus
 from tfdist._src.group import Group, join, join_devices
 from tfdist._src.internals.tensorflow import global_seed
+from tfdist._src.strategy import mirrored
 from tfdist._src.strategy.communication import (
     check_communication,
     choose,
@@ -32,11 +33,6 @@ from tfdist._src.strategy.communication import (
     worker_communicator,
 )
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.mirrored import (
-    BatchStatistics,
-    agreed_batch_statistics,
-    check_batch_statistics,
-)
 from tfdist.errors import UnsupportedError
 
 
@@ -231,16 +227,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         communication: Literal["auto", "native", "tensorflow"] = "auto",
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
-        batch_statistics: BatchStatistics | None = None,
+        batch_statistics: mirrored.BatchStatistics | None = None,
     ) -> None:
         check_communication(communication)
-        check_batch_statistics(batch_statistics)
+        mirrored.check_batch_statistics(batch_statistics)
         found = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
-        statistics = agreed_batch_statistics(group, batch_statistics)
+        statistics = mirrored.agreed_batch_statistics(group, batch_statistics)
         share_randomness(group)
         native = choose(group, communication) == "native"
         if native:

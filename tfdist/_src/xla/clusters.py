@@ -10,12 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.comm import tokens
-from tfdist._src.xla.cluster_function import (
-    draws_other_numbers,
-    is_has_rows,
-    is_left_to_tensorflow,
-    is_random,
-)
+from tfdist._src.xla import cluster_function
 from tfdist._src.xla.program import Program, called_by, has_shape
 
 _COMMUNICATES = ("Tfdist", "Collective")
@@ -107,7 +102,7 @@ def _is_no_part(node: Any) -> bool:
     return bool(
         _is_compiled(node)
         or node.op.startswith((*_COMMUNICATES, *_HOST))
-        or is_random(node.op)  # XLA would draw other numbers.
+        or cluster_function.is_random(node.op)  # XLA would draw other numbers.
         or tf.string.as_datatype_enum in types
         or node.op.startswith(_STRINGS)
         or (node.op.startswith(_SLOW_ON_CPUS) and not tf.config.list_logical_devices("GPU"))
@@ -115,11 +110,15 @@ def _is_no_part(node: Any) -> bool:
 
 
 def _stays(program: Program, op: Any, functions: set[str]) -> bool:
-    if op.type == "Placeholder" or op.type.startswith(_HOST) or draws_other_numbers(op):
+    if (
+        op.type == "Placeholder"
+        or op.type.startswith(_HOST)
+        or cluster_function.draws_other_numbers(op)
+    ):
         return True
-    if is_left_to_tensorflow(op) or functions.intersection(called_by(op.node_def)):
+    if cluster_function.is_left_to_tensorflow(op) or functions.intersection(called_by(op.node_def)):
         return True
-    if op.type in CONDITIONALS and is_has_rows(op.inputs[0].op):
+    if op.type in CONDITIONALS and cluster_function.is_has_rows(op.inputs[0].op):
         return True  # Its branches have different numbers of rows.
     if op.type.startswith(_SLOW_ON_CPUS) and program.device_of(op).startswith("CPU"):
         return True
@@ -175,7 +174,9 @@ def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
     """What computes with a worker's own values, other than by communication."""
     found = set(given)
     for op in program.operations:
-        if not communicates(op) and (is_has_rows(op) or any(t.op in found for t in op.inputs)):
+        if not communicates(op) and (
+            cluster_function.is_has_rows(op) or any(t.op in found for t in op.inputs)
+        ):
             found.add(op)
     return found
 

@@ -18,17 +18,8 @@ from tfdist._src.internals.graphs import (
     keep_functions,
     trace_for_xla,
 )
+from tfdist._src.xla import clusters
 from tfdist._src.xla.cluster_function import Cluster, add_operations
-from tfdist._src.xla.clusters import (
-    CONDITIONALS,
-    Unit,
-    divide,
-    exchanging_lists,
-    has_several_of_a_kind,
-    left_out,
-    node_communicates,
-    own_operations,
-)
 from tfdist._src.xla.program import Program, called_by, has_shape
 from tfdist.errors import NativeUnavailableError
 
@@ -68,15 +59,15 @@ class Rebuilt:
         self._program = Program(graph, results)
         given_here = {op for op in self._program.operations if op.type == _INPUT}
         own_inputs = {op for op in given_here if op.outputs[0].name in own}
-        self._own = own_operations(self._program, own_inputs, self._results)
-        self._copies = copies or has_several_of_a_kind(self._program)
-        self._left_out = left_out(self._program, within=within)
+        self._own = clusters.own_operations(self._program, own_inputs, self._results)
+        self._copies = copies or clusters.has_several_of_a_kind(self._program)
+        self._left_out = clusters.left_out(self._program, within=within)
         if self._copies:
             self._left_out |= set(self._program.operations) - self._own
-        self._units = divide(self._program, self._left_out, self._own)
-        while lists := exchanging_lists(self._program, self._units, results):
+        self._units = clusters.divide(self._program, self._left_out, self._own)
+        while lists := clusters.exchanging_lists(self._program, self._units, results):
             self._left_out |= lists
-            self._units = divide(self._program, self._left_out, self._own)
+            self._units = clusters.divide(self._program, self._left_out, self._own)
         self._given: dict[str, tf.Tensor] = dict(given)
         self._made: dict[Any, Any] = {}  # for each operation, what stands for it in the new graph
         self._users: dict[str, set[Any]] = {}
@@ -121,7 +112,7 @@ class Rebuilt:
             before = [o for o in op.control_inputs if o not in inside]
             add_control_inputs(self._made[op], self._standing_for(before))
 
-    def _add_cluster(self, unit: Unit) -> None:
+    def _add_cluster(self, unit: clusters.Unit) -> None:
         inside = set(unit.operations)
         wanted = {t.name for t in self._results}
 
@@ -147,8 +138,8 @@ class Rebuilt:
 
     def _has_collectives(self, op: Any) -> bool:
         calls = set(called_by(op.node_def))
-        return op.type in CONDITIONALS and bool(
-            calls & self._program.functions_with(node_communicates)
+        return op.type in clusters.CONDITIONALS and bool(
+            calls & self._program.functions_with(clusters.node_communicates)
         )
 
     def _add_conditional(self, op: Any) -> None:

@@ -21,15 +21,7 @@ from dataclasses import dataclass
 
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.cluster_spec import Topology, split
-from tfdist._src.cluster.net.framing import (
-    HELLO_LIMIT,
-    Header,
-    WireError,
-    encode,
-    frame_steps,
-    read_exactly,
-    read_some,
-)
+from tfdist._src.cluster.net import framing
 from tfdist._src.cluster.net.sockets import end_gently
 from tfdist._src.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, TlsSocket, explain
 from tfdist._src.cluster.net.wait_messages import Announce
@@ -180,7 +172,7 @@ def handshake(
         end_gently(sock)
         if first:
             raise dialer_error(error, mine, name) from None
-        raise WireError(f"no TLS: {problem}") from None
+        raise framing.WireError(f"no TLS: {problem}") from None
 
 
 def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
@@ -199,7 +191,7 @@ def tls_problem(error: Exception) -> str | None:
 
 def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | None = None) -> Steps:
     """The dialer's side of the handshake."""
-    hello = encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
+    hello = framing.encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
     certificates: tuple[bytes, ...] = ()
     if tls:
         yield Write(TLS_MAGIC)
@@ -214,11 +206,11 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
             raise TlsMismatch("it uses TLS, but this worker does not")
     header, challenge = yield from _frame()
     if header["kind"] != "challenge" or not is_challenge(header.get("challenge")):
-        raise WireError("it sent no challenge")
+        raise framing.WireError("it sent no challenge")
     if header.get("protocol") != mine.protocol:
         raise ClusterError(_other_protocol(mine, header.get("protocol"), name))
     transcript = (hello, challenge, *certificates)
-    yield Write(encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
+    yield Write(framing.encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
     header, _ = yield from _frame()
     if header["kind"] == "refused":
         here = "one is set here" if secret else "none is set here"
@@ -227,11 +219,11 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
             f"{mine.kind}."
         )
     theirs = Identity.from_header({**header, "kind": "hello"})
-    said = encode({"kind": "hello", **vars(theirs)})
+    said = framing.encode({"kind": "hello", **vars(theirs)})
     if header["kind"] != "proof" or not proves(
         header.get("proof"), secret, _LISTENER, *transcript, said
     ):
-        raise WireError(_no_secret(theirs))
+        raise framing.WireError(_no_secret(theirs))
     if admit:
         admit(theirs)
     return theirs
@@ -266,29 +258,29 @@ def listening(
         raise TlsMismatch("it uses TLS, but this worker does not")
     header, hello = yield from _frame()
     opening = b"" if tls else MAGIC
-    challenge = encode(
+    challenge = framing.encode(
         {"kind": "challenge", "protocol": mine.protocol, "challenge": new_challenge()}
     )
     protocol = header.get("protocol")
     if header["kind"] == "hello" and type(protocol) is int and protocol != mine.protocol:
         yield Write(opening + challenge)
-        raise WireError(_other_protocol(mine, protocol, "the other end"))
+        raise framing.WireError(_other_protocol(mine, protocol, "the other end"))
     theirs = Identity.from_header(header)
     if not is_challenge(header.get("challenge")):
-        raise WireError("it sent no hello")
+        raise framing.WireError("it sent no hello")
     yield Write(opening + challenge)
     transcript = (hello, challenge, *certificates)
     header, _ = yield from _frame()
     if header["kind"] != "proof" or not proves(header.get("proof"), secret, _DIALER, *transcript):
-        yield Write(encode({"kind": "refused"}))
-        raise WireError(_no_secret(theirs))
+        yield Write(framing.encode({"kind": "refused"}))
+        raise framing.WireError(_no_secret(theirs))
     if admit:
         admit(theirs)
     if answer_as:
         mine = answer_as(theirs)
-    said = encode({"kind": "hello", **vars(mine)})
+    said = framing.encode({"kind": "hello", **vars(mine)})
     proof = prove(secret, _LISTENER, *transcript, said)
-    yield Write(encode({"kind": "proof", **vars(mine), "proof": proof}))
+    yield Write(framing.encode({"kind": "proof", **vars(mine), "proof": proof}))
     return theirs
 
 
@@ -298,13 +290,13 @@ def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
     while len(magic) < len(MAGIC):
         magic += yield Read(len(MAGIC) - len(magic), some=True)
         if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
-            raise WireError("it does not speak tfdist's protocol")
+            raise framing.WireError("it does not speak tfdist's protocol")
     return magic
 
 
-def _frame() -> Generator[Read | Write | Secure, bytes, tuple[Header, bytes]]:
+def _frame() -> Generator[Read | Write | Secure, bytes, tuple[framing.Header, bytes]]:
     """Reads a frame; returns its header, and all of its bytes."""
-    steps = frame_steps(HELLO_LIMIT)
+    steps = framing.frame_steps(framing.HELLO_LIMIT)
     count = next(steps)
     said = b""
     while True:
@@ -313,7 +305,7 @@ def _frame() -> Generator[Read | Write | Secure, bytes, tuple[Header, bytes]]:
         try:
             count = steps.send(part)
         except StopIteration as end:
-            header: Header = end.value[0]
+            header: framing.Header = end.value[0]
             return header, said
 
 
@@ -324,7 +316,7 @@ def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:
         while True:
             answer = b""
             if isinstance(step, Read):
-                read = read_some if step.some else read_exactly
+                read = framing.read_some if step.some else framing.read_exactly
                 answer = read(sock, step.count, deadline)
             elif isinstance(step, Write):
                 sock.sendall(step.data)

@@ -13,6 +13,7 @@ from functools import partial
 
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
 from tfdist._src.cluster.cluster_spec import Topology
+from tfdist._src.cluster.membership import wire
 from tfdist._src.cluster.membership.consensus import NONE, AcceptorState, Ballot, Reply, Request
 from tfdist._src.cluster.membership.liveness import Finding, look, reply
 from tfdist._src.cluster.membership.record import Record, here, sweep
@@ -23,12 +24,6 @@ from tfdist._src.cluster.membership.view import (
     decode_view,
     encode_member,
     encode_view,
-)
-from tfdist._src.cluster.membership.wire import (
-    FRAME_LIMIT,
-    decode_acceptor,
-    decode_request,
-    encode_reply,
 )
 from tfdist._src.cluster.net.framing import Decoder, Header, WireError, encode
 from tfdist._src.cluster.net.sockets import send_at_once
@@ -210,7 +205,7 @@ class _Caller:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.decoder = Decoder(FRAME_LIMIT)
+        self.decoder = Decoder(wire.FRAME_LIMIT)
         self.deadline: float | None = time.monotonic() + _REQUEST_SECONDS
         self.beat = 0.0
         self.after: View | None = None  # waits for a view after this one
@@ -311,10 +306,10 @@ class MembershipService:
             self._advance(caller, time.monotonic())
 
     def _propose(self, caller: _Caller, header: Header) -> Header:
-        request = decode_request(header)
+        request = wire.decode_request(header)
         reply = self._node.answer(request)
         self._disturb(request.view, header)
-        return encode_reply(reply) if reply else self._who()
+        return wire.encode_reply(reply) if reply else self._who()
 
     def _decided(self, caller: _Caller, header: Header) -> Header:
         self._node.learn(decode_view(header.get("view")))
@@ -376,7 +371,7 @@ class MembershipService:
             raise WireError("it sent no last words")
         words = {**heard, member.incarnation: header.get("acceptor")}
         for incarnation, word in words.items():
-            self._node.say_last_word(incarnation, decode_acceptor(word))
+            self._node.say_last_word(incarnation, wire.decode_acceptor(word))
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:

@@ -6,14 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from tfdist._src.cluster.membership import consensus
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.consensus import (
-    Ballot,
-    Proposer,
-    is_hopeless,
-    may_go_on,
-    next_ballot,
-)
 from tfdist._src.cluster.membership.contact import Contact
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.view import (
@@ -108,13 +102,13 @@ class Campaign:
         self._announce = announce
         rank = view.rank(node.me)
         assert rank is not None
-        self._proposer = Proposer(view, next_ballot(rank, [node.seen]))
+        self._proposer = consensus.Proposer(view, consensus.next_ballot(rank, [node.seen]))
         self._contacts: dict[str, Contact] = {}
         self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
         self._states: dict[str, State] = {}
         self._next = view
 
-    def run(self) -> Ballot | None:
+    def run(self) -> consensus.Ballot | None:
         """Makes the attempt.
 
         Returns:
@@ -214,7 +208,7 @@ class Campaign:
             self._next = self._candidate()
             return len(self._next.members) >= self._terms.min_workers or bool(proposer.bound)
         gone = [name for name, state in self._states.items() if state is State.GONE]
-        if is_hopeless(self._view.incarnations, proposer.promised, proposer.dead, gone):
+        if consensus.is_hopeless(self._view.incarnations, proposer.promised, proposer.dead, gone):
             raise GroupLostError(self._why_not("any more"))
         return False
 
@@ -234,7 +228,7 @@ class Campaign:
 
     @property
     def _rest_may_decide(self) -> bool:
-        return may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
+        return consensus.may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
 
     def _witnesses(self, member: Member) -> list[Member]:
         """Processes on the machine of a member that may see whether it is dead."""

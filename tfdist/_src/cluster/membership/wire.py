@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist._src.cluster.membership.consensus import (
-    Accept,
-    Accepted,
-    AcceptorState,
-    Ballot,
-    Decided,
-    Prepare,
-    Promise,
-    Refused,
-    Reply,
-    Request,
-    Vote,
-)
+from tfdist._src.cluster.membership import consensus
 from tfdist._src.cluster.membership.view import decode_view, encode_view
 from tfdist._src.cluster.net.framing import Header, WireError
 
@@ -25,15 +13,15 @@ FRAME_LIMIT = 4 * 1024 * 1024
 """For a few views of thousands of members."""
 
 
-def encode_request(request: Request) -> Header:
+def encode_request(request: consensus.Request) -> Header:
     """What a proposer asks."""
     header = {"view": encode_view(request.view), "ballot": _ballot(request.ballot)}
-    if isinstance(request, Accept):
+    if isinstance(request, consensus.Accept):
         return {"kind": "accept", **header, "proposal": encode_view(request.proposal)}
     return {"kind": "prepare", **header}
 
 
-def decode_request(header: Header) -> Request:
+def decode_request(header: Header) -> consensus.Request:
     """What a proposer asks.
 
     Raises:
@@ -41,24 +29,24 @@ def decode_request(header: Header) -> Request:
     """
     view, ballot = decode_view(header.get("view")), _decode_ballot(header.get("ballot"))
     if header["kind"] == "accept":
-        return Accept(view, ballot, decode_view(header.get("proposal")))
-    return Prepare(view, ballot)
+        return consensus.Accept(view, ballot, decode_view(header.get("proposal")))
+    return consensus.Prepare(view, ballot)
 
 
-def encode_reply(reply: Reply) -> Header:
+def encode_reply(reply: consensus.Reply) -> Header:
     """What a member answers to a proposer."""
-    if isinstance(reply, Promise):
+    if isinstance(reply, consensus.Promise):
         vote = _vote(reply.accepted)
         return {"kind": "promise", "ballot": _ballot(reply.ballot), "accepted": vote}
-    if isinstance(reply, Accepted):
+    if isinstance(reply, consensus.Accepted):
         return {"kind": "accepted", "ballot": _ballot(reply.ballot)}
-    if isinstance(reply, Refused):
+    if isinstance(reply, consensus.Refused):
         promised = _ballot(reply.promised)
         return {"kind": "refused", "ballot": _ballot(reply.ballot), "promised": promised}
     return {"kind": "decided", "view": encode_view(reply.view)}
 
 
-def decode_reply(header: Header) -> Reply | None:
+def decode_reply(header: Header) -> consensus.Reply | None:
     """What a member answers to a proposer; None if it answers something else.
 
     Raises:
@@ -66,18 +54,18 @@ def decode_reply(header: Header) -> Reply | None:
     """
     kind = header["kind"]
     if kind == "decided":
-        return Decided(decode_view(header.get("view")))
+        return consensus.Decided(decode_view(header.get("view")))
     if kind not in ("promise", "accepted", "refused"):
         return None
     ballot = _decode_ballot(header.get("ballot"))
     if kind == "promise":
-        return Promise(ballot, _decode_vote(header.get("accepted")))
+        return consensus.Promise(ballot, _decode_vote(header.get("accepted")))
     if kind == "refused":
-        return Refused(ballot, _decode_ballot(header.get("promised")))
-    return Accepted(ballot)
+        return consensus.Refused(ballot, _decode_ballot(header.get("promised")))
+    return consensus.Accepted(ballot)
 
 
-def encode_acceptor(acceptor: AcceptorState) -> dict[str, Any]:
+def encode_acceptor(acceptor: consensus.AcceptorState) -> dict[str, Any]:
     """What a process has promised and accepted."""
     return {
         "view": encode_view(acceptor.view),
@@ -87,7 +75,7 @@ def encode_acceptor(acceptor: AcceptorState) -> dict[str, Any]:
     }
 
 
-def decode_acceptor(data: object) -> AcceptorState:
+def decode_acceptor(data: object) -> consensus.AcceptorState:
     """What a process has promised and accepted.
 
     Raises:
@@ -96,7 +84,7 @@ def decode_acceptor(data: object) -> AcceptorState:
     if not isinstance(data, Mapping):
         raise WireError("it sent no record")
     view, excluded = data.get("view"), data.get("excluded")
-    return AcceptorState(
+    return consensus.AcceptorState(
         decode_view(view) if view is not None else None,
         _decode_ballot(data.get("promised")),
         _decode_vote(data.get("accepted")),
@@ -104,23 +92,23 @@ def decode_acceptor(data: object) -> AcceptorState:
     )
 
 
-def _ballot(ballot: Ballot) -> list[int]:
+def _ballot(ballot: consensus.Ballot) -> list[int]:
     return [ballot.round, ballot.rank]
 
 
-def _decode_ballot(data: object) -> Ballot:
+def _decode_ballot(data: object) -> consensus.Ballot:
     if not isinstance(data, list) or len(data) != 2 or any(type(n) is not int for n in data):
         raise WireError("it sent a malformed ballot")
-    return Ballot(*data)
+    return consensus.Ballot(*data)
 
 
-def _vote(vote: Vote | None) -> dict[str, Any] | None:
+def _vote(vote: consensus.Vote | None) -> dict[str, Any] | None:
     return {"ballot": _ballot(vote.ballot), "view": encode_view(vote.view)} if vote else None
 
 
-def _decode_vote(data: object) -> Vote | None:
+def _decode_vote(data: object) -> consensus.Vote | None:
     if data is None:
         return None
     if not isinstance(data, Mapping):
         raise WireError("it sent a malformed vote")
-    return Vote(_decode_ballot(data.get("ballot")), decode_view(data.get("view")))
+    return consensus.Vote(_decode_ballot(data.get("ballot")), decode_view(data.get("view")))

@@ -11,16 +11,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tfdist._src.cluster.cluster_spec import Topology
+from tfdist._src.cluster.mesh import subgroups
 from tfdist._src.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
 from tfdist._src.cluster.mesh.shared_memory import HostMemory, SegmentBytes
-from tfdist._src.cluster.mesh.subgroups import (
-    SessionPlan,
-    Subgroup,
-    check_members,
-    group_of,
-    host_key,
-    to_runs,
-)
 from tfdist._src.cluster.net.listener import listen_near, ports
 from tfdist._src.cluster.net.sockets import Descriptor, Owner, allow_descriptors, close_on_fork
 from tfdist._src.cluster.net.tls import Tls
@@ -131,21 +124,21 @@ def connect(
         tls: list[Tls | None] = []
 
         def prepare() -> Report:
-            check_members(members, topology)
+            subgroups.check_members(members, topology)
             allow_descriptors(2 * len(members))
             tls.append(Tls.load(options))
             if len(members) > 1:
                 for sock in listen_near(topology.me.address, str(topology.me)):
                     listeners.append(close_on_fork(listening.enter_context(sock)))
             return {
-                "members": to_runs(members),
+                "members": subgroups.to_runs(members),
                 "identity": secrets.token_hex(8),
-                "host": host_key(options),
+                "host": subgroups.host_key(options),
                 "ports": ports(listeners, topology.me.address) if listeners else None,
             }
 
-        plan = SessionPlan(topology, subject)
-        group = group_of(topology, steps.run("members", prepare, plan.split))
+        plan = subgroups.SessionPlan(topology, subject)
+        group = subgroups.group_of(topology, steps.run("members", prepare, plan.split))
         memory = HostMemory(group, segment_bytes, announce)
         unfinished.callback(memory.close)
         memory.share(steps, plan)
@@ -229,7 +222,7 @@ def _timeout_error(
 
 def _mesh(
     name: str,
-    group: Subgroup,
+    group: subgroups.Subgroup,
     sockets: dict[tuple[int, str], socket.socket],
     memory: HostMemory,
 ) -> Mesh:

@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tfdist._src.cluster.auth.handshake import (
-    AnswerAs,
-    Read,
-    Steps,
-    TlsMismatch,
-    Write,
-    listening,
-    tls_problem,
-)
+from tfdist._src.cluster.auth import handshake
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.sockets import close_on_fork, tune
@@ -49,7 +41,7 @@ class Pending:
         self,
         sock: socket.socket,
         address: str,
-        steps: Steps,
+        steps: handshake.Steps,
         deadline: float,
         on_done: Callable[[Identity], None],
         on_failed: Callable[[Exception], None],
@@ -98,9 +90,9 @@ class Pending:
     def _do(self) -> tuple[int | None, bytes]:
         """Does the current step; returns what to wait for, or None and the answer."""
         step = self._step
-        if isinstance(step, Read):
+        if isinstance(step, handshake.Read):
             return self._read(step.count, step.some)
-        if isinstance(step, Write):
+        if isinstance(step, handshake.Write):
             self._unsent = self._unsent or step.data
             while self._unsent:
                 try:
@@ -186,7 +178,7 @@ class Handshakes:
             return self.drop(pending)
         try:
             result = pending.advance()
-        except (OSError, WireError, TlsMismatch, TfdistError) as error:
+        except (OSError, WireError, handshake.TlsMismatch, TfdistError) as error:
             self._fail(pending, error)
         except BaseException:
             self._fail(pending, WireError("it caused an unexpected error"))
@@ -340,7 +332,7 @@ class Acceptor:
         on_accepted: Callable[[socket.socket, Identity], None],
         announce: Announce,
         strangers: int | None = None,
-        answer_as: AnswerAs | None = None,
+        answer_as: handshake.AnswerAs | None = None,
         hang_ups: bool = True,
     ) -> None:
         self._mine = mine
@@ -399,7 +391,9 @@ class Acceptor:
             self.reject(address, port, error)
 
         tls = self._tls is not None
-        steps = _contained(listening(self._mine, self._secret, tls, self._screen, self._answer_as))
+        steps = _contained(
+            handshake.listening(self._mine, self._secret, tls, self._screen, self._answer_as)
+        )
         deadline = time.monotonic() + ACCEPT_SECONDS
         self._make_room()
         try:
@@ -419,7 +413,9 @@ class Acceptor:
         if hung_up or isinstance(error, NotHere):
             return
         reason = str(error)
-        if isinstance(error, (TlsMismatch, ssl.SSLError)) and (problem := tls_problem(error)):
+        if isinstance(error, (handshake.TlsMismatch, ssl.SSLError)) and (
+            problem := handshake.tls_problem(error)
+        ):
             reason = f"no TLS: {problem}"
         self._rejections.add(address, f"{address}:{port}", reason, time.monotonic())
 
@@ -448,11 +444,11 @@ def shown_ip(name: tuple[Any, ...]) -> str:
     return str(name[0]).removeprefix("::ffff:")
 
 
-def _contained(steps: Steps) -> Steps:
+def _contained(steps: handshake.Steps) -> handshake.Steps:
     """The same steps; an error that nobody has foreseen ends one connection, not its thread."""
     try:
         return (yield from steps)
-    except (OSError, WireError, TlsMismatch, TfdistError):
+    except (OSError, WireError, handshake.TlsMismatch, TfdistError):
         raise
     except Exception as error:
         raise WireError(f"it caused an unexpected error: {error!r}") from error

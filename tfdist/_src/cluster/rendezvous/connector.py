@@ -17,15 +17,10 @@ from functools import partial
 from tfdist._src.cluster.auth.handshake import dialer_error, dialing
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.cluster_spec import split
+from tfdist._src.cluster.net import sockets
 from tfdist._src.cluster.net.dns import Endpoint, is_numeric
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.listener import Ports, dial_endpoints
-from tfdist._src.cluster.net.sockets import (
-    CONNECT_SECONDS,
-    begin_connect,
-    close_on_fork,
-    finish_connect,
-)
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.rendezvous.acceptor import Handshakes, Pending
 
@@ -143,7 +138,9 @@ class Connector:
     def tick(self) -> None:
         """Abandons the attempts that are too slow; call it regularly."""
         now = time.monotonic()
-        for attempt in [one for one in self._connecting if now - one.begun >= CONNECT_SECONDS]:
+        for attempt in [
+            one for one in self._connecting if now - one.begun >= sockets.CONNECT_SECONDS
+        ]:
             self._close(attempt)
             self._connect(attempt, TimeoutError(errno.ETIMEDOUT, "timed out"))
         self._handshakes.tick()
@@ -193,7 +190,7 @@ class Connector:
         """Connects to the next endpoint; without one, the attempt has failed."""
         while attempt.endpoints:
             try:
-                sock = close_on_fork(begin_connect(attempt.endpoints.pop(0)))
+                sock = sockets.close_on_fork(sockets.begin_connect(attempt.endpoints.pop(0)))
             except OSError as error:
                 failure = error
                 continue
@@ -209,9 +206,9 @@ class Connector:
         self._selector.unregister(sock)
         target = attempt.target
         try:
-            finish_connect(sock)
+            sockets.finish_connect(sock)
             if self._tls:
-                sock = close_on_fork(self._tls.wrap(sock, dialed=True))
+                sock = sockets.close_on_fork(self._tls.wrap(sock, dialed=True))
         except OSError as error:
             sock.close()
             self._connect(attempt, error)

@@ -9,29 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from tfdist._src.cluster.auth import identity
 from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, check_security, handshake, is_closed
-from tfdist._src.cluster.auth.identity import (
-    JOIN,
-    REGROUP,
-    Identity,
-    clusters_differ,
-    disagreement,
-    duplicate,
-    entries,
-    first_difference,
-)
 from tfdist._src.cluster.cluster_spec import Topology
+from tfdist._src.cluster.net import framing
 from tfdist._src.cluster.net.dns import NameChecks, check_resolvable, resolve
-from tfdist._src.cluster.net.framing import (
-    CLUSTER_LIMIT,
-    HELLO_LIMIT,
-    Decoder,
-    Header,
-    WireError,
-    encode,
-    read_frame,
-    readable,
-)
 from tfdist._src.cluster.net.listener import claim, explain
 from tfdist._src.cluster.net.sockets import (
     allow_descriptors,
@@ -57,10 +39,10 @@ _ACCEPT_POLL_SECONDS = 0.2
 class _Asked:
     """A worker with another cluster, which was asked for the difference."""
 
-    def __init__(self, sock: socket.socket, hello: Identity) -> None:
+    def __init__(self, sock: socket.socket, hello: identity.Identity) -> None:
         self.sock = sock
         self.hello = hello
-        self.decoder = Decoder(HELLO_LIMIT)
+        self.decoder = framing.Decoder(framing.HELLO_LIMIT)
         self.deadline = time.monotonic() + _ANSWER_SECONDS
 
 
@@ -93,10 +75,10 @@ class RendezvousServer:
         self._timeout = timeout = options.start_timeout
         self._closed_job = is_closed(topology, options)
         self._announce = announce
-        self._mine = Identity.of(topology)
+        self._mine = identity.Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._name_checks = NameChecks()
-        self._present: dict[int, tuple[socket.socket, Identity]] = {}
+        self._present: dict[int, tuple[socket.socket, identity.Identity]] = {}
         self._absent = set(range(1, topology.size))
         self._asked: dict[socket.socket, _Asked] = {}
         self._error: TfdistError | None = None
@@ -139,7 +121,7 @@ class RendezvousServer:
         finally:
             self._close()
         for sock, _ in self._present.values():
-            send_at_once(sock, encode({"kind": "go"}))
+            send_at_once(sock, framing.encode({"kind": "go"}))
         return {rank: sock for rank, (sock, _) in self._present.items()}
 
     def _await_all(self, deadline: float) -> None:
@@ -169,7 +151,7 @@ class RendezvousServer:
                     self._drop(rank)
         return bool(self._absent)
 
-    def _status(self, *, names: bool) -> Header:
+    def _status(self, *, names: bool) -> framing.Header:
         some = self._first_absent() if names else []
         return {"kind": "waiting", "missing": len(self._absent), "some": some}
 
@@ -204,10 +186,10 @@ class RendezvousServer:
             self._judge(asked, None)
         self._acceptor.tick()
 
-    def _admit(self, sock: socket.socket, hello: Identity) -> None:
+    def _admit(self, sock: socket.socket, hello: identity.Identity) -> None:
         """Admits or rejects a worker that has proven the secret."""
         rank = hello.rank
-        error: TfdistError | None = disagreement(self._topology, self._mine, hello)
+        error: TfdistError | None = identity.disagreement(self._topology, self._mine, hello)
         other_cluster = hello.fingerprint != self._mine.fingerprint
         if other_cluster and hello.version == self._mine.version:
             self._ask(sock, hello)
@@ -217,7 +199,7 @@ class RendezvousServer:
             if known and (known[1].nonce == hello.nonce or has_ended(known[0])):
                 self._drop(rank)
             elif known or rank == 0:
-                error = duplicate(known[1] if known else self._mine, hello)
+                error = identity.duplicate(known[1] if known else self._mine, hello)
         if error is not None:
             self._refuse(sock, hello, error)
         elif self._error is not None:
@@ -228,14 +210,16 @@ class RendezvousServer:
             self._selector.register(sock, selectors.EVENT_READ, partial(self._left, rank, sock))
             # With names for few only: they would have to be looked up for each that arrives.
             status = self._status(names=len(self._absent) <= NAMED)
-            if not send_at_once(sock, encode(status)):
+            if not send_at_once(sock, framing.encode(status)):
                 self._drop(rank)
 
-    def _ask(self, sock: socket.socket, hello: Identity) -> None:
+    def _ask(self, sock: socket.socket, hello: identity.Identity) -> None:
         """Sends this cluster to a worker with another one, which answers with the difference."""
         asked = self._asked[sock] = _Asked(sock, hello)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read_answer, asked))
-        if not send_at_once(sock, encode({"kind": "cluster", "cluster": entries(self._topology)})):
+        if not send_at_once(
+            sock, framing.encode({"kind": "cluster", "cluster": identity.entries(self._topology)})
+        ):
             self._judge(asked, None)
 
     def _read_answer(self, asked: _Asked) -> None:
@@ -246,21 +230,21 @@ class RendezvousServer:
             frames = asked.decoder.feed(data)
         except BlockingIOError:
             return
-        except (OSError, WireError):
+        except (OSError, framing.WireError):
             data, frames = b"", []
         if frames or not data:
             self._judge(asked, frames[0][0] if frames else None)
 
-    def _judge(self, asked: _Asked, answer: Header | None) -> None:
+    def _judge(self, asked: _Asked, answer: framing.Header | None) -> None:
         """Refuses a worker that has another cluster, with its answer where it has given one."""
         del self._asked[asked.sock]
         self._selector.unregister(asked.sock)
         difference = answer.get("difference") if answer else None
         if not isinstance(difference, str) or not difference.isprintable():
             difference = f"that of {asked.hello} is not that of {self._mine}"
-        self._refuse(asked.sock, asked.hello, clusters_differ(difference))
+        self._refuse(asked.sock, asked.hello, identity.clusters_differ(difference))
 
-    def _refuse(self, sock: socket.socket, hello: Identity, error: TfdistError) -> None:
+    def _refuse(self, sock: socket.socket, hello: identity.Identity, error: TfdistError) -> None:
         """Refuses a worker; unless it may be a stranger, all workers fail."""
         if self._closed_job:
             self._fail(error)
@@ -269,8 +253,8 @@ class RendezvousServer:
             self._announce(f"tfdist: refused {hello}: {error}")
         self._inform(sock, hello, self._error or error)
 
-    def _inform(self, sock: socket.socket, hello: Identity, error: TfdistError) -> None:
-        send_at_once(sock, encode(encode_error("error", error)))
+    def _inform(self, sock: socket.socket, hello: identity.Identity, error: TfdistError) -> None:
+        send_at_once(sock, framing.encode(encode_error("error", error)))
         sock.close()
         if self._error is not None:
             self._informed.add(hello.rank)
@@ -282,8 +266,8 @@ class RendezvousServer:
             self._send(encode_error("error", error))
             self._informed.update(self._present)
 
-    def _send(self, header: Header) -> None:
-        frame = encode(header)
+    def _send(self, header: framing.Header) -> None:
+        frame = framing.encode(header)
         for rank, (sock, _) in list(self._present.items()):
             if not send_at_once(sock, frame):
                 self._drop(rank)
@@ -309,11 +293,13 @@ class RendezvousServer:
         self._selector.close()
 
 
-def _screen_client(hello: Identity) -> None:
-    if hello.purpose == REGROUP:  # it asks whether the job runs already
+def _screen_client(hello: identity.Identity) -> None:
+    if hello.purpose == identity.REGROUP:  # it asks whether the job runs already
         raise NotHere("this job is starting")
-    if hello.purpose != JOIN:
-        raise WireError(f"{hello} connected for {hello.purpose!r}, but this is for joining the job")
+    if hello.purpose != identity.JOIN:
+        raise framing.WireError(
+            f"{hello} connected for {hello.purpose!r}, but this is for joining the job"
+        )
 
 
 _BACK_OFF = (0.05, 1.0)
@@ -347,11 +333,11 @@ class RendezvousClient:
         self._secret = options.secret
         self._timeout = timeout = options.start_timeout
         self._check = check
-        self._mine = Identity.of(topology)
+        self._mine = identity.Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._deadline = time.monotonic() + timeout
         self._problem = "has not answered yet"
-        self._peer: Identity | None = None
+        self._peer: identity.Identity | None = None
         self._missing: tuple[int, list[int]] | None = None  # how many, and some of them
 
     def run(self) -> socket.socket:
@@ -418,7 +404,7 @@ class RendezvousClient:
                 admit=_screen_server,
                 name=str(self._topology.chief),
             )
-        except (OSError, WireError) as error:
+        except (OSError, framing.WireError) as error:
             self._problem = f"does not answer as a tfdist worker ({error})"
             sock.close()
             return None
@@ -434,19 +420,19 @@ class RendezvousClient:
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
             self._check()
             self._progress.report(self._waiting)
-            if not readable(sock, _POLL_SECONDS):
+            if not framing.readable(sock, _POLL_SECONDS):
                 if time.monotonic() - last_heard > _SILENCE_SECONDS:
                     self._problem = f"has been silent for {_SILENCE_SECONDS:g} s"
                     break
                 continue
             try:
                 deadline = time.monotonic() + HELLO_SECONDS
-                header, _ = read_frame(sock, CLUSTER_LIMIT, deadline)
+                header, _ = framing.read_frame(sock, framing.CLUSTER_LIMIT, deadline)
                 if header["kind"] == "cluster":
                     self._differ(sock, header)
                 elif self._is_go(header):
                     return True
-            except (OSError, WireError) as error:
+            except (OSError, framing.WireError) as error:
                 self._problem = f"disconnected ({error})"
                 break
             last_heard = time.monotonic()
@@ -455,31 +441,35 @@ class RendezvousClient:
         self._missing = None
         return False
 
-    def _is_go(self, header: Header) -> bool:
+    def _is_go(self, header: framing.Header) -> bool:
         if header["kind"] == "error":
             raise decode_error(header)
         if header["kind"] == "waiting":
             count, some = header.get("missing"), header.get("some")
             known = range(self._topology.size)
             if type(count) is not int or not isinstance(some, list):
-                raise WireError("it sent an invalid number of missing workers")
+                raise framing.WireError("it sent an invalid number of missing workers")
             if any(type(rank) is not int or rank not in known for rank in some):
-                raise WireError("it sent an invalid list of missing workers")
+                raise framing.WireError("it sent an invalid list of missing workers")
             self._missing = (count, some)
         return bool(header["kind"] == "go")
 
-    def _differ(self, sock: socket.socket, header: Header) -> None:
+    def _differ(self, sock: socket.socket, header: framing.Header) -> None:
         """Tells rank 0 how the clusters differ; it answers with the error to raise."""
         theirs = header.get("cluster")
         if not isinstance(theirs, list) or not all(map(_is_entry, theirs)):
-            raise WireError("it sent an invalid cluster")
-        difference = first_difference(theirs, self._peer, entries(self._topology), self._mine)
-        sock.sendall(encode({"kind": "difference", "difference": difference[:_MAX_DIFFERENCE]}))
+            raise framing.WireError("it sent an invalid cluster")
+        difference = identity.first_difference(
+            theirs, self._peer, identity.entries(self._topology), self._mine
+        )
+        sock.sendall(
+            framing.encode({"kind": "difference", "difference": difference[:_MAX_DIFFERENCE]})
+        )
 
 
-def _screen_server(hello: Identity) -> None:
-    if hello.rank != 0 or hello.purpose != JOIN:
-        raise WireError(f"it is {hello}, and does not accept workers of the job")
+def _screen_server(hello: identity.Identity) -> None:
+    if hello.rank != 0 or hello.purpose != identity.JOIN:
+        raise framing.WireError(f"it is {hello}, and does not accept workers of the job")
 
 
 def _is_entry(value: object) -> bool:

@@ -17,13 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from tfdist._src.cluster.resolvers.found import (
-    AddressExchange,
-    Found,
-    number,
-    numbered,
-    rank_and_size,
-)
+from tfdist._src.cluster.resolvers import found
 from tfdist._src.cluster.resolvers.torchrun import master
 from tfdist.errors import ClusterError
 
@@ -133,7 +127,7 @@ _INNER = ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD", "TORCHELASTIC_RUN_ID")
 """Set by launchers that srun has started, whose processes are not srun's tasks."""
 
 
-def resolve(environ: Mapping[str, str]) -> Found | None:
+def resolve(environ: Mapping[str, str]) -> found.Found | None:
     """The step that this process is a task of; None outside of a step.
 
     Raises:
@@ -146,7 +140,7 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
             "A heterogeneous job of Slurm has no list of all its hosts. Received: SLURM_HET_SIZE="
             f"{environ['SLURM_HET_SIZE']}. Submit a job of one component, or set TF_CONFIG."
         )
-    rank, size = rank_and_size(environ, _RANK, _SIZE)
+    rank, size = found.rank_and_size(environ, _RANK, _SIZE)
     for mine, theirs, value in (("RANK", _RANK, rank), ("WORLD_SIZE", _SIZE, size)):
         if environ.get(mine, str(value)) != str(value):
             raise ClusterError(
@@ -155,12 +149,12 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
                 "tasks."
             )
     if size == 1:
-        return Found("Slurm")
+        return found.Found("Slurm")
     hosts = expand(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
-    job, step = number(environ, "SLURM_JOB_ID"), number(environ, "SLURM_STEP_ID")
-    exchange = AddressExchange(
+    job, step = found.number(environ, "SLURM_JOB_ID"), found.number(environ, "SLURM_STEP_ID")
+    exchange = found.AddressExchange(
         meeting=master(environ, hosts[0], _FIRST_PORT + (31 * job + step) % _PORTS),
         seals=shutil.which("munge") is not None,
         one_host=len(hosts) == 1,
     )
-    return numbered("Slurm", rank, size, exchange)
+    return found.numbered("Slurm", rank, size, exchange)

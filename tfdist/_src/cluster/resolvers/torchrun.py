@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfdist._src.cluster.resolvers.found import (
-    AddressExchange,
-    Found,
-    number,
-    numbered,
-    rank_and_size,
-)
+from tfdist._src.cluster.resolvers import found
 from tfdist.errors import ClusterError
 
 _DEFAULT_PORT = "29500"
@@ -34,11 +28,11 @@ def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAUL
     host = environ.get("MASTER_ADDR") or host
     if not host:
         return ""
-    port = number({"MASTER_PORT": environ.get("MASTER_PORT") or str(port)}, "MASTER_PORT")
+    port = found.number({"MASTER_PORT": environ.get("MASTER_PORT") or str(port)}, "MASTER_PORT")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def resolve(environ: Mapping[str, str]) -> Found | None:
+def resolve(environ: Mapping[str, str]) -> found.Found | None:
     """The job of this process; None without these variables.
 
     Raises:
@@ -46,9 +40,9 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
     """
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
         return None
-    rank, size = rank_and_size(environ, "RANK", "WORLD_SIZE")
+    rank, size = found.rank_and_size(environ, "RANK", "WORLD_SIZE")
     if size == 1:
-        return Found("torchrun")
+        return found.Found("torchrun")
     meeting = master(environ)
     if not meeting:
         raise ClusterError(
@@ -59,4 +53,4 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
         host, _, port = meeting.rpartition(":")  # at which torchrun itself listens
         meeting = f"{host}:{int(port) + 1}"
     local = environ.get("LOCAL_WORLD_SIZE") == str(size)
-    return numbered("torchrun", rank, size, AddressExchange(meeting, one_host=local))
+    return found.numbered("torchrun", rank, size, found.AddressExchange(meeting, one_host=local))

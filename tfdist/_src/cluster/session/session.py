@@ -12,19 +12,11 @@ from socket import socket
 from typing import Any
 
 from tfdist._src.cluster.cluster_spec import Topology
-from tfdist._src.cluster.session import exit_reason
+from tfdist._src.cluster.session import exit_reason, shared_state
 from tfdist._src.cluster.session.agent import Agent
 from tfdist._src.cluster.session.connections import Gathering, OwnAddress, OwnReport, Presence
 from tfdist._src.cluster.session.coordinator import COLLECTIVE_TIMEOUT, Coordinator, Decision
 from tfdist._src.cluster.session.exit_reason import describe
-from tfdist._src.cluster.session.shared_state import (
-    Awaited,
-    ExchangeRecorder,
-    Notice,
-    SessionState,
-    decode_error,
-    encode_error,
-)
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, PeerLostError, RendezvousError, TfdistError
 
@@ -61,7 +53,7 @@ class Session:
     def __init__(self, topology: Topology, sockets: Mapping[int, socket], options: Options) -> None:
         self.topology = topology
         self._options = options
-        self._state = SessionState()
+        self._state = shared_state.SessionState()
         self.report = OwnReport()
         self.address = OwnAddress()
         self._exchange_lock = threading.Lock()  # one exchange at a time
@@ -103,11 +95,11 @@ class Session:
         return self._state.chief_has_left
 
     @property
-    def awaited(self) -> list[Awaited]:
+    def awaited(self) -> list[shared_state.Awaited]:
         """What threads of this process wait for: an exchange, a notice, or both."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
 
-    def record_exchanges(self, recorder: ExchangeRecorder) -> None:
+    def record_exchanges(self, recorder: shared_state.ExchangeRecorder) -> None:
         """Has a recorder told of the exchanges from now on, in place of an earlier one."""
         self._state.recorder = recorder
 
@@ -239,7 +231,9 @@ class Session:
         """
         self._role.notify(key, text)
 
-    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[Notice]:
+    def wait_notified(
+        self, key: str, count: int, timeout: float | None = None
+    ) -> list[shared_state.Notice]:
         """Waits until rank 0 has posted `count` notices with this key in total.
 
         Args:
@@ -379,7 +373,7 @@ class Lockstep:
             message: Report = {"report": work()}
         except Exception as error:
             failure = error
-            message = {"error": encode_error("error", self._error(error))}
+            message = {"error": shared_state.encode_error("error", self._error(error))}
 
         def replies(payloads: list[bytes]) -> list[bytes]:
             messages = [json.loads(payload) for payload in payloads]
@@ -390,7 +384,7 @@ class Lockstep:
                 told = decide([message["report"] for message in messages])
                 return [json.dumps({"report": one}).encode() for one in told]
             except Exception as error:
-                failed = {"error": encode_error("error", self._error(error))}
+                failed = {"error": shared_state.encode_error("error", self._error(error))}
                 return [json.dumps(failed).encode()] * len(messages)
 
         reply = json.loads(
@@ -403,7 +397,7 @@ class Lockstep:
             )
         )
         if "error" in reply:
-            raise decode_error(reply["error"]) from failure
+            raise shared_state.decode_error(reply["error"]) from failure
         report: Report = reply["report"]
         return report
 

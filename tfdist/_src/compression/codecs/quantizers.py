@@ -12,16 +12,7 @@ from tfdist._src.comm.device_communicator import compressed_all_reduce
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
-from tfdist._src.native.api import (
-    BFLOAT16,
-    FLOAT8,
-    HALF,
-    LEVELS,
-    POWERS,
-    SIGNS,
-    TWO_MEANS,
-    Encoding,
-)
+from tfdist._src.native import api
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +38,7 @@ class Quantizer(Codec):
 
     @property
     @abc.abstractmethod
-    def encoding(self) -> Encoding:
+    def encoding(self) -> api.Encoding:
         """How values are encoded."""
 
     @property
@@ -110,8 +101,8 @@ class BF16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(BFLOAT16)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.BFLOAT16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +126,8 @@ class FP16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(HALF, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.HALF, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +151,8 @@ class FP8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(FLOAT8, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.FLOAT8, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +177,8 @@ class Int8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(LEVELS, bits=8, stochastic=self.stochastic, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.LEVELS, bits=8, stochastic=self.stochastic, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,8 +201,8 @@ class Natural(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(POWERS, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.POWERS, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +224,8 @@ class OneBit(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(TWO_MEANS, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.TWO_MEANS, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,8 +252,10 @@ class QSGD(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(LEVELS, bits=self.bits, stochastic=True, euclidean=True, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(
+            api.LEVELS, bits=self.bits, stochastic=True, euclidean=True, block=self.block
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,8 +278,8 @@ class SignSGD(Quantizer):
     block: int = 1024
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(SIGNS, unit=True, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,8 +300,8 @@ class EFSignSGD(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(SIGNS, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.SIGNS, block=self.block)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,8 +332,8 @@ class Signum(Quantizer):
         self._check("`momentum` must be in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(SIGNS, unit=True, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"average": (count(shape),)}
@@ -381,5 +374,5 @@ class TernGrad(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> Encoding:
-        return Encoding(LEVELS, bits=2, stochastic=True, clip=self.clip, block=self.block)
+    def encoding(self) -> api.Encoding:
+        return api.Encoding(api.LEVELS, bits=2, stochastic=True, clip=self.clip, block=self.block)

@@ -12,18 +12,7 @@ import tensorflow as tf
 
 from tfdist._src.global_view.decision import Call, Decision, Value, merged
 from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, partial, rows
-from tfdist._src.global_view.rules.table import (
-    AVERAGE,
-    CONTRIBUTION,
-    ENTER,
-    EQUAL,
-    LEAVE,
-    STACK,
-    SUM,
-    is_plain,
-    names,
-    rule,
-)
+from tfdist._src.global_view.rules import table
 
 
 def border(call: Call) -> Decision | None:
@@ -38,8 +27,10 @@ def border(call: Call) -> Decision | None:
 def _enter(call: Call) -> Decision:
     """Own rows, or a whole value, become a worker's own value."""
     own = call.layouts[0]
-    wanted = _outside(call, ENTER) if len(call.values) > 1 else WHOLE
-    is_there = own.kind == "local" or own == wanted or (is_plain(own) and is_plain(wanted))
+    wanted = _outside(call, table.ENTER) if len(call.values) > 1 else WHOLE
+    is_there = (
+        own.kind == "local" or own == wanted or (table.is_plain(own) and table.is_plain(wanted))
+    )
     inputs: list[Layout | None] = [None if is_there else wanted]
     inputs += [None] * (len(call.values) - 1)
     values = [Value(LOCAL), *call.values[1:]]
@@ -52,7 +43,7 @@ def _leave(call: Call) -> Decision:
     if like.layout.kind == "local":
         layout = LOCAL  # Within other borders.
     else:
-        layout = _outside(call, LEAVE)
+        layout = _outside(call, table.LEAVE)
     is_there = own.kind == "local" or own == layout
     values = [Value(layout, like.dims), like]
     inputs = [None if is_there else layout, None]
@@ -101,22 +92,28 @@ def _stack(call: Call) -> Decision:
     return call.all(partial("stack"))
 
 
-_BORDERS = {ENTER: _enter, LEAVE: _leave, SUM: _sum, AVERAGE: _average, STACK: _stack}
+_BORDERS = {
+    table.ENTER: _enter,
+    table.LEAVE: _leave,
+    table.SUM: _sum,
+    table.AVERAGE: _average,
+    table.STACK: _stack,
+}
 
 
 # Random numbers.
 
-_RANDOM = names(
+_RANDOM = table.names(
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessRandomUniformIntV2 "
     "StatelessRandomUniformFullIntV2"
 )
 
 
-@rule(*_RANDOM)
+@table.rule(*_RANDOM)
 def random_numbers(call: Call) -> Decision | None:
     """Draws numbers: a row's from the place in the stream where they are for the whole batch."""
     shape = call.content(0)
-    if not all(map(is_plain, call.layouts)) or shape is None or shape.ndim != 1:
+    if not all(map(table.is_plain, call.layouts)) or shape is None or shape.ndim != 1:
         return None
     dims = merged(call.op.outputs[0], list(shape))
     algorithm = tf.get_static_value(call.op.inputs[3])
@@ -150,7 +147,7 @@ def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return [tf.reshape(own, shape)]
 
 
-_STATEFUL_RANDOM = names(
+_STATEFUL_RANDOM = table.names(
     "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomShuffle RandomCrop "
     "Multinomial RandomGamma RandomPoisson RandomPoissonV2 RiscRandomUniform "
     "ParameterizedTruncatedNormal AllCandidateSampler FixedUnigramCandidateSampler "
@@ -160,7 +157,7 @@ _STATEFUL_RANDOM = names(
 )
 
 
-@rule(*_STATEFUL_RANDOM)
+@table.rule(*_STATEFUL_RANDOM)
 def stateful_random_numbers(call: Call) -> Decision | None:
     """Draws whole tensors on all workers, whose generators have the same seeds."""
     if call.attr("seed") or call.attr("seed2"):
@@ -168,7 +165,7 @@ def stateful_random_numbers(call: Call) -> Decision | None:
     return _by_one(call, "numbers are drawn for the whole batch")
 
 
-@rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
+@table.rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
     """Computes what may be different on each worker, such as numbers that Python draws."""
     return _by_one(call, "no rule")
@@ -192,19 +189,19 @@ def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 # Variables.
 
 
-@rule("ReadVariableOp", own_values=True)
+@table.rule("ReadVariableOp", own_values=True)
 def read_variable(call: Call) -> Decision | None:
     """Reads a variable, which is held as it was declared."""
     return call.all(call.layouts[0])
 
 
-@rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
+@table.rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
 def about_variable(call: Call) -> Decision | None:
     """Asks something about a variable, or changes nothing of its value."""
     return call.all(WHOLE)
 
 
-@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", own_values=True)
+@table.rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", own_values=True)
 def assign_variable(call: Call) -> Decision | None:
     """Writes a variable."""
     variable, value = call.layouts
@@ -212,10 +209,12 @@ def assign_variable(call: Call) -> Decision | None:
         return call.all(LOCAL)
     if variable.kind == "partial":
         return Decision([None, None if value == variable else variable], [])
-    return Decision([None, None if is_plain(value) else WHOLE], [])
+    return Decision([None, None if table.is_plain(value) else WHOLE], [])
 
 
-@rule("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd", "ResourceScatterNdSub")
+@table.rule(
+    "ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd", "ResourceScatterNdSub"
+)
 def scatter_add_variable(call: Call) -> Decision | None:
     """Adds to elements of a variable."""
     variable, indices, updates = call.layouts
@@ -223,11 +222,11 @@ def scatter_add_variable(call: Call) -> Decision | None:
         return None
     # The first axes of indices and updates are the same.
     are_rows = updates.kind == "rows" and updates.axis == 0
-    are_rows = are_rows and (is_plain(indices) or indices == updates)
+    are_rows = are_rows and (table.is_plain(indices) or indices == updates)
     if are_rows and (call.rank(1) or 0) > ("Nd" in call.type):
         inputs = [None, None if indices == updates else updates, None]
         return Decision(inputs, [], emit=scatter_of_own_rows)
-    return Decision([None, None if is_plain(indices) else WHOLE, SETTLED_SUM], [])
+    return Decision([None, None if table.is_plain(indices) else WHOLE, SETTLED_SUM], [])
 
 
 def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
@@ -236,30 +235,30 @@ def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return lane.copy(call.op, [variable, indices, lane.settled(updates)])
 
 
-@rule("ResourceScatterUpdate", "ResourceScatterNdUpdate")
+@table.rule("ResourceScatterUpdate", "ResourceScatterNdUpdate")
 def scatter_variable(call: Call) -> Decision | None:
     """Sets elements of a variable."""
     if call.layouts[0].kind != "partial":
         return None
-    return Decision([None, None if is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
+    return Decision([None, None if table.is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
 
 
-@rule("ResourceStridedSliceAssign")
+@table.rule("ResourceStridedSliceAssign")
 def assign_slice(call: Call) -> Decision | None:
     """Sets a slice of a variable."""
     if call.layouts[0].kind != "partial":
         return None
     return Decision(
-        [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:4]), SETTLED_SUM], []
+        [None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:4]), SETTLED_SUM], []
     )
 
 
-@rule("ResourceScatterMul", "ResourceScatterDiv")
+@table.rule("ResourceScatterMul", "ResourceScatterDiv")
 def scale_variable(call: Call) -> Decision | None:
     """Multiplies elements of a variable."""
     if call.layouts[0].kind != "partial":
         return None
-    return Decision([None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])], [])
+    return Decision([None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:])], [])
 
 
 _EXTREMES = {
@@ -270,12 +269,12 @@ _EXTREMES = {
 }
 
 
-@rule(*_EXTREMES)
+@table.rule(*_EXTREMES)
 def scatter_extremes(call: Call) -> Decision | None:
     """Sets elements of a variable to the larger or smaller of two numbers."""
     if call.layouts[0].kind != "partial":
         return None
-    inputs = [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])]
+    inputs = [None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:])]
     return Decision(inputs, [], emit=scatter_into_the_sum)
 
 
@@ -298,7 +297,7 @@ def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 # Collectives of the traced program, such as those of an optimizer.
 
 
-@rule(
+@table.rule(
     "TfdistAllReduce",
     "TfdistCompressedAllReduce",
     "TfdistReduceScatter",
@@ -328,16 +327,16 @@ def _reduced_operands(call: Call) -> list[int]:
     return [i for i, dtype in enumerate(dtypes) if dtype != tf.resource]
 
 
-@rule("IdentityN", own_values=True)
+@table.rule("IdentityN", own_values=True)
 def identities(call: Call) -> Decision | None:
     """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
     decision = border(call)
     if decision is not None:
         return decision
-    if EQUAL in call.op.node_def.attr:
-        inputs = [None if is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
+    if table.EQUAL in call.op.node_def.attr:
+        inputs = [None if table.is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
         return Decision(inputs, [WHOLE] * len(inputs), emit=as_they_are)
-    if CONTRIBUTION in call.op.node_def.attr:
+    if table.CONTRIBUTION in call.op.node_def.attr:
         inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
         return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
     return Decision(
@@ -364,14 +363,14 @@ def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return [tf.identity(x) for x in inputs]
 
 
-@rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
+@table.rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
 def all_gather(call: Call) -> Decision | None:
     """Joins the parts of all workers along the first axis."""
     (index,) = _reduced_operands(call)
     if call.layouts[index].kind == "local":
         return call.all(LOCAL)
     inputs: list[Layout | None] = [None] * len(call.layouts)
-    inputs[index] = None if is_plain(call.layouts[index]) else WHOLE
+    inputs[index] = None if table.is_plain(call.layouts[index]) else WHOLE
     return Decision(inputs, [WHOLE], emit=pass_on)
 
 
@@ -380,13 +379,13 @@ def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
-@rule("TfdistAwait", own_values=True)
+@table.rule("TfdistAwait", own_values=True)
 def await_launched(call: Call) -> Decision | None:
     """Waits for collectives."""
     return call.all(LOCAL if call.has("local") else WHOLE)
 
 
-@rule(
+@table.rule(
     "TfdistReady",
     "TfdistSpan",
     "TfdistInput",
@@ -401,13 +400,13 @@ def mark(call: Call) -> Decision | None:
     return call.all(WHOLE)
 
 
-@rule("TfdistUpdateBegins", own_values=True)
+@table.rule("TfdistUpdateBegins", own_values=True)
 def update_begins(call: Call) -> Decision | None:
     """Marks the point behind which nothing is communicated."""
     return call.all(WHOLE)
 
 
-@rule("TfdistGroupShape", own_values=True)
+@table.rule("TfdistGroupShape", own_values=True)
 def group_shape(call: Call) -> Decision | None:
     """This worker's rank, and the number of workers."""
     return call.all(LOCAL)
@@ -416,7 +415,7 @@ def group_shape(call: Call) -> Decision | None:
 # Effects.
 
 
-@rule("Assert")
+@table.rule("Assert")
 def assertion(call: Call) -> Decision | None:
     """Fails on a worker whose rows violate it."""
     condition = call.layouts[0]
@@ -432,14 +431,14 @@ def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
 
 
-@rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
+@table.rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
 def nothing(call: Call) -> Decision | None:
     """Takes no operands."""
     return call.all(WHOLE)
 
 
-@rule(
-    *names(
+@table.rule(
+    *table.names(
         "Print PrintV2 WriteAudioSummary WriteGraphSummary WriteHistogramSummary WriteImageSummary "
         "WriteRawProtoSummary WriteScalarSummary WriteSummary"
     ),

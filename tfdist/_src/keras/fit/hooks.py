@@ -28,16 +28,7 @@ from tfdist._src.internals.keras import (
     unbuilt_on_failure,
 )
 from tfdist._src.internals.tensorflow import PerReplicaSpec
-from tfdist._src.keras.fit.call_checks import (
-    check_variables,
-    compared_arguments,
-    forget_failure,
-    is_ours,
-    naming_cause,
-    note_failure,
-    training_call,
-    warning_if_done,
-)
+from tfdist._src.keras.fit import call_checks
 from tfdist._src.keras.fit.compared_state import BeginTogether
 from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
@@ -122,25 +113,25 @@ def _install_loops() -> None:
     )
 
     def make_train_function(self: Any, force: bool = False) -> Any:
-        if not is_ours(self):
+        if not call_checks.is_ours(self):
             return make_train(self, force)
         if self.train_function is None or force:
-            with naming_cause(self):
-                check_variables(self)
+            with call_checks.naming_cause(self):
+                call_checks.check_variables(self)
             self.train_function = _named(
                 self, make_step_function(self, self.train_step, trains=True)
             )
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Any:
-        if not is_ours(self):
+        if not call_checks.is_ours(self):
             return make_test(self, force)
         if self.test_function is None or force:
             self.test_function = _named(self, make_step_function(self, self.test_step))
         return self.test_function
 
     def make_predict_function_(self: Any, force: bool = False) -> Any:
-        if not is_ours(self):
+        if not call_checks.is_ours(self):
             return make_predict(self, force)
         if self.predict_function is None or force:
             self.predict_function = _named(self, make_predict_function(self))
@@ -160,9 +151,9 @@ def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(function)
     def run(data: Any) -> Any:
         model = weak()
-        with naming_cause(model):
+        with call_checks.naming_cause(model):
             result = function(data)
-        forget_failure(model)
+        call_checks.forget_failure(model)
         return result
 
     return run
@@ -185,20 +176,26 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
 def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        if not is_ours(self):
+        if not call_checks.is_ours(self):
             build(self, iterator=iterator, data_batch=data_batch)
             return
         if iterator is not None:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
             return  # Only its custom steps know what to call; they build it.
-        forget_failure(self)
+        call_checks.forget_failure(self)
         try:
             # Keras computes losses in a graph that never runs.
             building = building_early(self.optimizer)
             scope = self.distribute_strategy.scope()
-            with warning_if_done(), unbuilt_on_failure(self), scope, registry.unnoted(), building:
-                training = training_call() is not None
+            with (
+                call_checks.warning_if_done(),
+                unbuilt_on_failure(self),
+                scope,
+                registry.unnoted(),
+                building,
+            ):
+                training = call_checks.training_call() is not None
                 build_by_spec(self, data_batch, training=training)
                 if training and self.distribute_strategy.extended.group.elastic:
                     # A worker that joins the others in a step cannot create variables in it.
@@ -208,7 +205,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         except Exception as error:
             # Perhaps only the model's custom steps can unpack a batch. The layers they call are
             # then built during tracing, as without a strategy. If that fails, this may be why.
-            note_failure(self, error)
+            call_checks.note_failure(self, error)
 
     return symbolic_build
 
@@ -274,7 +271,7 @@ def _install_callbacks() -> None:
 
     @functools.wraps(fit)
     def fit_with_added(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(self):
+        if not call_checks.is_ours(self):
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
@@ -297,7 +294,7 @@ def _install_callbacks() -> None:
             if runs is None:
                 return fit(*bound.args, **bound.kwargs)
             once = delivered_once(self, called, data, _with_defaults(bound))
-            entries = Entries(once, data, compared_arguments(bound.arguments))
+            entries = Entries(once, data, call_checks.compared_arguments(bound.arguments))
             bound.arguments["callbacks"] = once
             return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), entries)
 

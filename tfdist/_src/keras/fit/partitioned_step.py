@@ -40,14 +40,9 @@ from tfdist._src.internals.extended import copy_here
 from tfdist._src.internals.graphs import trace_into_graph
 from tfdist._src.internals.optimizer import accumulators, updating_optimizers
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int, tracing_summaries
+from tfdist._src.keras.fit import step_exchange
 from tfdist._src.keras.fit.compared_state import outer_state_of
 from tfdist._src.keras.fit.metric_state import metric_variables
-from tfdist._src.keras.fit.step_exchange import (
-    TracedProgram,
-    exchange_rows,
-    gather_sparse,
-    once_compared,
-)
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
 from tfdist._src.sharding import sharded_by, sharded_optimizers
@@ -218,7 +213,7 @@ def run_partitioned_step(
         update_late(step, late)
         return logs, totals
 
-    traced = TracedProgram()
+    traced = step_exchange.TracedProgram()
     batch, own = _counted(model, batch, form, traced, told)
     trains = step_function == model.train_step
     logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
@@ -244,7 +239,7 @@ def run_partitioned_prediction(
     Returns:
         The outputs for all rows, and what the workers tell one another (`heard`).
     """
-    traced = TracedProgram()
+    traced = step_exchange.TracedProgram()
     batch, own = _counted(model, batch, form, traced, told)
 
     def program(whole: Any, step: GlobalStep) -> Any:
@@ -257,15 +252,15 @@ def _counted(
     model: keras.Model,
     batch: Any,
     form: BatchForm,
-    program: TracedProgram,
+    program: step_exchange.TracedProgram,
     told: tf.Tensor | None,
 ) -> tuple[Any, OwnRows]:
     """Returns the replica's rows, and their number and that of the others."""
     # A worker that joins others in the middle of an epoch has none of its batches.
     shared = form.shared and not model.distribute_strategy.extended.group.elastic
     rows = divided(batch, form)
-    own = exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
-    return once_compared(batch, own) if form.given else batch, own
+    own = step_exchange.exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
+    return step_exchange.once_compared(batch, own) if form.given else batch, own
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -280,7 +275,7 @@ def _run(
     own: OwnRows,
     form: BatchForm,
     added: Added,
-    program_told: TracedProgram,
+    program_told: step_exchange.TracedProgram,
     *,
     trains: bool = False,
 ) -> Any:
@@ -294,7 +289,7 @@ def _run(
             leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
             gather = extended.gather_over_replicas
-            leaves[i] = gather_sparse(leaf, own.first_row, own.total, gather)
+            leaves[i] = step_exchange.gather_sparse(leaf, own.first_row, own.total, gather)
         elif form.rows == 1 and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
             # A program may broadcast a single row, so each replica computes it.
             leaf.set_shape([1, *leaf.shape[1:]])
@@ -321,7 +316,11 @@ def _run(
 
 
 def _tell(
-    extended: Any, program: TracedProgram, traced: _Traced, lane: Lane, traced_for: Any
+    extended: Any,
+    program: step_exchange.TracedProgram,
+    traced: _Traced,
+    lane: Lane,
+    traced_for: Any,
 ) -> None:
     """Has the step tell the other workers which program it runs.
 

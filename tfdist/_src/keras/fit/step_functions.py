@@ -12,29 +12,17 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.comm import tracing
-from tfdist._src.data.distribute import (
-    as_tensors,
-    form_of,
-    form_of_batches,
-    form_of_next,
-    without_absent,
-)
+from tfdist._src.data import distribute
 from tfdist._src.data.first_batch import unlike_rows
 from tfdist._src.data.shares import BatchForm, fixed_rows, take_share, with_any_rows, without_rows
 from tfdist._src.global_view.partition import Added
-from tfdist._src.keras.fit import atomic_step
+from tfdist._src.keras.fit import atomic_step, partitioned_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
 from tfdist._src.keras.fit.call_checks import running_call, training_call
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
 from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import metric_variables, take_over_metrics, totals_of
-from tfdist._src.keras.fit.partitioned_step import (
-    divided,
-    note_rows,
-    run_partitioned_prediction,
-    run_partitioned_step,
-)
 from tfdist._src.keras.fit.step_exchange import (
     as_heard,
     count_own_rows,
@@ -220,17 +208,19 @@ def make_step_function(
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
-            whole = without_absent(batch)
+            whole = distribute.without_absent(batch)
             return run_eager_step(model, step_function, whole, told, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return step_function(without_absent(shard)), [], tf.constant([0])
+                return step_function(distribute.without_absent(shard)), [], tf.constant([0])
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_step(model, step_function, shard, form, added, told, late=late)
+            return partitioned_step.run_partitioned_step(
+                model, step_function, shard, form, added, told, late=late
+            )
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -291,7 +281,7 @@ def make_step_function(
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 in_part = kept is not None and several > 1
                 to_run = tf.constant(several - batches_done()) if in_part else several
-                form = form_of_batches(iterator, getattr(iterator, "batch_rows", None))
+                form = distribute.form_of_batches(iterator, getattr(iterator, "batch_rows", None))
                 (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, form)
             else:
                 steps, rows = 0, _no_rows()
@@ -314,7 +304,7 @@ def make_step_function(
             keep_build(model.optimizer)
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
-            note_rows(model, everyone // max(1, int(steps)))
+            partitioned_step.note_rows(model, everyone // max(1, int(steps)))
             step_exchange.grant(step_exchange.wanted if alone else heard.asked)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
@@ -347,16 +337,18 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
-            return run_eager_prediction(model, without_absent(batch), told, shared=form.shared)
+            return run_eager_prediction(
+                model, distribute.without_absent(batch), told, shared=form.shared
+            )
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return model.predict_step(without_absent(shard))
+                return model.predict_step(distribute.without_absent(shard))
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_prediction(model, shard, form, added, told)
+            return partitioned_step.run_partitioned_prediction(model, shard, form, added, told)
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
@@ -407,7 +399,7 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         return batch
     if isinstance(batch, list):
         batch = tuple(batch)
-    tensors = as_tensors(batch)
+    tensors = distribute.as_tensors(batch)
     fixed = None if strategy.extended.group.elastic else replicas
 
     def shard(context: Any) -> Any:
@@ -478,16 +470,16 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
         return _LocalPart(strategy, batch, BatchForm(), sizes)
     shards = shard_batch(strategy, batch)
     given = shards is not batch
-    form = form_of(batch) if given else form_of_next()
+    form = distribute.form_of(batch) if given else distribute.form_of_next()
     # Where workers come and go, such batches often follow their number.
     known = None if strategy.extended.group.elastic else sizes.known(form.rows)
-    rows = int(count_rows(divided(batch, form))) if given else 0
+    rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows, whose number is known while a step is traced only if all have the same."""
-    shard = without_absent(shard)
+    shard = distribute.without_absent(shard)
     extended = strategy.extended
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist._src import sharding
 from tfdist._src.comm import tokens
 from tfdist._src.internals.optimizer import (
     Anywhere,
@@ -30,27 +31,9 @@ from tfdist._src.internals.optimizer import (
     variables_written_by,
     without_empty,
 )
-from tfdist._src.keras.optimizers.gradient_sync import (
-    announce_update,
-    compressor_in_use,
-    in_apply,
-    note_summed,
-    own_parts,
-    resources_of,
-    sum_over_replicas,
-)
+from tfdist._src.keras.optimizers import gradient_sync
+from tfdist._src.keras.optimizers.gradient_sync import announce_update
 from tfdist._src.keras.patching import patch
-from tfdist._src.sharding import (
-    Shard,
-    ShardedVariables,
-    check_elementwise,
-    check_variables,
-    is_sharded,
-    local_variables,
-    may_shard,
-    note_sharded,
-    sharded_by,
-)
 from tfdist._src.strategy.step import clip_by_norm, current_step, sum_of_squares
 
 
@@ -69,7 +52,9 @@ def _install_averages() -> None:
 
 def _overwriting(overwrite: Callable[..., Any]) -> Callable[..., Any]:
     def overwrite_all(self: Any, trainable_variables: Any) -> Any:
-        if sharded_by(self) is None or all(isinstance(v, Shard) for v in trainable_variables):
+        if sharding.sharded_by(self) is None or all(
+            isinstance(v, sharding.Shard) for v in trainable_variables
+        ):
             return overwrite(self, trainable_variables)
         _publish(self, averages_of(self))
         return None
@@ -79,7 +64,7 @@ def _overwriting(overwrite: Callable[..., Any]) -> Callable[..., Any]:
 
 def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
     def swap_shards(self: Any, optimizer: Any) -> None:
-        if sharded_by(optimizer) is None:
+        if sharding.sharded_by(optimizer) is None:
             swap(self, optimizer)
         else:
             _swap(optimizer)
@@ -89,7 +74,7 @@ def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
 
 def _taking(take: Callable[..., Any]) -> Callable[..., Any]:
     def take_shards(self: Any, optimizer: Any) -> None:
-        if sharded_by(optimizer) is None:
+        if sharding.sharded_by(optimizer) is None:
             take(self, optimizer)
         else:
             _take(optimizer)
@@ -104,7 +89,7 @@ def _swap(optimizer: Any) -> None:
 
 
 def _take(optimizer: Any) -> None:
-    sharded = sharded_by(optimizer)
+    sharded = sharding.sharded_by(optimizer)
     assert sharded is not None
     averages = averages_of(optimizer)
     for shard, average in zip(sharded.shards, averages, strict=True):
@@ -112,7 +97,7 @@ def _take(optimizer: Any) -> None:
 
 
 def _publish(optimizer: Any, values: Any) -> None:
-    sharded = sharded_by(optimizer)
+    sharded = sharding.sharded_by(optimizer)
     assert sharded is not None
     workers = strategy_of(optimizer).extended.workers
     sharded.publish(values, communicator=workers)
@@ -129,7 +114,7 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         # A loss-scaling optimizer has no slots; it builds its inner optimizer.
-        if may_shard(self) and not scales_losses(self):
+        if sharding.may_shard(self) and not scales_losses(self):
             self.build = types.MethodType(_build, self)
 
     return init_and_replace_build
@@ -137,20 +122,20 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
 
 def _build(self: Any, variables: Sequence[Any]) -> None:
     build = type(self).build
-    if not is_sharded(self):
+    if not sharding.is_sharded(self):
         build(self, variables)  # Plain SGD, or a copy made for saving.
         return
     if self.built:
         return
-    check_elementwise(self)
-    check_variables(variables)
+    sharding.check_elementwise(self)
+    sharding.check_variables(variables)
     extended = strategy_of(self).extended
     device = extended.worker_devices[0]
-    sharded = ShardedVariables(variables, extended.replicas[0], device)
+    sharded = sharding.ShardedVariables(variables, extended.replicas[0], device)
     sharded.unbuilt = list(self.variables)
-    with under_strategy(self, Anywhere()), local_variables(device):
+    with under_strategy(self, Anywhere()), sharding.local_variables(device):
         build(self, list(sharded.shards))
-    note_sharded(self, sharded)
+    sharding.note_sharded(self, sharded)
 
 
 def rebuild(optimizer: Any) -> None:
@@ -161,7 +146,7 @@ def rebuild(optimizer: Any) -> None:
     Args:
         optimizer: sharded and built; may be inside one that scales the loss.
     """
-    inner, sharded = inner_optimizer(optimizer), sharded_by(optimizer)
+    inner, sharded = inner_optimizer(optimizer), sharding.sharded_by(optimizer)
     assert sharded is not None
     with strategy_of(inner).scope():
         build_again(inner, sharded.variables, sharded.unbuilt)
@@ -169,7 +154,7 @@ def rebuild(optimizer: Any) -> None:
 
 def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
     def apply_to_shards(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not is_sharded(self):
+        if not sharding.is_sharded(self):
             return apply(self, grads, trainable_variables)
         grads = list(grads)
         if not grads:
@@ -177,7 +162,7 @@ def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
         if not self.built and trainable_variables is not None:
             trainable_variables = list(trainable_variables)
             self.build(trainable_variables)
-        sharded = sharded_by(self)
+        sharded = sharding.sharded_by(self)
         if sharded is None:
             return apply(self, grads, trainable_variables)  # Keras raises the error.
         _apply(self, apply, sharded, grads, list(trainable_variables or sharded.variables))
@@ -189,7 +174,7 @@ def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
 def _apply(
     self: Any,
     apply: Callable[..., Any],
-    sharded: ShardedVariables,
+    sharded: sharding.ShardedVariables,
     grads: list[Any],
     variables: list[Any],
 ) -> None:
@@ -198,15 +183,19 @@ def _apply(
     if any(key_of(self, v) not in numbers for v in variables):
         check_known(self, variables)  # Raises.
     given: list[Any] = [None] * len(sharded.variables)
-    full = compressor_in_use() is not None
-    grads = sum_over_replicas(self, grads, variables) if full else own_parts(grads)
+    full = gradient_sync.compressor_in_use() is not None
+    grads = (
+        gradient_sync.sum_over_replicas(self, grads, variables)
+        if full
+        else gradient_sync.own_parts(grads)
+    )
     for gradient, variable in zip(grads, variables, strict=True):
         given[numbers[key_of(self, variable)]] = gradient
     own = sharded.of(given) if full else sharded.reduce(given)
     sharded.refresh()
     pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
-    with in_apply():
-        note_summed()
+    with gradient_sync.in_apply():
+        gradient_sync.note_summed()
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])
         else:
@@ -227,7 +216,7 @@ def _apply(
         if sharded.copies is not None:
             sharded.copies.exchange()
             own += sharded.copies.variables
-        return tokens.prepares(resources_of(own))
+        return tokens.prepares(gradient_sync.resources_of(own))
 
     def confirm() -> None:
         if redoable:
@@ -252,7 +241,7 @@ def _apply(
 def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
     # Exclusions from weight decay refer to the model's variables and their names.
     def use_weight_decay_of(self: Any, variable: Any) -> Any:
-        sharded = sharded_by(self)
+        sharded = sharding.sharded_by(self)
         if sharded is not None:
             owner = sharded.owner_of(variable)
             variable = getattr(owner, "value", owner)
@@ -263,7 +252,7 @@ def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[...
 
 def clip_shards(
     optimizer: Any,
-    sharded: ShardedVariables,
+    sharded: sharding.ShardedVariables,
     gradients: Sequence[Any],
     shards: Sequence[Any],
     clip: Callable[..., Any],

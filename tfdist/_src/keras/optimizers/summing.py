@@ -18,32 +18,7 @@ from typing import Any
 
 from tfdist._src.internals.contract import TARGETS
 from tfdist._src.internals.optimizer import apply_scaled, overrides, scales_losses
-from tfdist._src.keras.optimizers.applying import (
-    accumulates_sums,
-    begin_update,
-    build_as_used,
-    check_alone,
-    prepare,
-    updated_now,
-    updating,
-    variables_of,
-)
-from tfdist._src.keras.optimizers.gradient_sync import (
-    announce_update,
-    are_summed,
-    combine_overwriting,
-    compressor_in_use,
-    in_apply,
-    in_replica,
-    must_sum,
-    not_finite_anywhere,
-    note_summed,
-    own_parts,
-    putting_off,
-    sum_or_combine,
-    sum_over_replicas,
-    with_nan,
-)
+from tfdist._src.keras.optimizers import applying, gradient_sync
 from tfdist._src.keras.optimizers.sharded_optimizers import clip_shards
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding import is_sharded, sharded_by
@@ -80,7 +55,7 @@ def _with_late_update(train_step: Method) -> Method:
         step = current_step()
         if step is None:
             return train_step(self, data)
-        with putting_off(self.optimizer, step):
+        with gradient_sync.putting_off(self.optimizer, step):
             return train_step(self, data)
 
     return train_step_with_late_update
@@ -92,13 +67,13 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
     def wrap(apply: Method) -> Method:
         def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
             grads = list(grads)
-            variables = variables_of(self, trainable_variables)
-            if not in_replica():
-                check_alone(self, variables)
-                build_as_used(self, variables)
+            variables = applying.variables_of(self, trainable_variables)
+            if not gradient_sync.in_replica():
+                applying.check_alone(self, variables)
+                applying.build_as_used(self, variables)
                 return apply(self, grads, trainable_variables)
-            build_as_used(self, variables)
-            prepare(self, grads, trainable_variables)
+            applying.build_as_used(self, variables)
+            applying.prepare(self, grads, trainable_variables)
             return apply_here(
                 self, grads, variables, lambda own: apply(self, own, trainable_variables)
             )
@@ -113,7 +88,7 @@ def _built_as_used(apply: Method) -> Method:
     def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-            build_as_used(self, trainable_variables)
+            applying.build_as_used(self, trainable_variables)
         return apply(self, grads, trainable_variables)
 
     return apply_as_built
@@ -122,14 +97,16 @@ def _built_as_used(apply: Method) -> Method:
 def _checked(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
     if not grads:
         return apply(grads)
-    with must_sum(self, variables):
+    with gradient_sync.must_sum(self, variables):
         return apply(grads)
 
 
 def _combining(overwrite: Method) -> Method:
     def overwrite_combined(self: Any, grads: Any, variables: Any) -> Any:
-        if (in_replica() or current_step() is not None) and not are_summed():
-            grads, _ = combine_overwriting(grads, variables)
+        if (
+            gradient_sync.in_replica() or current_step() is not None
+        ) and not gradient_sync.are_summed():
+            grads, _ = gradient_sync.combine_overwriting(grads, variables)
         return overwrite(self, grads, variables)
 
     return overwrite_combined
@@ -137,11 +114,15 @@ def _combining(overwrite: Method) -> Method:
 
 def _summing_accumulated(apply_gradients: Method) -> Method:
     def apply_own_parts(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        grads = own_parts(grads) if in_replica() else grads
-        with updating(trainable_variables) as update, in_apply():
-            if in_replica() and accumulates_sums(self) and not are_summed():
-                grads = sum_over_replicas(self, grads, trainable_variables)
-                note_summed()
+        grads = gradient_sync.own_parts(grads) if gradient_sync.in_replica() else grads
+        with applying.updating(trainable_variables) as update, gradient_sync.in_apply():
+            if (
+                gradient_sync.in_replica()
+                and applying.accumulates_sums(self)
+                and not gradient_sync.are_summed()
+            ):
+                grads = gradient_sync.sum_over_replicas(self, grads, trainable_variables)
+                gradient_sync.note_summed()
             result = apply_gradients(self, grads, trainable_variables)
             update.end()
             return result
@@ -153,19 +134,19 @@ def _summing_before(clip: Method) -> Method:
     def clip_sums(self: Any, grads: Any) -> Any:
         sharded = sharded_by(self)
         if sharded is not None:
-            return clip_shards(self, sharded, grads, updated_now(), clip)
-        if in_replica() and not are_summed():
-            grads = sum_over_replicas(self, grads, updated_now())
-            note_summed()
+            return clip_shards(self, sharded, grads, applying.updated_now(), clip)
+        if gradient_sync.in_replica() and not gradient_sync.are_summed():
+            grads = gradient_sync.sum_over_replicas(self, grads, applying.updated_now())
+            gradient_sync.note_summed()
         step = current_step()
-        if in_replica() or step is not None:  # XLA may compile other steps
-            begin_update(grads)
+        if gradient_sync.in_replica() or step is not None:  # XLA may compile other steps
+            applying.begin_update(grads)
         if step is not None and self.global_clipnorm:
-            grads = step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
+            grads = step.clip_by_global_norm(grads, applying.updated_now(), self.global_clipnorm)
         else:
             grads = clip(self, grads)
-        if step is not None and (not in_replica() or step.clips_together):
-            announce_update(grads)
+        if step is not None and (not gradient_sync.in_replica() or step.clips_together):
+            gradient_sync.announce_update(grads)
         return grads
 
     return clip_sums
@@ -173,13 +154,13 @@ def _summing_before(clip: Method) -> Method:
 
 def _summing_unless_done(sum_gradients: Method) -> Method:
     def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
-        if not in_replica():
+        if not gradient_sync.in_replica():
             return sum_gradients(self, grads_and_vars)
-        if are_summed():
+        if gradient_sync.are_summed():
             return grads_and_vars
         grads, variables = zip(*grads_and_vars, strict=True)
-        sums = sum_over_replicas(self, grads, variables)
-        note_summed()
+        sums = gradient_sync.sum_over_replicas(self, grads, variables)
+        gradient_sync.note_summed()
         return list(zip(sums, variables, strict=True))
 
     return sum_unless_done
@@ -188,7 +169,7 @@ def _summing_unless_done(sum_gradients: Method) -> Method:
 def _announcing(accumulate: Method) -> Method:
     def accumulate_announced(self: Any, grads: Any, acc_grads: Any) -> Any:
         if sharded_by(self) is None:  # otherwise the weights are still to be gathered
-            announce_update(grads)
+            gradient_sync.announce_update(grads)
         return accumulate(self, grads, acc_grads)
 
     return accumulate_announced
@@ -196,24 +177,24 @@ def _announcing(accumulate: Method) -> Method:
 
 def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
     step = current_step()
-    if are_summed() or (step is not None and step.agreed_on_overflow):
+    if gradient_sync.are_summed() or (step is not None and step.agreed_on_overflow):
         return apply(grads)
-    if compressor_in_use() is None and not is_sharded(self):
-        sums = sum_or_combine(self, grads, variables, exactly=True)
-        with in_apply(summed=True):
+    if gradient_sync.compressor_in_use() is None and not is_sharded(self):
+        sums = gradient_sync.sum_or_combine(self, grads, variables, exactly=True)
+        with gradient_sync.in_apply(summed=True):
             return apply(sums)
     # Compression errors must not contain the varying loss scale, nor come from a skipped step; so
     # all replicas first agree on skipping, then sum the unscaled gradients.
     if step is not None:
         grads = step.contributions(grads)
-    overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
-    return apply(with_nan(grads, overflowed))
+    overflowed = gradient_sync.not_finite_anywhere(grads, reduction.sum_over_replicas)
+    return apply(gradient_sync.with_nan(grads, overflowed))
 
 
 def _in_this_replica(apply: Method) -> Method:
     # Keras would merge the replicas, but either all have finite gradients or none has.
     def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if in_replica():
+        if gradient_sync.in_replica():
             return apply_scaled(self, grads, trainable_variables)
         return apply(self, grads, trainable_variables)
 
@@ -241,16 +222,16 @@ def _given_sums(apply: Method) -> Method:
     @functools.wraps(apply)
     def call(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         grads = list(grads)
-        variables = variables_of(self, trainable_variables)
-        if not in_replica():
-            check_alone(self, variables)
-        if not in_replica() or are_summed() or not grads:
+        variables = applying.variables_of(self, trainable_variables)
+        if not gradient_sync.in_replica():
+            applying.check_alone(self, variables)
+        if not gradient_sync.in_replica() or gradient_sync.are_summed() or not grads:
             return apply(self, grads, trainable_variables)
-        prepare(self, grads, trainable_variables)
-        with in_apply(), must_sum(self, variables):
+        applying.prepare(self, grads, trainable_variables)
+        with gradient_sync.in_apply(), gradient_sync.must_sum(self, variables):
             if not is_sharded(self):  # Otherwise Keras's `apply`, which it must call, shards them.
-                grads = sum_or_combine(self, grads, variables, exactly=False)
-                note_summed()
+                grads = gradient_sync.sum_or_combine(self, grads, variables, exactly=False)
+                gradient_sync.note_summed()
             return apply(self, grads, trainable_variables)
 
     return call
@@ -272,9 +253,9 @@ def _given_sums_in_pairs(apply_gradients: Method) -> Method:
 def _given_sums_to_clip(clip: Method) -> Method:
     @functools.wraps(clip)
     def call(self: Any, grads: Any) -> Any:
-        if in_replica() and not are_summed():
-            grads = sum_over_replicas(self, grads, updated_now())
-            note_summed()
+        if gradient_sync.in_replica() and not gradient_sync.are_summed():
+            grads = gradient_sync.sum_over_replicas(self, grads, applying.updated_now())
+            gradient_sync.note_summed()
         return clip(self, grads)
 
     return call

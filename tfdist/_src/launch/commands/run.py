@@ -11,19 +11,15 @@ from pathlib import Path
 from tfdist._src import native
 from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.cluster.auth.handshake import new_secret
+from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.console import announce, say
 from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
+from tfdist._src.launch.job import resources
 from tfdist._src.launch.job.log_routing import Output
 from tfdist._src.launch.job.ports import Reservation
-from tfdist._src.launch.job.resources import (
-    available_cores,
-    gpu_settings,
-    thread_settings,
-    visible_gpus,
-)
 from tfdist._src.launch.job.run_options import RunOptions, check_syntax, parse
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.job.spares import Spares, spare_settings
@@ -33,7 +29,6 @@ from tfdist._src.launch.restart_one import RestartOne
 from tfdist._src.launch.restart_policy import RestartPolicy
 from tfdist._src.launch.ssh import run_on_hosts
 from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist._src.monitoring.server import port_of
 from tfdist._src.options import NativeOptions, Options
 from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 
@@ -59,10 +54,12 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     if options.hosts:
         return run_on_hosts(options)
-    gpus = visible_gpus(os.environ)
+    gpus = resources.visible_gpus(os.environ)
     count = options.workers or len(gpus) or 1
-    per_worker, note = gpu_settings(gpus, count, options.gpus_per_worker)
-    shared = thread_settings(available_cores(), count, options.cores_per_worker, os.environ)
+    per_worker, note = resources.gpu_settings(gpus, count, options.gpus_per_worker)
+    shared = resources.thread_settings(
+        resources.available_cores(), count, options.cores_per_worker, os.environ
+    )
     if options.metrics_port is not None:
         shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
     if options.elastic:

@@ -9,16 +9,10 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from tfdist._src.pipeline.partition import profiler
 from tfdist._src.pipeline.partition.cut import Partition, cut
 from tfdist._src.pipeline.partition.graph import Graph, Key
 from tfdist._src.pipeline.partition.linearize import linearize
-from tfdist._src.pipeline.partition.profiler import (
-    CallCost,
-    bytes_of,
-    estimate,
-    measure,
-    variable_bytes,
-)
 from tfdist.errors import PartitionError
 
 Costs = npt.NDArray[np.float64]
@@ -125,12 +119,12 @@ def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
     for key, users in uses.items():
         if key not in producer:
             continue
-        size = bytes_of(graph.specs[key], rows)
+        size = profiler.bytes_of(graph.specs[key], rows)
         if graph.specs[key].is_floating:
             size *= 2
         mask = graph.calls[producer[key]].masks.get(key)
         if mask is not None:
-            size += bytes_of(mask, rows)
+            size += profiler.bytes_of(mask, rows)
         _add_for_spans(received, producer[key] + 1, users, size)
         # The stages with the producer but without the last user.
         sent[: producer[key] + 1, producer[key] + 1 : max(users) + 1] += size
@@ -144,7 +138,7 @@ def _memory(graph: Graph) -> Costs:
     for n, call in enumerate(graph.calls):
         for variable in call.variables:
             users.setdefault(id(variable), []).append(n)
-            sizes[id(variable)] = variable_bytes(variable)
+            sizes[id(variable)] = profiler.variable_bytes(variable)
     memory = _zeros(graph)
     for variable_id, calls in users.items():
         _add_for_spans(memory, 0, calls, sizes[variable_id])
@@ -206,9 +200,9 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
     return boundaries
 
 
-COSTS: dict[str, Callable[[Graph, int], list[CallCost]]] = {
-    "time": measure,
-    "parameters": estimate,
+COSTS: dict[str, Callable[[Graph, int], list[profiler.CallCost]]] = {
+    "time": profiler.measure,
+    "parameters": profiler.estimate,
 }
 SECONDS_PER_BYTE = 1e-9
 """The default transfer time of a byte from stage to stage."""

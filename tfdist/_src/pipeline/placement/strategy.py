@@ -22,6 +22,7 @@ from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.pipeline.placement.rank_grid import Arrangement, RankGrid, arrange
 from tfdist._src.pipeline.plan.schedule import Schedule
 from tfdist._src.pipeline.schedules import make_schedule
+from tfdist._src.strategy import multi_worker
 from tfdist._src.strategy.communication import (
     choose,
     local_devices,
@@ -29,12 +30,6 @@ from tfdist._src.strategy.communication import (
     sums_on_gpus,
 )
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.multi_worker import (
-    MultiWorkerMirroredStrategy,
-    read_cluster,
-    resolver_of,
-    share_randomness,
-)
 from tfdist.errors import UnsupportedError
 
 
@@ -164,7 +159,7 @@ class PipelineExtended(ReplicatedExtended):
         pass
 
 
-class HybridStrategy(MultiWorkerMirroredStrategy):
+class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
     """One or more pipelines of workers, side by side.
 
     The model is cut into stages, held by the workers of a pipeline; a batch is cut into
@@ -219,7 +214,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             )
         if not isinstance(microbatches, int) or microbatches < 1:
             raise ValueError(f"`microbatches` must be an integer >= 1. Received: {microbatches!r}.")
-        found = read_cluster(cluster_resolver)
+        found = multi_worker.read_cluster(cluster_resolver)
         topology = found.topology
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
@@ -231,7 +226,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self.schedule_for(microbatches)
         group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
-        share_randomness(group)
+        multi_worker.share_randomness(group)
         name = getattr(schedule, "__qualname__", schedule)
         group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
         if topology.size > 1:
@@ -262,7 +257,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         extended = PipelineExtended(
             self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
         )
-        extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
+        extended.cluster_resolver = cluster_resolver or multi_worker.resolver_of(group, found)
         extended.compressor = make_compressor(
             group, policy, devices[0], extended.workers, extended.replicas[0], mesh
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tfdist._src.cluster import Found, Topology, check_own, find, from_environment
 from tfdist._src.cluster.auth.handshake import summary
+from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.net.dns import resolve
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.observation import ask
@@ -21,7 +22,6 @@ from tfdist._src.launch.flight.diagnosis import diagnose
 from tfdist._src.launch.flight.merge import merge, read
 from tfdist._src.launch.flight.report import to_json, to_text
 from tfdist._src.launch.live import find_job, live_json, live_text, ranks
-from tfdist._src.monitoring.server import port_of
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, LaunchError, TlsError
 
