@@ -1,8 +1,7 @@
 // The kernels for a GPU's tensors, where the tensors are a CPU's: see gpus.py.
-#include "tf/compressing_op.h"
-#include "tf/moving_op.h"
+#include "tf/reducing_ops.h"
+#include "tf/moving_ops.h"
 #include "tf/on_device.h"
-#include "tf/reducing_op.h"
 
 namespace tfdist::tf {
 namespace {

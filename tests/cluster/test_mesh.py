@@ -137,8 +137,8 @@ def test_full_memory_is_reported_once_and_replaced_by_tcp(run):
 
 def test_no_memory_at_all(run):
     body = """
-    from tfdist._src.cluster.mesh import shm_segment
-    shm_segment.MEMORY = "/nowhere"
+    from tfdist._src.cluster.mesh import shared_memory
+    shared_memory.MEMORY = "/nowhere"
     mesh = connect_mesh([0, 1])
     check(mesh, [0, 1], [0, 1])
     report(lines=lines)

@@ -194,7 +194,7 @@ def test_invalid_members(attempts, members, kind, parts):
 def test_a_process_in_no_group_raises_the_same_error(attempts):
     body = """
 if rank == 1:
-    mesh_module.host_key = fail
+    mesh_module.subgroups.host_key = fail
 report(**attempt([0, 1] if rank < 2 else []))
 """
     error = attempts(body)

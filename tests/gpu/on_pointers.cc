@@ -9,9 +9,7 @@
 #include <vector>
 
 #include "device/gpu.h"
-#include "device/kernel_all_reduce.h"
-#include "device/kernel_codec.h"
-#include "device/kernel_names.h"
+#include "device/kernel_launch.h"
 #include "tests/gpu_ranks.h"
 
 namespace tfdist {

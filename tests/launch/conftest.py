@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-import tfdist._src.launch
+import tfdist
 from tests.deadlines import FAR
 
-ROOT = str(Path(tfdist._src.launch.__file__).parents[2])
+ROOT = str(Path(tfdist.__file__).parents[1])
 MARK = "LAUNCH_TEST_MARK"
 PRELUDE = """
 import json, os, signal, subprocess, sys, time

@@ -237,11 +237,11 @@ PROBE = """
 import sys
 loaded = {"tensorflow", "keras", "tfdist._src.strategy.multi_worker"} <= set(sys.modules)
 from tensorflow.python.eager import context
-from tfdist._src.cluster.session import progress
-print("loaded", loaded, "devices", context.context()._initialized, "opened", progress._opened)
+from tfdist._src.cluster.session import exit_reason
+print("loaded", loaded, "devices", context.context()._initialized, "opened", exit_reason._opened)
 import tensorflow as tf, tfdist
 tfdist.MultiWorkerMirroredStrategy
-print(progress.progress_file() is not None, float(tf.reduce_sum(tf.ones([3]))))
+print(exit_reason.progress_file() is not None, float(tf.reduce_sum(tf.ones([3]))))
 print(len(tf.config.list_logical_devices()))
 """
 

@@ -91,9 +91,10 @@ def test_run_with_a_wrong_setting(installation, python):
 
 def test_doctor(installation, python):
     program = (
-        "import os; from tfdist._src.launch.commands.doctor import native; "
+        "import os; from tfdist._src.launch.commands.doctor import software; "
         "from tfdist._src.launch.commands.doctor.section import Context; "
-        "section = native.check(Context(os.environ)); print(section.rows, section.problems)"
+        "section = software.check_native(Context(os.environ)); "
+        "print(section.rows, section.problems)"
     )
 
     def look(**settings):

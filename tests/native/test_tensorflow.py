@@ -39,7 +39,7 @@ def test_the_flags_are_those_of_tensorflow():
 
 def test_the_search_imports_nothing_heavy(python, installation):
     program = (
-        "import sys; from tfdist._src.native import tensorflow_package; tensorflow_package.find(); "
+        "import sys; from tfdist._src.native import compilation; compilation.find_tensorflow(); "
         "print('tensorflow' in sys.modules, 'importlib.metadata' in sys.modules)"
     )
     assert python(installation, "-c", program).stdout == "False False\n"

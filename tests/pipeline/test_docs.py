@@ -55,7 +55,6 @@ def test_the_example(tmp_path, monkeypatch, capsys):
         "plan.schedule",
         "plan.validation",
         "schedules",
-        "schedules.custom",
         "schedules.one_f_one_b",
         "schedules.zero_bubble",
         "simulation",

@@ -86,7 +86,7 @@ def test_a_layer_is_not_put_around_itself(target):
 
 
 def test_layers_have_an_order(target):
-    patch_target(target, layer("optimizers.summing", lambda v: v))
+    patch_target(target, layer("fit.call_checks", lambda v: v))
     with pytest.raises(RuntimeError, match=r"'fit\.compilation' must go inside those of"):
         patch_target(target, layer("fit.compilation", lambda v: v))
 

@@ -6,9 +6,8 @@
 #include <thread>
 
 #include "control/flight_log.h"
-#include "float_mode.h"
-#include "transport/ring_link.h"
-#include "transport/socket_link.h"
+#include "vector_unit.h"
+#include "transport/fabric.h"
 
 namespace tfdist {
 namespace {

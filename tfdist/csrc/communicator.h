@@ -14,17 +14,15 @@
 
 #include "collective/collectives.h"
 #include "control/communicator_state.h"
-#include "control/recorder.h"
+#include "control/flight_log.h"
 #include "control/watch.h"
-#include "device/assembly.h"
+#include "device/launch_order.h"
 #include "device/device_path.h"
 #include "error.h"
-#include "guard.h"
 #include "operation_queue.h"
-#include "progress_clock.h"
-#include "tls/streams.h"
+#include "tls/tls_stream.h"
 #include "transport/fabric.h"
-#include "transport/tcp_statistics.h"
+#include "transport/socket.h"
 
 namespace tfdist {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "control/recorder.h"
+#include "control/flight_log.h"
 
 namespace tfdist {
 namespace {

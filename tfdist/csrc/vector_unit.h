@@ -1,10 +1,12 @@
-// The vector unit that this processor has, of those that code is compiled for.
+// The vector instructions of this processor, and its floating-point mode.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace tfdist {
 
+// The vector unit that this processor has, of those that code is compiled for.
 enum class VectorUnit { kBaseline, kAvx2, kAvx512 };
 
 // The best one, or the one that was chosen.
@@ -16,5 +18,48 @@ const char* NameOf(VectorUnit unit);
 // Chooses one, "" for the best; before anything is computed. Throws Error(kInvalidArgument) if it is
 // unknown, or this processor lacks it.
 void ChooseVectorUnit(const std::string& name);
+
+}  // namespace tfdist
+
+// The floating-point mode of everything that the core computes.
+//
+// A thread inherits the mode of the one that starts it; TensorFlow's threads flush denormal numbers
+// to zero, and so does a thread that has loaded a library built with -ffast-math. Ranks that reduce
+// the same values must get the same bits, whatever their threads have done before.
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
+namespace tfdist {
+
+// While it lives this thread rounds to nearest, ties to even, and keeps denormal numbers.
+class FloatMode {
+ public:
+  FloatMode() : before_(Get()) { Set(kDefault); }
+  ~FloatMode() { Set(before_); }
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
+
+ private:
+#if defined(__x86_64__)
+  static constexpr uint64_t kDefault = 0x1f80;  // all exceptions masked
+  static uint64_t Get() { return _mm_getcsr(); }
+  static void Set(uint64_t mode) { _mm_setcsr(static_cast<unsigned>(mode)); }
+#elif defined(__aarch64__)
+  static constexpr uint64_t kDefault = 0;
+  static uint64_t Get() {
+    uint64_t mode;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(mode));
+    return mode;
+  }
+  static void Set(uint64_t mode) { __asm__ __volatile__("msr fpcr, %0" : : "r"(mode)); }
+#else
+  static constexpr uint64_t kDefault = 0;
+  static uint64_t Get() { return 0; }
+  static void Set(uint64_t) {}
+#endif
+  const uint64_t before_;
+};
 
 }  // namespace tfdist

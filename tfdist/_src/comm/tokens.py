@@ -33,9 +33,8 @@ def of_call() -> str:
     """The file and the line of the innermost frame outside tfdist, TensorFlow and Keras.
 
     Example:
-        >>> from tfdist.collective import call_site
-        >>> call_site.of_call()
-        '<doctest call_site.of_call[1]>:1'
+        >>> of_call()
+        '<doctest of_call[0]>:1'
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame.f_code.co_filename):

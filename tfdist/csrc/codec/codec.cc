@@ -6,7 +6,6 @@
 #include "codec/layout.h"
 #include "codec/units.h"
 #include "error.h"
-#include "float_mode.h"
 #include "vector_unit.h"
 
 namespace tfdist {

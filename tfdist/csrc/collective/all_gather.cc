@@ -5,8 +5,7 @@
 
 #include "collective/collectives.h"
 #include "collective/direct.h"
-#include "collective/shared.h"
-#include "collective/sizes.h"
+#include "collective/transfer.h"
 
 namespace tfdist {
 namespace {

@@ -1,9 +1,10 @@
+// Broadcast and barrier.
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "collective/collectives.h"
-#include "collective/shared.h"
+#include "collective/direct.h"
 #include "error.h"
 #include "transport/exchange.h"
 
@@ -113,6 +114,17 @@ void Broadcast(Fabric& fabric, Operation& operation) {
   }
   if (!one_host && topology.rank == speaker) BetweenSpeakers(fabric, operation, root);
   if (host.size() > 1) OnHost(host, operation, place, operation.out.Const());
+}
+
+void Barrier(Fabric& fabric, Operation& operation) {
+  fabric.host->Arrive(operation.fingerprint);
+  fabric.host->AwaitAll();
+  if (fabric.topology.hosts.size() == 1) return;
+  // A fingerprint to and from everyone, and nothing behind it.
+  Transfer nothing;
+  nothing.gather = true;
+  nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);
+  RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), nothing);
 }
 
 }  // namespace tfdist

@@ -1,5 +1,8 @@
 #include "collective/coder.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace tfdist {
 namespace {
 
@@ -49,5 +52,83 @@ size_t CodedTransfer::EncodedBytes() const {
 }
 
 size_t CodedTransfer::ErrorBegin(int j) const { return error_begin_ + transfer_.Begin(j); }
+
+namespace {
+
+template <typename Bytes>
+void CopyFrom(const Bytes& pieces, size_t begin, size_t count, float* values) {
+  char* to = reinterpret_cast<char*>(values);
+  pieces.ForEach(begin, count * kFloat, [&to](const char* from, size_t some) {
+    std::memcpy(to, from, some);
+    to += some;
+  });
+}
+
+void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* values) {
+  const char* from = reinterpret_cast<const char*>(values);
+  pieces.ForEach(begin, count * kFloat, [&from](char* to, size_t some) {
+    std::memcpy(to, from, some);
+    from += some;
+  });
+}
+
+}  // namespace
+
+uint8_t* HostCoder::Begin(const CodedTransfer& transfer) {
+  t_ = &transfer;
+  const size_t chunk = transfer.chunk();
+  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.EncodedBytes()));
+  errors_ = values_ + chunk;
+  return reinterpret_cast<uint8_t*>(errors_ + chunk);
+}
+
+void HostCoder::Encode(int j, const Batch& batch) {
+  CopyFrom(t_->in(), t_->InBegin(j) + batch.begin * kFloat, batch.count, values_);
+  EncodeValues(t_->codec(), j, batch, CodedTransfer::Stage::kValues);
+}
+
+void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
+  const Codec& codec = t_->codec();
+  std::fill_n(values_, sums.count, 0.0f);
+  for (int j = 0; j < t_->members(); ++j) {
+    uint8_t* const encoded =
+        arrived.encoded + static_cast<size_t>(j) * arrived.stride + EncodedBytes(codec, sums.begin);
+    if (j != t_->me()) {
+      tfdist::Decode(codec, {encoded, sums.count, values_, true});
+      continue;
+    }
+    CopyFrom(t_->in(), t_->InBegin(j) + sums.begin * kFloat, sums.count, errors_);
+    if (t_->votes()) {
+      tfdist::Encode(codec, {errors_, nullptr, sums.count, encoded, 0});
+      tfdist::Decode(codec, {encoded, sums.count, errors_, false});
+    }
+    for (size_t i = 0; i < sums.count; ++i) values_[i] += errors_[i];
+  }
+  if (t_->votes()) {
+    for (size_t i = 0; i < sums.count; ++i) {
+      // Not a number stays.
+      values_[i] = values_[i] > 0 ? 1.0f : values_[i] < 0 ? -1.0f : values_[i];
+    }
+  }
+  EncodeValues(t_->sums_codec(), t_->me(), sums, CodedTransfer::Stage::kSums);
+  Decode(t_->me(), sums);
+}
+
+// Encodes `values_`.
+void HostCoder::EncodeValues(const Codec& codec, int j, const Batch& batch,
+                             CodedTransfer::Stage stage) {
+  const uint32_t seed = t_->Seed(stage, t_->Position(j) + batch.begin);
+  const size_t error_at = t_->ErrorBegin(j) + batch.begin * kFloat;
+  const bool feeds_back = t_->error().bytes() > 0;
+  if (feeds_back) CopyFrom(t_->error(), error_at, batch.count, errors_);
+  tfdist::Encode(codec,
+                 {values_, feeds_back ? errors_ : nullptr, batch.count, batch.encoded, seed});
+  if (feeds_back) CopyTo(t_->error(), error_at, batch.count, errors_);
+}
+
+void HostCoder::Decode(int j, const Batch& sums) {
+  tfdist::Decode(t_->sums_codec(), {sums.encoded, sums.count, values_, false});
+  CopyTo(t_->out(), t_->OutBegin(j) + sums.begin * kFloat, sums.count, values_);
+}
 
 }  // namespace tfdist

@@ -1,16 +1,18 @@
-// What computes in a compressed all-reduce: the processor, or the GPU whose memory the values are in.
+// Encodes and decodes values on their way, for codecs of the core.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "codec/codec.h"
-#include "collective/members.h"
 #include "collective/operation.h"
 #include "collective/transfer.h"
+#include "memory.h"
 
 namespace tfdist {
 
+// What computes in a compressed all-reduce: the processor, or the GPU whose memory the values are in.
+//
 // A transfer whose values are encoded: which, by whom, and how.
 class CodedTransfer {
  public:
@@ -93,6 +95,29 @@ class Coder {
   virtual void Complete(const Batch&) {}
   // Decodes sums of member j's part into the result.
   virtual void Decode(int j, const Batch& sums) = 0;
+};
+
+// Encodes, sums and decodes on the processor.
+class HostCoder : public Coder {
+ public:
+  // Args: scratch: for what is encoded, until the transfer ends.
+  explicit HostCoder(Scratch& scratch) : scratch_(scratch) {}
+
+  uint8_t* Begin(const CodedTransfer& transfer) override;
+  // Their values stay in the caches.
+  size_t ChunksAtOnce() const override { return 1; }
+  void Encode(int j, const Batch& batch) override;
+  void AddUp(const Batch& sums, const Arrived& arrived) override;
+  void Decode(int j, const Batch& sums) override;
+
+ private:
+  void CopyIn(int j, const Batch& batch, float* values) const;
+  void EncodeValues(const Codec& codec, int j, const Batch& batch, CodedTransfer::Stage stage);
+
+  Scratch& scratch_;
+  const CodedTransfer* t_ = nullptr;
+  float* values_ = nullptr;  // of the batch in work
+  float* errors_ = nullptr;
 };
 
 }  // namespace tfdist

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "collective/coder.h"
-#include "collective/host_coder.h"
 #include "error.h"
 #include "transport/exchange.h"
 

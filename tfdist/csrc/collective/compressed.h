@@ -1,9 +1,8 @@
 // An all-reduce of float32 that sends encoded values.
 #pragma once
 
-#include "collective/members.h"
-#include "collective/operation.h"
 #include "collective/transfer.h"
+#include "collective/operation.h"
 #include "transport/fabric.h"
 
 namespace tfdist {

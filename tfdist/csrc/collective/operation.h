@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "cancellation.h"
+#include "error.h"
 #include "codec/codec.h"
-#include "fingerprint.h"
-#include "pieces.h"
+#include "types.h"
+#include "memory.h"
 
 namespace tfdist {
 

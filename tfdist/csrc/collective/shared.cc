@@ -3,7 +3,7 @@
 // and into the segment in one pass. Chunks overlap: while a rank waits for the others to publish
 // one, its next one lies there already.
 
-#include "collective/shared.h"
+#include "collective/direct.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,14 +1,38 @@
-// What moves in a reducing or gathering collective, whatever it moves through.
+// The members of a collective, the sizes of their parts, and transfers between them.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-#include "pieces.h"
+#include "collective/operation.h"
+#include "memory.h"
+#include "transport/fabric.h"
 #include "types.h"
 
 namespace tfdist {
 
+// The ranks that take part in a transfer, in an order that all of them know.
+struct Members {
+  std::vector<int> ranks;
+  int me = 0;  // this rank's position among them
+};
+
+Members Everyone(const Topology& topology);
+
+// The ranks at this one's place on every host; each host has that place.
+Members Counterparts(const Topology& topology);
+
+// The rows that the ranks have told each other, and room for what comes.
+//
+// Sets `operation.out` to room for the rows that come from each rank, which are believed only as far
+// as there is room for them. Where the caller has made the room already, they must be what it
+// expects. Returns the bytes that come from each rank. Throws Error(kMismatch) that names the first
+// rank whose rows cannot be, or Error(kInternal) where there is no memory.
+std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
+                             const std::vector<size_t>& rows);
+
+// What moves in a reducing or gathering collective, whatever it moves through.
+//
 // One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering brings
 // everyone's values of a part to its owner, which reduces them; gathering brings the owner's result
 // to everyone; together they are an all-reduce.

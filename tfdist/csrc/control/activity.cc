@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "control/spans.h"
-
 namespace tfdist {
 
 int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
@@ -87,6 +85,35 @@ Activity::Totals Activity::Read() {
   Totals totals = totals_;
   totals.input_since = input_begun_;
   return totals;
+}
+
+Spans& Spans::Instance() {
+  static Spans* const spans = new Spans;
+  return *spans;
+}
+
+void Spans::Record(bool on) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  spans_.clear();
+  recording_ = on;
+}
+
+void Spans::Add(const char* lane, const char* name, int64_t begin, int64_t end) {
+  if (!recording()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (spans_.size() < kMost) spans_.push_back({lane, name, begin, end});
+}
+
+std::vector<Spans::Span> Spans::Read() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return spans_;
+}
+
+SpanScope::SpanScope(const char* lane, const char* name)
+    : lane_(lane), name_(name), begin_(Spans::Instance().recording() ? Nanoseconds() : 0) {}
+
+SpanScope::~SpanScope() {
+  if (begin_) Spans::Instance().Add(lane_, name_, begin_, Nanoseconds());
 }
 
 }  // namespace tfdist

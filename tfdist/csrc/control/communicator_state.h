@@ -1,4 +1,4 @@
-// What a communicator knows of itself at one moment, as JSON for programs that read it later.
+// The state of a communicator as JSON.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +6,106 @@
 #include <string>
 #include <vector>
 
-#include "control/json.h"
-#include "control/recorder.h"
+#include "control/flight_log.h"
 #include "control/watch.h"
 #include "transport/fabric.h"
-#include "transport/tcp_statistics.h"
+#include "transport/socket.h"
 
 namespace tfdist {
 
+// Writes JSON as text.
+class JsonWriter {
+ public:
+  JsonWriter& Open(char bracket) {
+    Separate();
+    text_ += bracket;
+    fresh_ = true;
+    return *this;
+  }
+  JsonWriter& Close(char bracket) {
+    text_ += bracket;
+    fresh_ = false;
+    return *this;
+  }
+  JsonWriter& Key(const char* name) {
+    Value(std::string(name));
+    text_ += ':';
+    fresh_ = true;
+    return *this;
+  }
+  JsonWriter& Value(int64_t number) { return Raw(std::to_string(number)); }
+  JsonWriter& Value(bool truth) { return Raw(truth ? "true" : "false"); }
+  JsonWriter& Null() { return Raw("null"); }
+  JsonWriter& Value(const std::string& text) {
+    static const char* const digits = "0123456789abcdef";
+    Separate();
+    text_ += '"';
+    for (size_t at = 0; at < text.size();) {
+      const size_t bytes = Utf8Bytes(text, at);
+      const auto byte = static_cast<unsigned char>(text[at]);
+      if (bytes == 0) {
+        // A name or a message that was cut in the middle of a character, or a peer's.
+        text_ += "\\ufffd";
+      } else if (byte == '"' || byte == '\\') {
+        text_ += '\\';
+        text_ += text[at];
+      } else if (byte == '\n') {
+        text_ += "\\n";
+      } else if (byte < ' ') {
+        text_ += "\\u00";
+        text_ += digits[byte >> 4];
+        text_ += digits[byte & 15];
+      } else {
+        text_.append(text, at, bytes);
+      }
+      at += bytes ? bytes : 1;
+    }
+    text_ += '"';
+    return *this;
+  }
+  // What is JSON already: a value, or members of an object.
+  JsonWriter& Raw(const std::string& json) {
+    Separate();
+    text_ += json;
+    return *this;
+  }
+  template <typename T>
+  JsonWriter& Member(const char* name, const T& value) {
+    return Key(name).Value(value);
+  }
+
+  const std::string& text() const { return text_; }
+
+ private:
+  // How many bytes the character at a place takes; 0 if what is there is no UTF-8.
+  static size_t Utf8Bytes(const std::string& text, size_t at) {
+    const auto byte = [&](size_t i) {
+      return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+    };
+    const unsigned first = byte(at), second = byte(at + 1);
+    const size_t bytes = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3
+                         : first < 0xF5 ? 4 : 0;
+    for (size_t i = 1; i < bytes; ++i) {
+      if ((byte(at + i) & 0xC0) != 0x80) return 0;
+    }
+    // Longer than need be, half of a pair of UTF-16, or beyond the last character.
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
+        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) {
+      return 0;
+    }
+    return bytes;
+  }
+
+  void Separate() {
+    if (!fresh_) text_ += ',';
+    fresh_ = false;
+  }
+
+  std::string text_;
+  bool fresh_ = true;  // nothing to be separated from
+};
+
+// What a communicator knows of itself at one moment, as JSON for programs that read it later.
 struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;

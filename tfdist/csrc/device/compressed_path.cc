@@ -1,10 +1,200 @@
 #include "device/compressed_path.h"
 
+#include <cstring>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "device/stream_waits.h"
 #include "error.h"
 
 namespace tfdist {
+namespace {
+
+using device::Stretch;
+
+constexpr size_t kFloat = sizeof(float);
+
+// The tensors of a run of bytes.
+template <typename Bytes>
+std::vector<Stretch> Stretches(const Bytes& pieces) {
+  std::vector<Stretch> stretches;
+  uint64_t begin = 0;
+  pieces.ForEach(0, pieces.bytes(), [&](const char* data, size_t bytes) {
+    stretches.push_back({reinterpret_cast<float*>(const_cast<char*>(data)), begin});
+    begin += bytes / kFloat;
+  });
+  return stretches;
+}
+
+// Args: run_begin: bytes of the run that come before the part.
+device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
+  return {run, run_begin / kFloat + begin};
+}
+
+}  // namespace
+
+size_t TransferCodec::ListBytes(const CodedTransfer& transfer) {
+  return (Stretches(transfer.in()).size() + Stretches(transfer.out()).size() +
+          Stretches(transfer.error()).size()) * sizeof(Stretch);
+}
+
+void TransferCodec::MakeRoom(size_t values, size_t list_bytes) {
+  room_ = rooms_.Take(gpu_, RoomBytes(values)).address();
+  host_list_ = static_cast<char*>(host_lists_.Take(gpu_, list_bytes).data());
+  device_list_ = device_lists_.Take(gpu_, list_bytes).address();
+  most_listed_ = list_bytes;
+  listed_ = 0;
+}
+
+void TransferCodec::Begin(const CodedTransfer& transfer) {
+  t_ = &transfer;
+  const std::vector<Stretch> lists[] = {Stretches(t_->in()), Stretches(t_->out()),
+                                        Stretches(t_->error())};
+  device::Run* const runs[] = {&in_, &out_, &error_};
+  const size_t first = listed_;
+  for (size_t i = 0; i < 3; ++i) {
+    *runs[i] = {cuda::PointerTo<const Stretch>(device_list_ + listed_),
+                static_cast<uint32_t>(lists[i].size())};
+    const size_t bytes = lists[i].size() * sizeof(Stretch);
+    if (bytes > 0) std::memcpy(host_list_ + listed_, lists[i].data(), bytes);
+    listed_ += bytes;
+  }
+  stream_.Copy(device_list_ + first, cuda::AddressOf(host_list_ + first), listed_ - first);
+}
+
+void TransferCodec::Encode(int j, size_t begin, size_t count, cuda::Address to) const {
+  codec_.Encode(BatchOf(t_->codec(), j, begin, count, CodedTransfer::Stage::kValues),
+                At(in_, t_->InBegin(j), begin), At(error_, t_->ErrorBegin(j), begin), room_, to);
+}
+
+void TransferCodec::Sum(size_t begin, size_t count, cuda::Address first, size_t stride,
+                        cuda::Address to) const {
+  const int me = t_->me();
+  codec_.Sum(BatchOf(t_->sums_codec(), me, begin, count, CodedTransfer::Stage::kSums),
+             {t_->codec(), cuda::PointerTo<const uint8_t>(first + EncodedBytes(t_->codec(), begin)),
+              stride, static_cast<uint32_t>(t_->members()), static_cast<uint32_t>(me)},
+             t_->votes(), At(in_, t_->InBegin(me), begin), At(error_, t_->ErrorBegin(me), begin),
+             At(out_, t_->OutBegin(me), begin), room_, to);
+}
+
+void TransferCodec::Decode(int j, size_t begin, size_t count, cuda::Address from) const {
+  codec_.Decode(t_->sums_codec(), count, from, At(out_, t_->OutBegin(j), begin), room_);
+}
+
+device::Batch TransferCodec::BatchOf(const Codec& codec, int j, size_t begin, size_t count,
+                                     CodedTransfer::Stage stage) const {
+  const size_t chunk = t_->chunk();
+  return {codec, count, chunk, t_->Seed(stage, t_->Position(j) + begin),
+          static_cast<uint32_t>(chunk) * CodedTransfer::kSeedStep};
+}
+
+Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error) {
+  return NoRoom(gpu, bytes, "encoded values", "`bytes_per_pack`", error);
+}
+
+DeviceCoder::DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard)
+    : gpu_(gpu), guard_(guard), stream_(gpu), codec_(gpu, kernels, stream_), done_(gpu) {}
+
+bool DeviceCoder::Takes(const Topology& topology, const Operation& operation) {
+  if (operation.compression->within_hosts) return topology.size > 1;
+  return topology.size > 1 && topology.hosts.size() == static_cast<size_t>(topology.size);
+}
+
+void DeviceCoder::MakeRoom(const Topology& topology, const Operation& operation) {
+  Transfer whole;
+  whole.part_bytes = CutEvenly(operation.in.bytes(), kFloat, topology.size, topology.size);
+  whole.in = operation.in;
+  whole.out = operation.out;
+  const Members everyone = Everyone(topology);
+  Allocate(CodedTransfer(whole, everyone, *operation.compression, 0));
+}
+
+void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
+  if (cuda::Event* const ready = *operation.device) {
+    gpu_.Use();
+    cuda::Check(cuda::Load().cuStreamWaitEvent(stream_.get(), ready, 0), "cuStreamWaitEvent");
+  }
+  operation.compression->coder = this;
+  try {
+    on_host(operation);
+    done_.Record(stream_.get());
+    Await(done_, guard_);
+  } catch (...) {
+    // Its memory is the operation's until then. No kernel waits for anything.
+    SettleSoon(stream_.get(), done_);
+    throw;
+  }
+}
+
+uint8_t* DeviceCoder::Begin(const CodedTransfer& transfer) {
+  t_ = &transfer;
+  fetched_.clear();
+  Allocate(transfer);
+  codec_.Begin(transfer);
+  return encoded_;
+}
+
+void DeviceCoder::Allocate(const CodedTransfer& transfer) {
+  const size_t bytes = transfer.EncodedBytes(), values = ChunksAtOnce() * transfer.chunk();
+  try {
+    encoded_ = static_cast<uint8_t*>(host_encoded_.Take(gpu_, bytes).data());
+    on_device_ = device_encoded_.Take(gpu_, bytes).address();
+    codec_.MakeRoom(values, TransferCodec::ListBytes(transfer));
+  } catch (const Error& error) {
+    throw NoRoomForCodes(gpu_, bytes + TransferCodec::RoomBytes(values), error);
+  }
+}
+
+// All at once, before the first of them is sent.
+void DeviceCoder::Foresee(int j, const Batch& batch) {
+  codec_.Encode(j, batch.begin, batch.count, OnDevice(batch.encoded));
+  Fetch(batch);
+}
+
+void DeviceCoder::Encode(int, const Batch& batch) { AwaitFetched(batch); }
+
+void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
+  const int me = t_->me();
+  const Codec& codec = t_->codec();
+  const uint8_t* const first = arrived.encoded + EncodedBytes(codec, sums.begin);
+  for (int j = 0; j < t_->members(); ++j) {
+    if (j == me) continue;
+    Return(first + static_cast<size_t>(j) * arrived.stride, EncodedBytes(codec, sums.count));
+  }
+  codec_.Sum(sums.begin, sums.count, OnDevice(arrived.encoded), arrived.stride,
+             OnDevice(sums.encoded));
+  Fetch(sums);
+}
+
+void DeviceCoder::Complete(const Batch& sums) { AwaitFetched(sums); }
+
+void DeviceCoder::Decode(int j, const Batch& sums) {
+  Return(sums.encoded, sums.bytes);
+  codec_.Decode(j, sums.begin, sums.count, OnDevice(sums.encoded));
+}
+
+cuda::Address DeviceCoder::OnDevice(const uint8_t* encoded) const {
+  return on_device_ + static_cast<size_t>(encoded - encoded_);
+}
+
+// To the host's memory.
+void DeviceCoder::Fetch(const Batch& batch) {
+  stream_.Copy(cuda::AddressOf(batch.encoded), OnDevice(batch.encoded), batch.bytes);
+  const size_t number = fetched_.size();
+  if (number == events_.size()) events_.push_back(std::make_unique<DeviceEvent>(gpu_));
+  events_[number]->Record(stream_.get());
+  fetched_[batch.encoded] = events_[number].get();
+}
+
+// To the GPU's.
+void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
+  stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
+}
+
+void DeviceCoder::AwaitFetched(const Batch& batch) {
+  Await(*fetched_.at(batch.encoded), guard_);
+}
 
 bool CompressedPath::GoesByNccl(Fabric& fabric, const Operation& operation, const Parts& parts,
                                 const std::function<void()>& settle) {

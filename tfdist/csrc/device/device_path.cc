@@ -6,11 +6,10 @@
 
 #include "collective/collectives.h"
 #include "collective/compressed.h"
-#include "collective/sizes.h"
+#include "collective/transfer.h"
 #include "control/activity.h"
-#include "device/at_once.h"
-#include "device/awaiting.h"
-#include "device/measuring.h"
+#include "device/launch_order.h"
+#include "device/stream_waits.h"
 #include "error.h"
 #include "reduce/reduce.h"
 

@@ -18,11 +18,9 @@
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/launch_order.h"
-#include "device/message_copies.h"
 #include "device/nccl_ranks.h"
-#include "device/parts.h"
 #include "device/routes.h"
-#include "guard.h"
+#include "error.h"
 #include "transport/fabric.h"
 
 namespace tfdist {

@@ -4,7 +4,7 @@
 #include <fstream>
 #include <iterator>
 
-#include "device/kernel_names.h"
+#include "device/kernel_launch.h"
 #include "error.h"
 
 namespace tfdist {

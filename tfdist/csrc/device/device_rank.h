@@ -9,10 +9,10 @@
 #include "device/device_setup.h"
 #include "device/fusion.h"
 #include "device/gpu.h"
-#include "device/kernel_all_reduce.h"
+#include "device/kernel_launch.h"
 #include "device/nccl_group.h"
 #include "device/peers.h"
-#include "device/stream_meetings.h"
+#include "device/stream_waits.h"
 
 namespace tfdist {
 

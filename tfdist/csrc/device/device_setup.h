@@ -1,4 +1,4 @@
-// What a communicator is told of this process's GPUs.
+// The GPUs of a communicator, and how they are set up.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,12 @@
 #include <string>
 #include <vector>
 
+#include "collective/operation.h"
+#include "device/kernel_launch.h"
+
 namespace tfdist {
 
+// What a communicator is told of this process's GPUs.
 struct DeviceSetup {
   struct OfGpu {
     int number = 0;       // among those that this process sees
@@ -30,5 +34,22 @@ struct DeviceSetup {
 
 // Throws Error(kInvalidArgument) where there is no driver, or a setting is none.
 void CheckDevice(const DeviceSetup& setup);
+
+// What the GPUs of a process bring to an operation, as kernels and NCCL take it.
+//
+// One for each GPU, in their order.
+using Parts = std::vector<Operation*>;
+
+inline bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
+inline bool IsReduction(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
+}
+
+// The tensors of an operation, wherever a piece of either side ends.
+std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part);
+
+// Where all of it lies, as one tensor; 0 for nothing.
+cuda::Address AddressOf(const ConstPieces& pieces);
+inline cuda::Address AddressOf(const Pieces& pieces) { return AddressOf(pieces.Const()); }
 
 }  // namespace tfdist

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/grid.h"
+#include "device/gpu.h"
 
 namespace tfdist {
 namespace {

@@ -1,16 +1,48 @@
-// Small tensors that go through NCCL in one call: packed into a buffer that NCCL knows, and unpacked.
+// Fuses small tensors into one buffer, and tiles them.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "device/gpu.h"
-#include "device/kernel_all_reduce.h"
+#include "device/kernel_launch.h"
+#include "device/kernels/tiles.h"
 #include "device/nccl_group.h"
 
 namespace tfdist {
 
+// Cuts an operation's tensors into the lists that kernels are launched with.
+//
+// Args: tensors: of which this sets `first` and `first_tile`.
+template <typename T>
+std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
+  std::vector<device::TiledList<T>> lists;
+  uint32_t number = 0, first = 0, first_tile = 0;
+  for (T tensor : tensors) {
+    if (lists.empty() || lists.back().count == lists.back().kMost) {
+      lists.push_back({0, number, first_tile, 0, {}});
+    }
+    tensor.first = first;
+    tensor.first_tile = first_tile;
+    device::TiledList<T>& list = lists.back();
+    list.tensors[list.count++] = tensor;
+    list.tiles += device::TilesOf(tensor.count);
+    first += tensor.count;
+    first_tile += device::TilesOf(tensor.count);
+    ++number;
+  }
+  return lists;
+}
+
+// Of a kernel in which teams see to so many things.
+inline unsigned BlocksForTeams(uint64_t things) {
+  return BlocksFor(things * device::kTeam, kMostBlocksAlone);
+}
+
+// Small tensors that go through NCCL in one call: packed into a buffer that NCCL knows, and unpacked.
+//
 // How the tensors of a bucket go: those that are large by themselves, the others in lists.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;

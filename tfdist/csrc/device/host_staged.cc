@@ -6,11 +6,188 @@
 #include <string>
 #include <utility>
 
-#include "device/awaiting.h"
+#include "collective/collectives.h"
+#include "collective/transfer.h"
+#include "device/gpu.h"
+#include "device/kernel_launch.h"
+#include "device/kernels/staging.h"
+#include "device/stream_waits.h"
 #include "error.h"
 #include "reduce/reduce.h"
 
 namespace tfdist {
+namespace {
+
+// Chunks on each side: one is copied while the host waits for the other one and meets the other rank.
+constexpr size_t kInTransit = 2;
+// Of both staging buffers together, which chunks take in turn.
+constexpr size_t kSlots = 2 * kInTransit;
+
+bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
+
+size_t BytesOf(const Operation& operation) {
+  return Sends(operation) ? operation.in.bytes() : operation.out.bytes();
+}
+
+}  // namespace
+
+MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard)
+    : rank_(rank), slot_bytes_(KernelAllReduce::StagingBytes(buffer_bytes) / kSlots), guard_(guard) {
+  for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
+}
+
+// The ranks meet once for each chunk c: the sender comes when it has written c, the receiver when it has
+// read c - 2. So after that meeting the slot of c + 2, which held c - 2, is free. The first two chunks are
+// written before any meeting: the receiver has read all of the message before, since it arrived for this
+// one.
+void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
+  const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
+  const auto meet = [&] {
+    Operation arrival;
+    arrival.fingerprint = operation.fingerprint;
+    Barrier(fabric, arrival);
+  };
+  if (Sends(operation)) {
+    size_t launched = 0;
+    for (size_t chunk = 0; chunk < count; ++chunk) {
+      while (launched < std::min(chunk + kInTransit, count)) Launch(operation, launched++, staging);
+      AwaitChunk(chunk);
+      meet();
+    }
+  } else {
+    for (size_t chunk = 0; chunk < count; ++chunk) {
+      if (chunk >= kInTransit) AwaitChunk(chunk - kInTransit);
+      meet();
+      Launch(operation, chunk, staging);
+    }
+    if (count > 0) AwaitChunk(count - 1);
+  }
+}
+
+void MessageCopies::Launch(const Operation& operation, size_t chunk, cuda::Address staging) {
+  const size_t slot = chunk % kSlots;
+  const size_t begin = chunk * slot_bytes_;
+  const size_t bytes = std::min(slot_bytes_, BytesOf(operation) - begin);
+  cuda::Address at = staging + slot * slot_bytes_;
+  if (Sends(operation)) {
+    operation.in.ForEach(begin, bytes, [&](const char* data, size_t part) {
+      rank_.stream.Copy(at, cuda::AddressOf(data), part);
+      at += part;
+    });
+  } else {
+    operation.out.ForEach(begin, bytes, [&](char* data, size_t part) {
+      rank_.stream.Copy(cuda::AddressOf(data), at, part);
+      at += part;
+    });
+  }
+  copied_[slot].Record(rank_.stream.get());
+}
+
+void MessageCopies::AwaitChunk(size_t chunk) { Await(copied_[chunk % kSlots], guard_); }
+
+namespace {
+
+using Tensor = KernelAllReduce::Tensor;
+
+constexpr size_t kFloat = sizeof(float);
+
+}  // namespace
+
+ExactShares::ExactShares(const Topology& groups, const Operation& part)
+    : tensors_(TensorsOf(part)),
+      ranks_(groups.my_host()),
+      me_(static_cast<size_t>(groups.my_place())) {
+  size_t owners = ranks_.size();
+  for (const auto& group : groups.hosts) {
+    owners = std::min(owners, group.size());
+    slots_ = std::max(slots_, group.size());
+  }
+  sizes_ = CutEvenly(part.in.bytes(), kFloat, static_cast<int>(owners),
+                     static_cast<int>(ranks_.size()));
+  largest_ = *std::max_element(sizes_.begin(), sizes_.end());
+  slot_ = Aligned(largest_);
+}
+
+size_t ExactShares::Begins(size_t place) const {
+  size_t begin = 0;
+  for (size_t before = 0; before < place; ++before) begin += Size(before);
+  return begin;
+}
+
+void ExactShares::Begin(const DeviceRank& rank, cuda::Address memory) {
+  rank_ = &rank;
+  memory_ = memory;
+}
+
+// Calls `use(tensor)` for each piece of a share. Tensors are not packed: each piece is a message.
+template <typename Use>
+void ExactShares::ForTensors(size_t place, Use use) const {
+  const size_t first = Begins(place), behind = first + Size(place);
+  size_t begin = 0;
+  for (const KernelAllReduce::Tensor& tensor : tensors_) {
+    const size_t from = std::max(begin, first), to = std::min(begin + tensor.bytes, behind);
+    if (from < to) use({tensor.in + (from - begin), tensor.out + (from - begin), to - from});
+    begin += tensor.bytes;
+  }
+}
+
+void ExactShares::ExchangeValues() const {
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    if (place != me_) {
+      ForTensors(place, [&](const Tensor& tensor) { Send(tensor.in, tensor.bytes, place); });
+    }
+    cuda::Address to = Slot(place);
+    ForTensors(me_, [&](const Tensor& tensor) {
+      if (place == me_) {
+        rank_->stream.Copy(to, tensor.in, tensor.bytes);
+      } else {
+        Receive(to, tensor.bytes, place);
+      }
+      to += tensor.bytes;
+    });
+  }
+}
+
+// Into the first one's slot, by the kernel that reduces staging buffers.
+void ExactShares::AddUp(cuda::Address ended) const {
+  if (ranks_.size() == 1 || !HasShare()) return;
+  device::Staging staging{};
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    staging.of[place] = cuda::PointerTo<char>(Slot(place));
+  }
+  staging.ranks = static_cast<uint32_t>(ranks_.size());
+  staging.part = slot_ / device::kVectorBytes;
+  device::Waiting waiting{};
+  waiting.ended = cuda::PointerTo<uint64_t>(ended);
+  rank_->kernels->Launch("tfdist_reduce_float32_sum", BlocksFor(staging.part, kMostBlocksAlone),
+                         kKernelThreads, rank_->stream.get(), staging.part, staging, waiting, 1.0);
+}
+
+void ExactShares::ExchangeSums() const {
+  for (size_t place = 0; place < ranks_.size(); ++place) {
+    cuda::Address from = Slot(0);
+    ForTensors(me_, [&](const Tensor& tensor) {
+      if (place == me_) {
+        rank_->stream.Copy(tensor.out, from, tensor.bytes);
+      } else {
+        Send(from, tensor.bytes, place);
+      }
+      from += tensor.bytes;
+    });
+    if (place != me_) {
+      ForTensors(place, [&](const Tensor& tensor) { Receive(tensor.out, tensor.bytes, place); });
+    }
+  }
+}
+
+void ExactShares::Send(cuda::Address from, size_t bytes, size_t place) const {
+  rank_->nccl->Send(from, bytes, DType::kUint8, ranks_[place], rank_->stream.get());
+}
+
+void ExactShares::Receive(cuda::Address to, size_t bytes, size_t place) const {
+  rank_->nccl->Recv(to, bytes, DType::kUint8, ranks_[place], rank_->stream.get());
+}
+
 namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-#include "device/cuda.h"
+#include "device/gpu.h"
 
 namespace tfdist::nccl {
 

@@ -9,7 +9,7 @@
 
 #include "device/gpu.h"
 #include "device/nccl.h"
-#include "guard.h"
+#include "error.h"
 #include "types.h"
 
 namespace tfdist {

@@ -3,11 +3,261 @@
 #include <algorithm>
 #include <functional>
 
+#include "collective/coder.h"
+#include "device/compressed_path.h"
 #include "device/fusion.h"
+#include "device/gpu.h"
+#include "device/host_staged.h"
 #include "device/peers.h"
 #include "error.h"
 
 namespace tfdist {
+namespace {
+
+constexpr size_t kFloat = sizeof(float);
+// Of one launch. More of them take more room, fewer take more launches.
+constexpr size_t kMostValues = size_t{256} << 10;
+// Of the lists of all operations that are launched one behind the other: for 16,384 tensors.
+constexpr size_t kListBytes = size_t{256} << 10;
+
+// Among whom this rank's share is encoded: for sizes alone, if it has none.
+Members MembersFor(const Topology& groups, const ExactShares& exact) {
+  const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
+  Members members;
+  for (const auto& group : groups.hosts) members.ranks.push_back(group[place]);
+  members.me = groups.host_of[static_cast<size_t>(groups.rank)];
+  return members;
+}
+
+}  // namespace
+
+// What a GPU has for all operations.
+struct NcclCoded::Lane {
+  explicit Lane(const DeviceRank& of)
+      : rank(of), codec(*of.gpu, *of.kernels, of.stream), zero(*of.gpu, sizeof(uint64_t)) {}
+
+  const DeviceRank& rank;
+  TransferCodec codec;
+  const DeviceMemory zero;
+  Growing<DeviceMemory> memory;
+  cuda::Address begin = 0;  // of the memory
+};
+
+// What one GPU does of an operation.
+class NcclCoded::Share {
+ public:
+  // Args: groups: of ranks that first sum exactly, as hosts.
+  Share(const Topology& groups, const Operation& part)
+      : exact_(groups, part),
+        sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
+        members_(MembersFor(groups, exact_)),
+        t_(transfer_, members_, *part.compression, exact_.begin()),
+        size_(t_.members()) {
+    transfer_.scatter = transfer_.gather = true;
+    transfer_.type = DType::kFloat32;
+    transfer_.in = part.in;
+    transfer_.out = part.out;
+    const auto members = static_cast<size_t>(size_);
+    const size_t most = (exact_.LargestShare() / kFloat + members - 1) / members;
+    slot_ = Aligned(std::max(EncodedBytes(t_.codec(), most), EncodedBytes(t_.sums_codec(), most)));
+  }
+
+  bool SumsFirst() const { return sums_first_; }
+  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded from
+  // each member, and what goes to each, in whose place then come its sums.
+  size_t Bytes() const {
+    return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
+  }
+  size_t ListBytes() const { return TransferCodec::ListBytes(t_); }
+
+  void Begin(Lane& lane) {
+    lane_ = &lane;
+    exact_.Begin(lane.rank, lane.begin);
+    if (sums_first_) {
+      transfer_.out = exact_.sums();
+      transfer_.in = transfer_.out.Const();
+    }
+    transfer_.part_bytes = CutEvenly(transfer_.in.bytes(), kFloat, size_, size_);
+    lane.codec.Begin(t_);
+  }
+  void ExchangeExactValues() { exact_.ExchangeValues(); }
+  void SumExactly() { exact_.AddUp(lane_->zero.address()); }
+  void Encode() {
+    ForOthers([&](int j) {
+      ForBatches(j, [&](size_t begin, size_t count) {
+        lane_->codec.Encode(j, begin, count, Kept(j) + EncodedBytes(t_.codec(), begin));
+      });
+    });
+  }
+  void ExchangeValues() {
+    ForOthers([&](int j) {
+      Send(Kept(j), EncodedBytes(t_.codec(), t_.Count(j)), j);
+      Receive(Arrived(j), EncodedBytes(t_.codec(), t_.Count(me())), j);
+    });
+  }
+  void Sum() {
+    ForBatches(me(), [&](size_t begin, size_t count) {
+      lane_->codec.Sum(begin, count, Arrived(0), slot_,
+                       Kept(me()) + EncodedBytes(t_.sums_codec(), begin));
+    });
+  }
+  void ExchangeSums() {
+    ForOthers([&](int j) {
+      Send(Kept(me()), EncodedBytes(t_.sums_codec(), t_.Count(me())), j);
+      Receive(Kept(j), EncodedBytes(t_.sums_codec(), t_.Count(j)), j);
+    });
+  }
+  void Decode() {
+    ForOthers([&](int j) {
+      ForBatches(j, [&](size_t begin, size_t count) {
+        lane_->codec.Decode(j, begin, count, Kept(j) + EncodedBytes(t_.sums_codec(), begin));
+      });
+    });
+  }
+  void ExchangeExactSums() { exact_.ExchangeSums(); }
+
+ private:
+  int me() const { return t_.me(); }
+  template <typename Use>
+  void ForOthers(Use use) const {
+    if (!exact_.HasShare()) return;
+    for (int step = 1; step < size_; ++step) use((me() + step) % size_);
+  }
+  // Whole chunks of a part.
+  template <typename Use>
+  void ForBatches(int j, Use use) const {
+    if (!exact_.HasShare()) return;
+    const size_t batch = kMostValues / t_.chunk() * t_.chunk();
+    for (size_t begin = 0; begin < t_.Count(j); begin += batch) {
+      use(begin, std::min(batch, t_.Count(j) - begin));
+    }
+  }
+  cuda::Address Arrived(int j) const {
+    const size_t before = sums_first_ ? exact_.Bytes() : 0;
+    return lane_->begin + before + static_cast<size_t>(j) * slot_;
+  }
+  cuda::Address Kept(int j) const { return Arrived(size_ + j); }
+
+  void Send(cuda::Address from, size_t bytes, int j) const {
+    if (bytes > 0) nccl().Send(from, bytes, DType::kUint8, Rank(j), stream());
+  }
+  void Receive(cuda::Address to, size_t bytes, int j) const {
+    if (bytes > 0) nccl().Recv(to, bytes, DType::kUint8, Rank(j), stream());
+  }
+  int Rank(int j) const { return members_.ranks[static_cast<size_t>(j)]; }
+  NcclGroup& nccl() const { return *lane_->rank.nccl; }
+  cuda::Stream* stream() const { return lane_->rank.stream.get(); }
+
+  ExactShares exact_;
+  const bool sums_first_;
+  const Members members_;
+  Transfer transfer_;
+  const CodedTransfer t_;
+  const int size_;
+  size_t slot_ = 0;
+  Lane* lane_ = nullptr;
+};
+
+NcclCoded::NcclCoded(const Topology& topology, const Ranks& ranks) : ranks_(ranks) {
+  const auto size = static_cast<size_t>(topology.size);
+  std::vector<int> processes;
+  for (size_t rank = 0; rank < size; ++rank) {
+    processes.push_back(static_cast<int>(rank / ranks.size()));
+  }
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const int rank = topology.rank + static_cast<int>(i);
+    hosts_.push_back(Topology::From(rank, topology.names, topology.host_of));
+    processes_.push_back(Topology::From(rank, topology.names, processes));
+  }
+}
+
+NcclCoded::~NcclCoded() = default;
+
+bool NcclCoded::Takes(const Parts& parts) const {
+  for (const auto& group : Groups(0, *parts[0]).hosts) {
+    if (group.size() > device::kMostRanks) return false;
+  }
+  if (parts[0]->in.bytes() == 0) return false;
+  const Share share(Groups(0, *parts[0]), *parts[0]);
+  return share.ListBytes() <= kListBytes && share.Bytes() < refused_;
+}
+
+bool NcclCoded::IsFull(const Parts& parts) const {
+  const Share share(Groups(0, *parts[0]), *parts[0]);
+  if (share.Bytes() > agreed_) return true;
+  return lanes_[0]->codec.list_bytes_left() < share.ListBytes();
+}
+
+bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts,
+                         std::string* lack) {
+  const size_t bytes = Share(Groups(0, *parts[0]), *parts[0]).Bytes();
+  if (bytes <= agreed_) {
+    if (IsFull(parts)) {
+      for (const auto& lane : lanes_) lane->codec.Restart();
+    }
+    return true;
+  }
+  try {
+    Allocate(bytes);
+  } catch (const Error& error) {
+    *lack = error.what();
+  }
+  if (AllAgree(fabric, operation, lack->empty())) {
+    agreed_ = bytes;
+    return true;
+  }
+  // Who has found no more has lost what there was.
+  lanes_.clear();
+  agreed_ = 0;
+  refused_ = bytes;
+  return false;
+}
+
+void NcclCoded::Allocate(size_t bytes) {
+  lanes_.resize(ranks_.size());
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    const DeviceRank& rank = *ranks_[i];
+    if (!rank.kernels) throw Error(Code::kUnavailable, rank.lack + ".");
+    try {
+      if (!lanes_[i]) lanes_[i] = std::make_unique<Lane>(rank);
+      lanes_[i]->begin = lanes_[i]->memory.Take(*rank.gpu, bytes).address();
+      lanes_[i]->codec.MakeRoom(kMostValues, kListBytes);
+    } catch (const Error& error) {
+      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMostValues), error);
+    }
+  }
+}
+
+void NcclCoded::Launch(const Parts& parts) {
+  std::vector<std::unique_ptr<Share>> shares;
+  std::vector<NcclGroup*> groups;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    shares.push_back(std::make_unique<Share>(Groups(i, *parts[i]), *parts[i]));
+    shares.back()->Begin(*lanes_[i]);
+    groups.push_back(ranks_[i]->nccl.get());
+  }
+  const auto each = [&](void (Share::*step)()) {
+    for (const auto& share : shares) (share.get()->*step)();
+  };
+  const auto at_once = [&](void (Share::*step)()) {
+    NcclGroup::Grouped(groups, [&] { each(step); });
+  };
+  const bool sums_first = shares[0]->SumsFirst();
+  if (sums_first) {
+    at_once(&Share::ExchangeExactValues);
+    each(&Share::SumExactly);
+  }
+  each(&Share::Encode);
+  at_once(&Share::ExchangeValues);
+  each(&Share::Sum);
+  at_once(&Share::ExchangeSums);
+  each(&Share::Decode);
+  if (sums_first) at_once(&Share::ExchangeExactSums);
+}
+
+const Topology& NcclCoded::Groups(size_t gpu, const Operation& part) const {
+  return part.compression->within_hosts ? processes_[gpu] : hosts_[gpu];
+}
 
 using Tensor = KernelAllReduce::Tensor;
 

@@ -10,8 +10,7 @@
 #include "collective/operation.h"
 #include "device/device_rank.h"
 #include "device/device_setup.h"
-#include "device/obstacles.h"
-#include "device/parts.h"
+#include "device/peers.h"
 #include "transport/fabric.h"
 
 namespace tfdist {

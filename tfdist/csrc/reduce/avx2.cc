@@ -13,7 +13,6 @@
 
 #include "reduce/half.h"
 #include "reduce/reduce.h"
-#include "reduce/units.h"
 
 namespace tfdist {
 namespace {

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "error.h"
-#include "reduce/units.h"
 #include "vector_unit.h"
 
 namespace tfdist {

@@ -1,4 +1,4 @@
-// Element-wise reduction of several buffers.
+// Sums of values of all types.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,8 @@
 
 namespace tfdist {
 
+// Element-wise reduction of several buffers.
+//
 // What to reduce, and where to.
 struct Reduction {
   DType type;
@@ -27,5 +29,11 @@ void Reduce(const Reduction& reduction);
 
 // Throws Error(kInvalidArgument) if the reduction is not defined for the type.
 void CheckReducible(DType type, ReduceOp op);
+
+// The reductions of each vector unit.
+
+void ReduceOnBaseline(const Reduction& reduction);
+void ReduceOnAvx2(const Reduction& reduction);
+void ReduceOnAvx512(const Reduction& reduction);
 
 }  // namespace tfdist

@@ -1,12 +1,16 @@
-// The few values of a tensor that are sent, and what is kept of the others for the next time.
+// Selects values of a gradient, and sums selected rows.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "sparse/row.h"
+
 namespace tfdist {
 
+// The few values of a tensor that are sent, and what is kept of the others for the next time.
+//
 // What is selected from: `scale * in`, or what it adds up to with what was there before.
 struct Candidates {
   const float* in;
@@ -32,5 +36,21 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
 // Throws Error unless it is positive.
 void CheckThreshold(float threshold);
+
+// Makes rows of a sparse gradient from tensors, and tensors from rows.
+//
+// Moves selected values to as many rows: what is sent is no longer kept. Args: first: the index of the
+// first candidate among the values of all tensors.
+void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices, int32_t first,
+              Row* rows);
+
+// A tensor that rows are summed into.
+struct RowSums {
+  float* values;
+  size_t count;
+};
+
+// Sums rows in their order; zeros where no row has a value. Throws Error for an index of no value.
+void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors);
 
 }  // namespace tfdist

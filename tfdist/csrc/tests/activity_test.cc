@@ -4,8 +4,7 @@
 #include <functional>
 #include <thread>
 
-#include "control/recorder.h"
-#include "control/spans.h"
+#include "control/flight_log.h"
 #include "tests/calls.h"
 
 namespace tfdist::testing {

@@ -4,9 +4,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "transport/ring_link.h"
+#include "transport/fabric.h"
 #include "transport/socket.h"
-#include "transport/socket_link.h"
 
 namespace tfdist::testing {
 namespace {

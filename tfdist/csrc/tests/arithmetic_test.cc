@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "float_mode.h"
+#include "vector_unit.h"
 #include "reduce/half.h"
 #include "tests/calls.h"
 

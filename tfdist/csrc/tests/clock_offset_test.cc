@@ -1,5 +1,5 @@
 // How far another rank's clock is ahead: by round trips of every kind, and between two ranks.
-#include "control/clock_offset.h"
+#include "control/watch.h"
 
 #include <cmath>
 #include <cstdlib>
@@ -7,7 +7,6 @@
 #include <random>
 #include <thread>
 
-#include "control/frames.h"
 #include "tests/calls.h"
 
 namespace tfdist::testing {

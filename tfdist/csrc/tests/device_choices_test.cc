@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "device/fusion.h"
-#include "device/measuring.h"
+#include "device/stream_waits.h"
 #include "tests/calls.h"
 
 namespace tfdist::testing {

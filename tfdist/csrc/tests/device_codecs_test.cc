@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "collective/host_coder.h"
-#include "device/device_coder.h"
-#include "device/kernel_names.h"
+#include "collective/coder.h"
+#include "device/compressed_path.h"
+#include "device/kernel_launch.h"
 #include "tests/device_team.h"
 
 namespace tfdist::testing {

@@ -11,12 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "device/growing.h"
-#include "device/kernel_names.h"
-#include "device/kernel_scatter.h"
-#include "device/kernel_select.h"
+#include "device/gpu.h"
+#include "device/kernel_launch.h"
 #include "error.h"
-#include "sparse/rows.h"
+#include "sparse/select.h"
 #include "tests/device_team.h"
 
 namespace tfdist::testing {

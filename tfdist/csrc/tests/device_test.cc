@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "device/gpu.h"
-#include "device/kernel_all_reduce.h"
+#include "device/kernel_launch.h"
 #include "error.h"
 #include "reduce/reduce.h"
 #include "tests/gpu_ranks.h"

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "control/frames.h"
+#include "control/watch.h"
 
 namespace {
 

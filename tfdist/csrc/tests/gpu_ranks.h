@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "device/gpu.h"
-#include "device/kernel_all_reduce.h"
-#include "device/kernel_names.h"
-#include "device/stream_meetings.h"
-#include "guard.h"
+#include "device/kernel_launch.h"
+#include "device/stream_waits.h"
+#include "error.h"
 #include "types.h"
 
 namespace tfdist::testing {

@@ -1,5 +1,5 @@
 // JSON as text: commas where they belong, and strings that any reader takes.
-#include "control/json.h"
+#include "control/communicator_state.h"
 
 #include "tests/calls.h"
 

@@ -12,9 +12,9 @@
 #include <mutex>
 #include <thread>
 
-#include "cancellation.h"
-#include "device/at_once.h"
-#include "progress_clock.h"
+#include "error.h"
+#include "device/launch_order.h"
+#include "operation_queue.h"
 #include "tests/calls.h"
 
 namespace tfdist::testing {

@@ -2,7 +2,7 @@
 //
 // The flight recorder: what it keeps, in which order, who came last; read while it is written. With
 // "cost" it prints what an entry takes.
-#include "control/recorder.h"
+#include "control/flight_log.h"
 
 #include <atomic>
 #include <cstdio>

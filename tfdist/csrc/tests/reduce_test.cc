@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "reduce/half.h"
-#include "reduce/units.h"
+#include "reduce/reduce.h"
 #include "tests/team.h"
 
 namespace tfdist::testing {

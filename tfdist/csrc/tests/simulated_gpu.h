@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/kernels/team.h"
+#include "device/kernels/tiles.h"
 
 namespace tfdist::device {
 

@@ -1,7 +1,7 @@
 // The kernels of the collectives that move values as they are.
 #include <numeric>
 
-#include "tf/moving_op.h"
+#include "tf/moving_ops.h"
 #include "tf/on_device.h"
 
 namespace tfdist::tf {

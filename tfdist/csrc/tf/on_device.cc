@@ -1,10 +1,20 @@
 #include "tf/on_device.h"
 
+#include <deque>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "control/activity.h"
 #include "device/gpu.h"
+#include "device/kernel_launch.h"
+#include "device/stream_waits.h"
+#include "error.h"
+#include "registry.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tf/collective_op.h"
 #include "xla/stream_executor/stream.h"
 
 namespace tfdist::tf {
@@ -74,4 +84,226 @@ absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& 
   return absl::OkStatus();
 }
 
+}  // namespace tfdist::tf
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+absl::Status FindWork(OpKernelContext* context, const std::string& communicator, LocalWork* work) {
+  work->group = FindNamed(communicator);
+  TF_RETURN_IF_ERROR(CheckGpu(*work->group, 0));
+  return FindStream(context, &work->stream);
+}
+
+// Ends a wait for the GPU with the step or the communicator, which the other ranks end when they have waited
+// too long: until the GPU has computed its gradients, this rank has not come.
+class StepGuard : public Guard {
+ public:
+  StepGuard(OpKernelContext* context, Communicator& group)
+      : manager_(context->cancellation_manager()), group_(group) {}
+
+  void Check() override {
+    group_.CheckAborted();
+    if (manager_ && manager_->IsCancelled()) {
+      throw Error(Code::kCancelled, "The step has ended before a GPU had selected gradients.");
+    }
+  }
+
+ private:
+  tensorflow::CancellationManager* const manager_;
+  Communicator& group_;
+};
+
+// Waits for all that the stream was given.
+void AwaitStream(OpKernelContext* context, const LocalWork& work) {
+  DeviceEvent event(*work.gpu());
+  event.Record(work.stream);
+  StepGuard guard(context, *work.group);
+  try {
+    Await(event, guard);
+  } catch (...) {
+    SettleSoon(work.stream, event);  // It may use what its caller frees.
+    throw;
+  }
+}
+
+// Memory that what is in the stream may use until the operation has ended for TensorFlow, as the next
+// one's work comes behind it.
+class Scratch {
+ public:
+  absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
+    tensorflow::AllocatorAttributes where;
+    where.set_on_host(on_host);
+    where.set_gpu_compatible(on_host);
+    return context->allocate_temp(tensorflow::DT_UINT8, TensorShape({static_cast<int64_t>(bytes)}),
+                                  &room_, where);
+  }
+  cuda::Address address() const { return cuda::AddressOf(room_.data()); }
+
+ private:
+  Tensor room_;
+};
+
+// Copies of a GPU's values on the host, and back.
+class HostCopies {
+ public:
+  HostCopies(OpKernelContext* context, const LocalWork& work)
+      : context_(context), work_(work), copy_(CopyIn(work.gpu(), work.stream)) {
+    AwaitStream(context, work);  // To copy to pageable memory waits for the stream without a limit.
+  }
+
+  template <typename T>
+  T* Get(const T* values, size_t count) {
+    T* const room = Room<T>(count);
+    copy_(room, values, count * sizeof(T));
+    return room;
+  }
+  // Room for values of the host.
+  template <typename T>
+  T* Room(size_t count) {
+    return reinterpret_cast<T*>(rooms_.emplace_back(count * sizeof(T)).data());
+  }
+  // Copies values that are in such room.
+  template <typename T>
+  void Put(const T* values, size_t count, T* to) const {
+    copy_(to, values, count * sizeof(T));
+  }
+  void Await() const { AwaitStream(context_, work_); }
+
+ private:
+  OpKernelContext* const context_;
+  const LocalWork& work_;
+  const CopyBytes copy_;
+  std::deque<std::vector<char>> rooms_;
+};
+
+}  // namespace
+
+DeviceSelectOp::DeviceSelectOp(OpKernelConstruction* construction) : SelectOp(construction) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
+}
+
+void DeviceSelectOp::Compute(OpKernelContext* context) {
+  const SpanScope span("compression", "select");
+  try {
+    LocalWork work;
+    OP_REQUIRES_OK(context, FindWork(context, communicator_, &work));
+    Asked asked;
+    OP_REQUIRES_OK(context, Ask(context, CopyIn(work.gpu(), work.stream), &asked));
+    OP_REQUIRES_OK(context, work.group->kernels() ? SelectByKernels(context, work, asked)
+                                                  : SelectOnHost(context, work, asked));
+  } catch (const Error& error) {
+    OP_REQUIRES_OK(context, ToStatus(error));
+  }
+}
+
+absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const LocalWork& work,
+                                             const Asked& asked) const {
+  KernelSelect select(*work.gpu(), *work.group->kernels(), work.stream, asked.candidates);
+  Scratch scratch, counted;
+  TF_RETURN_IF_ERROR(scratch.Take(context, select.ScratchBytes()));
+  size_t count = 0;
+  if (threshold() > 0) {
+    TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
+    auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
+    select.FindAbove(threshold(), scratch.address());
+    AwaitStream(context, work);  // Nothing is written to the host's memory after an end of this.
+    CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
+    AwaitStream(context, work);
+    count = *rows;
+  } else {
+    select.FindLargest(asked.selected, scratch.address());
+    count = std::accumulate(asked.selected.begin(), asked.selected.end(), size_t{0});
+  }
+  Row* rows = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(context, count, &rows));
+  if (count > 0) select.Take(rows);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceSelectOp::SelectOnHost(OpKernelContext* context, const LocalWork& work,
+                                          const Asked& asked) const {
+  HostCopies copies(context, work);
+  std::vector<Candidates> on_host = asked.candidates;
+  for (Candidates& c : on_host) {
+    c.in = copies.Get(c.in, c.count);
+    if (c.error) c.error = copies.Get(c.error, c.count);
+    if (c.momentum) c.momentum = copies.Get(c.momentum, c.count);
+  }
+  copies.Await();
+  const Selected selected(on_host, asked.selected, threshold());
+  Row* rows = nullptr;
+  TF_RETURN_IF_ERROR(Allocate(context, selected.rows(), &rows));
+  Row* const taken = copies.Room<Row>(selected.rows());
+  selected.Take(taken);
+  copies.Put(taken, selected.rows(), rows);
+  for (size_t i = 0; i < on_host.size(); ++i) {
+    const Candidates &from = on_host[i], &to = asked.candidates[i];
+    if (to.error) copies.Put(from.error, to.count, to.error);
+    if (to.momentum) copies.Put(from.momentum, to.count, to.momentum);
+  }
+  copies.Await();
+  return absl::OkStatus();
+}
+
+DeviceScatterOp::DeviceScatterOp(OpKernelConstruction* construction) : ScatterOp(construction) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
+}
+
+void DeviceScatterOp::Compute(OpKernelContext* context) {
+  const SpanScope span("compression", "scatter");
+  try {
+    LocalWork work;
+    OP_REQUIRES_OK(context, FindWork(context, communicator_, &work));
+    Asked asked;
+    OP_REQUIRES_OK(context, Ask(context, &asked));
+    OP_REQUIRES_OK(context, work.group->kernels() ? SumByKernels(context, work, asked)
+                                                  : SumOnHost(context, work, asked));
+  } catch (const Error& error) {
+    OP_REQUIRES_OK(context, ToStatus(error));
+  }
+}
+
+absl::Status DeviceScatterOp::SumByKernels(OpKernelContext* context, const LocalWork& work,
+                                           const Asked& asked) const {
+  const KernelScatter scatter(*work.gpu(), *work.group->kernels(), work.stream,
+                              static_cast<size_t>(work.group->size()));
+  Scratch scratch;
+  TF_RETURN_IF_ERROR(scratch.Take(context, scatter.ScratchBytes()));
+  scatter.Sum(asked.rows, asked.count, asked.sums, scratch.address());
+  return absl::OkStatus();
+}
+
+absl::Status DeviceScatterOp::SumOnHost(OpKernelContext* context, const LocalWork& work,
+                                        const Asked& asked) const {
+  HostCopies copies(context, work);
+  const Row* const rows = copies.Get(asked.rows, asked.count);
+  std::vector<RowSums> sums = asked.sums;
+  for (RowSums& sum : sums) sum.values = copies.Room<float>(sum.count);
+  copies.Await();
+  SumRows(rows, asked.count, sums);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    copies.Put(sums[i].values, sums[i].count, asked.sums[i].values);
+  }
+  copies.Await();
+  return absl::OkStatus();
+}
+
+namespace {
+
+REGISTER_KERNEL_BUILDER(Name("TfdistSelect")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("errors")
+                            .HostMemory("momenta")
+                            .HostMemory("counts")
+                            .HostMemory("scales"),
+                        DeviceSelectOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistScatter").Device(tensorflow::DEVICE_GPU), DeviceScatterOp);
+
+}  // namespace
 }  // namespace tfdist::tf

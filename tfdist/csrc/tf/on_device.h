@@ -1,12 +1,17 @@
-// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those of its
-// communicator.
+// Collective operations on GPUs.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 
+#include "communicator.h"
+#include "device/gpu.h"
 #include "tf/collective_op.h"
-#include "tf/variables.h"
+#include "tf/sparse_op.h"
+
+// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those of its
+// communicator.
 
 namespace tfdist::tf {
 
@@ -55,5 +60,51 @@ class OnDevice : public Op {
   F(tensorflow::bfloat16)          \
   F(float)                         \
   F(double)
+
+}  // namespace tfdist::tf
+
+// The operations of `sparse_op.h` for tensors and variables in a GPU's memory. They work in TensorFlow's
+// stream, since nothing here waits for another rank.
+
+namespace tfdist::tf {
+
+// The GPU of a communicator, and TensorFlow's stream of an operation there.
+struct LocalWork {
+  std::shared_ptr<Communicator> group;
+  cuda::Stream* stream = nullptr;
+
+  const std::shared_ptr<const Gpu>& gpu() const { return group->gpus()[0]; }
+};
+
+// With one GPU per worker. Without kernels, the work is done on the host: the rows are the same.
+class DeviceSelectOp : public SelectOp {
+ public:
+  explicit DeviceSelectOp(tensorflow::OpKernelConstruction* construction);
+
+  void Compute(tensorflow::OpKernelContext* context) override;
+
+ private:
+  absl::Status SelectByKernels(tensorflow::OpKernelContext* context, const LocalWork& work,
+                               const Asked& asked) const;
+  absl::Status SelectOnHost(tensorflow::OpKernelContext* context, const LocalWork& work,
+                            const Asked& asked) const;
+
+  std::string communicator_;
+};
+
+class DeviceScatterOp : public ScatterOp {
+ public:
+  explicit DeviceScatterOp(tensorflow::OpKernelConstruction* construction);
+
+  void Compute(tensorflow::OpKernelContext* context) override;
+
+ private:
+  absl::Status SumByKernels(tensorflow::OpKernelContext* context, const LocalWork& work,
+                            const Asked& asked) const;
+  absl::Status SumOnHost(tensorflow::OpKernelContext* context, const LocalWork& work,
+                         const Asked& asked) const;
+
+  std::string communicator_;
+};
 
 }  // namespace tfdist::tf

@@ -1,10 +1,122 @@
+#include "tf/reducing_ops.h"
+
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "reduce/reduce.h"
 #include "tf/on_device.h"
-#include "tf/reducing_op.h"
+
+// The kernel of the all-reduce that sends encoded values.
+
+namespace tfdist::tf {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
+    : CollectiveOp(construction, Kind::kAllReduce) {
+  int64_t form = 0, bits = 0, block = 0;
+  bool stochastic = false, euclidean = false, unit = false;
+  float clip = 0;
+  OP_REQUIRES_OK(construction, construction->GetAttr("form", &form));
+  OP_REQUIRES_OK(construction, construction->GetAttr("bits", &bits));
+  OP_REQUIRES_OK(construction, construction->GetAttr("stochastic", &stochastic));
+  OP_REQUIRES_OK(construction, construction->GetAttr("euclidean", &euclidean));
+  OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit));
+  OP_REQUIRES_OK(construction, construction->GetAttr("clip", &clip));
+  OP_REQUIRES_OK(construction, construction->GetAttr("block", &block));
+  OP_REQUIRES_OK(construction, construction->GetAttr("within_hosts", &within_hosts_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("awaited", &awaited_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("N", &tensors_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
+  try {
+    codec_ = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
+  } catch (const Error& error) {
+    construction->SetStatus(ToStatus(error));
+  }
+}
+
+namespace {
+
+// What the operation refers to, and what the GPU uses after its end.
+struct Kept {
+  Variables variables;
+  std::shared_ptr<std::vector<Tensor>> list;
+};
+
+}  // namespace
+
+absl::Status CompressedAllReduceOp::Prepare(OpKernelContext* context, const Communicator& group,
+                                            Operation* operation) {
+  TF_RETURN_IF_ERROR(LayList(context, tensors_, operation));
+  Compression compression;
+  compression.codec = codec_;
+  compression.within_hosts = within_hosts_;
+  const Tensor& given = context->input(tensors_ + errors_ + 1);
+  if (given.NumElements() != 1) {
+    return absl::InvalidArgumentError("The seed must be a scalar. Received: " +
+                                      given.shape().DebugString() + ".");
+  }
+  const int64_t seed = *given.flat<int64_t>().data();
+  compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
+  const auto kept = std::make_shared<Kept>();
+  if (errors_ > 0) {
+    CopyBytes copy;
+    TF_RETURN_IF_ERROR(FindCopy(context, group, &copy));
+    TF_RETURN_IF_ERROR(FindErrors(context, copy, &kept->variables, &compression.error));
+  }
+  operation->launches = awaited_;
+  if (awaited_) kept->list = KeepList(context, tensors_);
+  operation->kept = kept;
+  operation->compression = std::move(compression);
+  return absl::OkStatus();
+}
+
+absl::Status CompressedAllReduceOp::FindCopy(OpKernelContext*, const Communicator&,
+                                             CopyBytes* copy) const {
+  *copy = std::memcpy;
+  return absl::OkStatus();
+}
+
+absl::Status CompressedAllReduceOp::FindErrors(OpKernelContext* context, const CopyBytes& copy,
+                                               Variables* variables, Pieces* error) const {
+  std::vector<BasicPiece<char>> pieces;
+  for (int i = 0; i < errors_; ++i) {
+    const Tensor& values = context->input(1 + i);
+    float* taken = nullptr;
+    TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, copy, variables, &taken));
+    pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
+  }
+  *error = Pieces(pieces);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceCompressedAllReduceOp::FindCopy(OpKernelContext* context,
+                                                   const Communicator& group,
+                                                   CopyBytes* copy) const {
+  TF_RETURN_IF_ERROR(CheckGpu(group, gpu()));
+  cuda::Stream* stream = nullptr;
+  TF_RETURN_IF_ERROR(FindStream(context, &stream));
+  *copy = CopyIn(group.gpus()[static_cast<size_t>(gpu())], stream);
+  return absl::OkStatus();
+}
+
+namespace {
+
+REGISTER_KERNEL_BUILDER(Name("TfdistCompressedAllReduce").Device(tensorflow::DEVICE_CPU),
+                        CompressedAllReduceOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistCompressedAllReduce")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("token")
+                            .HostMemory("errors")
+                            .HostMemory("seed"),
+                        DeviceCompressedAllReduceOp);
+
+}  // namespace
+}  // namespace tfdist::tf
 
 namespace tfdist::tf {
 

@@ -1,4 +1,5 @@
-// The dataset of the replicas' rows of each batch: a share refers to the batch's memory where it can.
+#include "tf/shares_dataset.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -9,9 +10,245 @@
 #include "control/replay.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/tensor_util.h"
-#include "tf/batch_source.h"
 #include "tf/collective_op.h"
-#include "tf/rows.h"
+#include "tf/sparse_op.h"
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::Tensor;
+using tensorflow::data::IteratorBase;
+using tensorflow::data::IteratorContext;
+using tensorflow::data::IteratorStateReader;
+using tensorflow::data::IteratorStateWriter;
+using Batch = BatchSource::Batch;
+
+int64_t RowsOf(const Batch& batch) {
+  return batch.empty() || batch[0].dims() == 0 ? 0 : batch[0].dim_size(0);
+}
+
+absl::Status Join(const std::vector<Batch>& pieces, Batch* joined) {
+  if (pieces.size() == 1) {
+    *joined = pieces[0];
+    return absl::OkStatus();
+  }
+  joined->resize(pieces[0].size());
+  for (size_t i = 0; i < joined->size(); ++i) {
+    std::vector<Tensor> parts;
+    for (const Batch& piece : pieces) parts.push_back(piece[i]);
+    TF_RETURN_IF_ERROR(tensorflow::tensor::Concat(parts, &(*joined)[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SaveBatch(const std::string& prefix, const std::string& name, const Batch& batch,
+                       IteratorStateWriter* writer) {
+  TF_RETURN_IF_ERROR(
+      writer->WriteScalar(prefix, name + "_size", static_cast<int64_t>(batch.size())));
+  for (size_t i = 0; i < batch.size(); ++i) {
+    TF_RETURN_IF_ERROR(writer->WriteTensor(prefix, name + "_" + std::to_string(i), batch[i]));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RestoreBatch(IteratorContext* context, const std::string& prefix,
+                          const std::string& name, IteratorStateReader* reader, Batch* batch) {
+  int64_t size = 0;
+  TF_RETURN_IF_ERROR(reader->ReadScalar(prefix, name + "_size", &size));
+  batch->assign(size, Tensor());
+  for (int64_t i = 0; i < size; ++i) {
+    const std::string key = name + "_" + std::to_string(i);
+    TF_RETURN_IF_ERROR(reader->ReadTensor(context->flr(), prefix, key, &(*batch)[i]));
+  }
+  return absl::OkStatus();
+}
+
+std::string NameOf(size_t number) { return "read_" + std::to_string(number); }
+
+}  // namespace
+
+absl::Status BatchSource::Next(IteratorContext* context, IteratorBase* input, int64_t workers,
+                               bool* ended) {
+  *ended = false;
+  const bool again = replay_ && replay_->Take() && !batch_.empty();
+  const Place begin = again ? begin_ : end_;
+  Place end = begin;
+  int64_t rows = 0;
+  if (replay_ && replay_->keeps_rows() && begun_) {
+    rows = replay_->TakeWanted();
+    if (rows == 0) rows = replay_->RowsFor(workers);
+    if (rows == 0 && begin.offset > 0) rows = replay_->batch();
+  }
+  if (rows > 0) {
+    TF_RETURN_IF_ERROR(Find(context, input, rows, &end));
+  } else {
+    TF_RETURN_IF_ERROR(ReadTo(context, input, begin.batches, ended));
+    if (!*ended) end = {begin.batches + 1, 0};
+  }
+  *ended = end == begin;
+  if (*ended) return absl::OkStatus();
+  read_.erase(read_.begin(), read_.begin() + begin.batches);
+  begin_ = {0, begin.offset};
+  end_ = {end.batches - begin.batches, end.offset};
+  TF_RETURN_IF_ERROR(Take());
+  if (!replay_) return absl::OkStatus();
+  if (!again) replay_->Count();
+  Publish();
+  return absl::OkStatus();
+}
+
+void BatchSource::Release() {
+  if (replay_) return;
+  batch_.clear();
+  read_.clear();
+  begin_ = end_ = {0, 0};
+}
+
+absl::Status BatchSource::ReadTo(IteratorContext* context, IteratorBase* input, int64_t number,
+                                 bool* ended) {
+  while (static_cast<int64_t>(read_.size()) <= number) {
+    Batch batch;
+    TF_RETURN_IF_ERROR(input->GetNext(context, &batch, ended));
+    if (*ended) return absl::OkStatus();
+    if (begun_) {
+      ++batches_read_;
+      rows_read_ += RowsOf(batch);
+    } else if (replay_) {
+      replay_->SetBatch(RowsOf(batch));
+    }
+    begun_ = true;
+    read_.push_back(std::move(batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchSource::Find(IteratorContext* context, IteratorBase* input, int64_t rows,
+                               Place* end) {
+  while (rows > 0) {
+    bool ended = false;
+    TF_RETURN_IF_ERROR(ReadTo(context, input, end->batches, &ended));
+    if (ended) break;
+    TF_RETURN_IF_ERROR(Check(end->batches));
+    const int64_t there = RowsOf(read_[end->batches]) - end->offset;
+    if (rows < there) {
+      end->offset += rows;
+      break;
+    }
+    rows -= there;
+    *end = {end->batches + 1, 0};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchSource::Take() {
+  if (begin_.offset == 0 && end_ == Place{1, 0}) {
+    batch_ = read_[0];
+    return absl::OkStatus();
+  }
+  std::vector<Batch> pieces;
+  for (int64_t i = 0; i <= end_.batches && i < static_cast<int64_t>(read_.size()); ++i) {
+    const int64_t start = i == 0 ? begin_.offset : 0;
+    const int64_t stop = i == end_.batches ? end_.offset : RowsOf(read_[i]);
+    if (start == stop) continue;
+    Batch& piece = pieces.emplace_back();
+    for (const Tensor& component : read_[i]) piece.push_back(TakeRows(component, start, stop));
+  }
+  if (pieces.empty()) pieces.push_back(read_[0]);  // All of them are empty.
+  return Join(pieces, &batch_);
+}
+
+absl::Status BatchSource::Check(int64_t number) const {
+  const std::string remedy = " Pass batches of one size, or Elastic(batch=\"global\").";
+  const Batch &first = read_[0], &batch = read_[number];
+  const int64_t most = replay_->batch();
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i].dims() == 0 || batch[i].dim_size(0) != RowsOf(batch)) {
+      return absl::InvalidArgumentError(
+          "The components of a batch must have as many rows each, for Elastic(batch=\"per_worker\") "
+          "to draw batches of another size from them. Received: shapes " +
+          batch[0].shape().DebugString() + " and " + batch[i].shape().DebugString() + "." + remedy);
+    }
+    tensorflow::TensorShape before = first[i].shape(), now = batch[i].shape();
+    before.RemoveDim(0);
+    now.RemoveDim(0);
+    if (before != now) {
+      return absl::InvalidArgumentError(
+          "The rows of all batches must have one shape, for Elastic(batch=\"per_worker\") to draw "
+          "batches of another size from them. Received: " +
+          before.DebugString() + " and " + now.DebugString() + "." + remedy);
+    }
+  }
+  if (RowsOf(batch) > most) {
+    return absl::InvalidArgumentError(
+        "No batch of a dataset may be larger than its first one, for "
+        "Elastic(batch=\"per_worker\"). Received: " +
+        std::to_string(RowsOf(batch)) + " rows, after " + std::to_string(most) + "." + remedy);
+  }
+  return absl::OkStatus();
+}
+
+RowCounts BatchSource::CountsAt(const Place& place) const {
+  RowCounts counts{batches_read_, rows_read_, -place.offset, 0};
+  for (size_t i = place.batches; i < read_.size(); ++i) {
+    counts.pending += RowsOf(read_[i]);
+    ++counts.pending_batches;
+  }
+  return counts;
+}
+
+void BatchSource::Publish() {
+  const RowCounts now = CountsAt(end_);
+  // The first batch is read twice, and once it is none of the data.
+  replay_->Publish(now, batches_read_ > 0 ? CountsAt(begin_) : now);
+}
+
+absl::Status BatchSource::Save(const std::string& prefix, IteratorStateWriter* writer) {
+  for (const auto& [key, value] :
+       {std::pair<std::string, int64_t>{"begun", begun_ ? 1 : 0},
+        {"batches_read", batches_read_},
+        {"rows_read", rows_read_},
+        {"begin_offset", begin_.offset},
+        {"end_batches", end_.batches},
+        {"end_offset", end_.offset},
+        {"has_batch", batch_.empty() ? 0 : 1},
+        {"size", static_cast<int64_t>(read_.size())}}) {
+    TF_RETURN_IF_ERROR(writer->WriteScalar(prefix, key, value));
+  }
+  for (size_t i = 0; i < read_.size(); ++i) {
+    TF_RETURN_IF_ERROR(SaveBatch(prefix, NameOf(i), read_[i], writer));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BatchSource::Restore(IteratorContext* context, const std::string& prefix,
+                                  IteratorStateReader* reader) {
+  int64_t begun = 0, has_batch = 0, size = 0;
+  begin_ = {0, 0};
+  for (const auto& [key, value] :
+       {std::pair<std::string, int64_t*>{"begun", &begun},
+        {"batches_read", &batches_read_},
+        {"rows_read", &rows_read_},
+        {"begin_offset", &begin_.offset},
+        {"end_batches", &end_.batches},
+        {"end_offset", &end_.offset},
+        {"has_batch", &has_batch},
+        {"size", &size}}) {
+    TF_RETURN_IF_ERROR(reader->ReadScalar(prefix, key, value));
+  }
+  begun_ = begun != 0;
+  read_.assign(size, Batch());
+  for (int64_t i = 0; i < size; ++i) {
+    TF_RETURN_IF_ERROR(RestoreBatch(context, prefix, NameOf(i), reader, &read_[i]));
+  }
+  batch_.clear();
+  if (has_batch != 0) TF_RETURN_IF_ERROR(Take());
+  if (replay_) Publish();
+  return absl::OkStatus();
+}
+
+}  // namespace tfdist::tf
+
+// The dataset of the replicas' rows of each batch: a share refers to the batch's memory where it can.
 
 namespace tfdist::tf {
 namespace {

@@ -1,14 +1,63 @@
-// The kernels that make rows of a sparse gradient from tensors, and tensors from rows: an index and a
-// value each, by their bits.
+// Operations that select and sum rows.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "sparse/rows.h"
 #include "sparse/select.h"
+#include "tensorflow/core/common_runtime/dma_helper.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tf/variables.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/tensor_util.h"
+
+// Some rows of a tensor, which refer to its memory where that is safe.
+
+namespace tfdist::tf {
+
+// A batch may be the memory of an array that a Python generator has yielded. TensorFlow knows that
+// of the batch, but not of a slice, which the next operation would overwrite with its result.
+inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t start, int64_t stop) {
+  tensorflow::Tensor rows = tensor.Slice(start, stop);
+  const tensorflow::TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
+  const bool is_borrowed = buffer != nullptr && !buffer->OwnsMemory();
+  return is_borrowed ? tensorflow::tensor::DeepCopy(rows) : rows;
+}
+
+}  // namespace tfdist::tf
+
+// Variables that a kernel changes in place.
+
+namespace tfdist::tf {
+
+// A variable whose values are changed, and the memory that they are in: another value may be
+// assigned meanwhile.
+struct Taken {
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+  tensorflow::Tensor values;
+};
+
+// What keeps variables while their values are changed.
+using Variables = std::vector<Taken>;
+
+// Copies bytes where tensors are.
+using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
+
+// The values of a float32 variable with as many as a tensor, for nobody else: what others still read
+// is copied. Args: input: of the kernel, the variable's resource.
+absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
+                        const tensorflow::Tensor& like, const CopyBytes& copy,
+                        Variables* variables, float** values);
+
+}  // namespace tfdist::tf
+
+// The kernels that make rows of a sparse gradient from tensors, and tensors from rows: an index and a
+// value each, by their bits.
 
 namespace tfdist::tf {
 

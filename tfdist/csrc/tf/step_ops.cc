@@ -1,8 +1,88 @@
-// The kernels by which a step counts or leaves no trace: they tell the undo log how far it has come.
-#include <utility>
+#include "tf/step_ops.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "control/activity.h"
 #include "tensorflow/core/framework/op_kernel.h"
-#include "tf/undo_log.h"
+#include "tf/collective_op.h"
+
+namespace tfdist::tf {
+
+UndoLog& UndoLog::Instance() {
+  static UndoLog* const log = new UndoLog;  // never destroyed: kernels may still run at exit
+  return *log;
+}
+
+void UndoLog::Begin(bool complete) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_.clear();
+  undone_.clear();
+  complete_ = complete;
+  updating_ = false;
+}
+
+void UndoLog::Keep(Variable variable) {
+  Kept kept{std::move(variable), {}, false};
+  {
+    const tensorflow::mutex_lock lock(*kept.variable->mu());
+    // Sparse updates have put the variable into a mode in which they change its buffer without
+    // looking who refers to it. The next one now copies the buffer first, and restores the mode.
+    kept.variable->copy_on_read_mode.store(false);
+    kept.value = *kept.variable->tensor();
+    kept.is_initialized = kept.variable->is_initialized;
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_.push_back(std::move(kept));
+}
+
+void UndoLog::UpdateBegins() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  updating_ = true;
+}
+
+void UndoLog::Commit() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  kept_.clear();
+  updating_ = false;
+  ++committed_;
+}
+
+bool UndoLog::RollBack(bool redoable) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool all = complete_ || !updating_;
+  for (Kept& kept : kept_) kept.Swap();
+  if (redoable) undone_ = std::move(kept_);
+  kept_.clear();
+  updating_ = false;
+  return all;
+}
+
+void UndoLog::Redo() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Kept& undone : undone_) undone.Swap();
+  undone_.clear();
+}
+
+void UndoLog::Kept::Swap() {
+  const tensorflow::mutex_lock lock(*variable->mu());
+  variable->copy_on_read_mode.store(false);
+  std::swap(*variable->tensor(), value);
+  std::swap(variable->is_initialized, is_initialized);
+}
+
+int64_t UndoLog::committed() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return committed_;
+}
+
+}  // namespace tfdist::tf
+
+// The kernels by which a step counts or leaves no trace: they tell the undo log how far it has come.
 
 namespace tfdist::tf {
 namespace {
@@ -102,6 +182,193 @@ REGISTER_KERNEL_BUILDER(
 REGISTER_KERNEL_BUILDER(
     Name("TfdistStepPrepares").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
     StepPreparesOp);
+
+}  // namespace
+}  // namespace tfdist::tf
+
+// The kernels that tell the recorder how far a step has come. They do nothing else.
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+
+class ReadyOp : public OpKernel {
+ public:
+  explicit ReadyOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    std::string key;
+    OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("key", &key));
+    OP_REQUIRES_OK(construction, construction->GetAttr("stalls", &stalls_));
+    Fingerprint fingerprint;
+    fingerprint.SetName(key);
+    if (!key.empty()) name_ = HashOf(fingerprint);
+  }
+
+  void Compute(OpKernelContext*) override {
+    try {
+      Recorder& recorder = FindNamed(communicator_)->recorder();
+      if (name_) {
+        recorder.Ready(name_, stalls_);
+      } else {
+        recorder.Stalls();
+      }
+    } catch (const Error&) {
+      // It has been closed, as its operation will say.
+    }
+  }
+
+ private:
+  std::string communicator_;
+  uint64_t name_ = 0;
+  bool stalls_ = false;
+};
+
+class InputBeginsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override { Activity::Instance().InputBegins(); }
+};
+
+class InputEndsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
+};
+
+// The beginning of a span, or its end, which takes the time that the beginning gave out.
+class SpanBeginsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    tensorflow::Tensor* begin = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &begin));
+    begin->scalar<int64_t>()() = Spans::Instance().recording() ? Nanoseconds() : 0;
+  }
+};
+
+class SpanEndsOp : public OpKernel {
+ public:
+  explicit SpanEndsOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("lane", &lane_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("span", &name_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const tensorflow::Tensor& given = context->input(1);
+    const int64_t begin = given.NumElements() == 1 ? *given.flat<int64_t>().data() : 0;
+    if (begin) Spans::Instance().Add(lane_.c_str(), name_.c_str(), begin, Nanoseconds());
+  }
+
+ private:
+  std::string lane_;
+  std::string name_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistReady").Device(tensorflow::DEVICE_CPU), ReadyOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistSpanBegins").Device(tensorflow::DEVICE_CPU), SpanBeginsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistSpanEnds").Device(tensorflow::DEVICE_CPU), SpanEndsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistInputBegins").Device(tensorflow::DEVICE_CPU), InputBeginsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistInputEnds").Device(tensorflow::DEVICE_CPU), InputEndsOp);
+
+}  // namespace
+}  // namespace tfdist::tf
+
+// Says whether the shapes of a step's rows are among those for which clusters are compiled.
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+
+// XLA compiles for each shape anew, which takes longer than many steps. So the first shapes are
+// compiled, and others once they have come often, up to a number that a step can have by mistake.
+constexpr int kOften = 16;
+constexpr int kMost = 16;
+// Shapes whose times are counted at once: rows of ever new lengths must not fill the memory.
+constexpr size_t kMostCounted = 1024;
+
+class ShapesFitOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    std::vector<int64_t> shapes;
+    bool empty = false;
+    for (int i = 1; i < context->num_inputs(); ++i) {
+      const auto shape = context->input(i).flat<int64_t>();
+      shapes.push_back(shape.size());
+      shapes.insert(shapes.end(), shape.data(), shape.data() + shape.size());
+      // A replica without rows computes with a row of zeros, and differently.
+      empty |= std::count(shape.data(), shape.data() + shape.size(), 0) > 0;
+    }
+    tensorflow::Tensor* fits = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &fits));
+    fits->scalar<bool>()() = !empty && Known(shapes);
+  }
+
+ private:
+  bool Known(const std::vector<int64_t>& shapes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (compiled_.count(shapes) > 0) return true;
+    if (compiled_.size() == kMost) return false;
+    // What comes often is soon counted again.
+    if (times_.size() == kMostCounted && times_.count(shapes) == 0) times_.clear();
+    if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
+    compiled_.insert(shapes);
+    times_.erase(shapes);
+    if (compiled_.size() == kMost) times_.clear();
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::set<std::vector<int64_t>> compiled_;
+  std::map<std::vector<int64_t>, int> times_;  // of those that are not compiled
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);
+
+}  // namespace
+}  // namespace tfdist::tf
+
+// The kernel that tells a graph which rank of how many this process is.
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+class GroupShapeOp : public OpKernel {
+ public:
+  explicit GroupShapeOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    Tensor *rank = nullptr, *size = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &rank));
+    OP_REQUIRES_OK(context, context->allocate_output(1, {}, &size));
+    try {
+      const auto group = FindNamed(communicator_);
+      rank->scalar<int32_t>()() = group->rank();
+      size->scalar<int32_t>()() = group->size();
+    } catch (const Error& error) {
+      OP_REQUIRES_OK(context, ToStatus(error));
+    }
+  }
+
+ private:
+  std::string communicator_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistGroupShape").Device(tensorflow::DEVICE_CPU), GroupShapeOp);
 
 }  // namespace
 }  // namespace tfdist::tf

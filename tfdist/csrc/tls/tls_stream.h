@@ -1,4 +1,4 @@
-// A connection between two ranks in TLS, in which each has proven to be one of the job.
+// Streams of bytes over TLS.
 #pragma once
 
 #include <array>
@@ -6,11 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "tls/context.h"
+#include "tls/openssl.h"
 #include "transport/socket.h"
 
 namespace tfdist {
 
+// A connection between two ranks in TLS, in which each has proven to be one of the job.
 class TlsStream : public Stream {
  public:
   // One end of a connection is its server.
@@ -55,5 +56,22 @@ class TlsStream : public Stream {
   bool ended_ = false;      // the other end has closed the connection
   int socket_error_ = 0;    // errno of the socket, once it is broken
 };
+
+// Makes streams of the connections of a group: in the clear, or in TLS once all have shaken hands.
+//
+// For each rank a stream, or none.
+using Streams = std::vector<std::unique_ptr<Stream>>;
+
+struct Connections {
+  Streams control;
+  Streams data;
+};
+
+// Args: this rank, what messages call each rank, for each rank two descriptors or -1, which are
+// taken over even where this fails, what TLS needs if it is wanted, and how long it may take to
+// begin. Of two ranks the lower one is the server. Throws Error that names who is missing.
+Connections Connect(int rank, const std::vector<std::string>& names,
+                    const std::vector<int>& control, const std::vector<int>& data,
+                    const TlsFiles& files, double seconds);
 
 }  // namespace tfdist

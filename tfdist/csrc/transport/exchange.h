@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "fingerprint.h"
+#include "types.h"
 #include "transport/fabric.h"
 
 namespace tfdist {

@@ -1,19 +1,69 @@
-// How one rank of a group reaches the others: its host's segment, and a link to every rank.
+// The links to the other ranks: rings in shared memory, or streams.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "control/recorder.h"
-#include "guard.h"
-#include "scratch.h"
+#include "control/flight_log.h"
+#include "error.h"
+#include "memory.h"
 #include "transport/host.h"
-#include "transport/link.h"
+#include "transport/socket.h"
 
 namespace tfdist {
 
+// A two-way stream of bytes to one other rank.
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  // Takes as many bytes as go without waiting, perhaps none.
+  // Throws Error(kUnavailable) if the other end is gone.
+  virtual size_t Write(const char* data, size_t bytes) = 0;
+  virtual size_t Read(char* data, size_t bytes) = 0;
+
+  // What can be polled for progress; -1 where the bell rings instead.
+  virtual int descriptor() const { return -1; }
+};
+
+// A link between two ranks of one host, through two rings in their segment.
+class RingLink : public Link {
+ public:
+  // Args: this rank's host, and the other rank's position on it.
+  RingLink(Host& host, int other);
+
+  size_t Write(const char* data, size_t bytes) override;
+  size_t Read(char* data, size_t bytes) override;
+
+ private:
+  Host& host_;
+  const int other_;
+};
+
+// A link to a rank of another host, over a stream.
+class SocketLink : public Link {
+ public:
+  // `name` is what messages call the other rank.
+  SocketLink(std::unique_ptr<Stream> stream, std::string name);
+
+  size_t Write(const char* data, size_t bytes) override;
+  size_t Read(char* data, size_t bytes) override;
+  int descriptor() const override { return stream_->descriptor(); }
+
+  std::atomic<uint64_t> sent_bytes{0};
+  std::atomic<uint64_t> received_bytes{0};
+
+ private:
+  const std::unique_ptr<Stream> stream_;
+  const std::string name_;
+};
+
+// How one rank of a group reaches the others: its host's segment, and a link to every rank.
+//
 // Who sits where. A host's ranks are in the order of their ranks in the group; so are the hosts,
 // by their first rank.
 struct Topology {

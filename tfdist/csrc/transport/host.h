@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "control/recorder.h"
-#include "fingerprint.h"
-#include "guard.h"
-#include "pieces.h"
+#include "control/flight_log.h"
+#include "types.h"
+#include "error.h"
+#include "memory.h"
 #include "transport/segment.h"
 
 namespace tfdist {

@@ -9,7 +9,6 @@
 #include "device/kernels/reducing.h"
 #include "device/kernels/staging.h"
 #include "device/kernels/vectors.h"
-#include "device/kernels/waiting.h"
 
 namespace tfdist::device {
 

@@ -3,9 +3,8 @@
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/form_names.h"
+#include "device/kernels/names.h"
 #include "device/kernels/forms.h"
-#include "device/kernels/runs.h"
 #include "device/kernels/windows.h"
 
 namespace tfdist::device {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "device/kernels/team.h"
+#include "device/kernels/tiles.h"
 
 namespace tfdist::device {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "device/kernels/execution.h"
-#include "device/kernels/waiting.h"
+#include "device/kernels/staging.h"
 
 namespace tfdist::device {
 

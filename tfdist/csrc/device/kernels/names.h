@@ -1,5 +1,21 @@
-// The reductions for which there are kernels.
+// Names of kernels and of their template arguments.
 #pragma once
+
+// The forms of a codec for which there are kernels.
+
+// F(name, form).
+#define TFDIST_FOR_ALL_FORMS(F) \
+  F(half, HalfForm)             \
+  F(bfloat16, Bfloat16Form)     \
+  F(float8, Float8Form)         \
+  F(levels2, LevelsForm<2>)     \
+  F(levels4, LevelsForm<4>)     \
+  F(levels8, LevelsForm<8>)     \
+  F(powers, PowersForm)         \
+  F(means, MeansForm)           \
+  F(signs, SignsForm)
+
+// The reductions for which there are kernels.
 
 // What the reductions are made of: F(name, type of the values, reduction, type of the partial results).
 // A sum of bools is whether any is true, which is their maximum as bytes; a product is their minimum.

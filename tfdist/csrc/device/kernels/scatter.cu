@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "device/kernels/execution.h"
-#include "device/kernels/scattering.h"
+#include "device/kernels/selecting.h"
 #include "device/kernels/tile_loops.h"
 #include "reduce/half.h"
 #include "sparse/row.h"

@@ -1,9 +1,17 @@
-// Tensors cut into tiles, each of which a team sees to.
+// Tiles of tensors, and the threads that share one.
 #pragma once
 
 #include <cstdint>
 
-#include "device/kernels/team.h"
+// Threads of a block that go together, half of a warp.
+
+namespace tfdist::device {
+
+constexpr uint32_t kTeam = 16;
+
+}  // namespace tfdist::device
+
+// Tensors cut into tiles, each of which a team sees to.
 
 namespace tfdist::device {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "device/kernels/execution.h"
-#include "device/kernels/runs.h"
+#include "device/kernels/coding.h"
 
 namespace tfdist::device {
 

@@ -1,6 +1,6 @@
 // A driver of CUDA for machines without GPUs: streams are threads, memory is the host's, and kernels
 // run on the processor. Built as a library that stands for libcuda.so.1.
-#include "device/cuda.h"
+#include "device/gpu.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -192,7 +192,7 @@ def _pairs(links: Sequence[Link]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-# See csrc/device/cuda.h and nccl.h.
+# See csrc/device/gpu.h and nccl.h.
 _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
 # See csrc/device/kernels/staging.h.
 _MOST_GPUS = 16

@@ -1,5 +1,4 @@
-// Where a dataset takes the batches from that it shares out: it may have to give one again, or draw
-// others from the rows of its input's.
+// The dataset of a rank's share of the rows of each batch.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a step may have to take back: the values that variables had when it began.
+// Operations of atomic steps: the undo log, marks and shapes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The kernels of all_gather, broadcast and messages.
+// Operations that move tensors between ranks.
 #pragma once
 
 #include "tf/collective_op.h"

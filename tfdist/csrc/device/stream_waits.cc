@@ -1,0 +1,126 @@
+#include "device/stream_waits.h"
+
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int kSpins = 200;  // some µs each
+constexpr int kLooksForOneCheck = 20;
+constexpr auto kPause = std::chrono::microseconds(50);
+constexpr auto kSoon = std::chrono::seconds(5);
+
+}  // namespace
+
+void AwaitPassed(const std::function<bool()>& has_passed, const std::function<bool()>& ends) {
+  for (int looks = 1; !has_passed() && !ends(); ++looks) {
+    if (looks < kSpins) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
+void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check) {
+  int looks = 0;
+  AwaitPassed([&] { return event.HasPassed(); },
+              [&] {
+                guard.Check();
+                if (check && ++looks % kLooksForOneCheck == 0) check();
+                return false;
+              });
+}
+
+bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
+  const auto end = std::chrono::steady_clock::now() + kSoon;
+  try {
+    event.Record(stream);
+    while (!event.HasPassed()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  } catch (const Error&) {
+    return false;  // A GPU that does not work any more runs nothing either.
+  }
+}
+
+namespace {
+
+// Of a rank; for each meeting one of each other rank.
+constexpr size_t kWords = device::kMeetingWords;
+static_assert(kWords == StreamMeetings::kMost * device::kMostRanks);
+// Beyond any number of a meeting, as the driver compares them.
+constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
+
+}  // namespace
+
+StreamMeetings::StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks)
+    : gpu_(gpu),
+      words_(static_cast<uint64_t*>(words)),
+      memory_(gpu, words, kWordBytes),
+      rank_(rank),
+      ranks_(ranks) {}
+
+uint64_t* StreamMeetings::WordsOf(uint32_t rank, uint64_t meeting) const {
+  return cuda::PointerTo<uint64_t>(memory_.address()) + rank * kWords +
+         meeting % kMost * device::kMostRanks;
+}
+
+void StreamMeetings::Await(uint64_t meeting, cuda::Stream* stream) const {
+  gpu_.Use();
+  for (uint32_t other = 0; other < ranks_; ++other) {
+    if (other == rank_) continue;
+    const cuda::Address word = cuda::AddressOf(WordsOf(rank_, meeting) + other);
+    cuda::Check(cuda::Load().cuStreamWaitValue64_v2(stream, word, meeting, cuda::kReached),
+                "cuStreamWaitValue64_v2");
+  }
+}
+
+void StreamMeetings::Release() noexcept {
+  uint64_t* const own = words_ + rank_ * kWords;
+  for (size_t i = 0; i < kWords; ++i) __atomic_store_n(own + i, kEndless, __ATOMIC_RELEASE);
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// About so long it may take; what is larger than what has been tried by then is the second's.
+constexpr double kMostSeconds = 1.0;
+// A way that takes so many times as long will not catch up with larger sizes.
+constexpr double kLost = 2.0;
+constexpr size_t kStep = 4;  // from one size to the next
+
+}  // namespace
+
+std::vector<size_t> TriedSizes() {
+  std::vector<size_t> sizes;
+  for (size_t bytes = size_t{4} << 10; bytes <= size_t{16} << 20; bytes *= kStep) {
+    sizes.push_back(bytes);
+  }
+  return sizes;
+}
+
+size_t WhereFirstIsFaster(
+    const std::function<double(bool first, size_t bytes)>& seconds,
+    const std::function<std::vector<double>(const std::vector<double>&)>& slowest) {
+  const auto begin = Clock::now();
+  size_t most = 0;
+  for (const size_t bytes : TriedSizes()) {
+    const double own_first = seconds(true, bytes), own_second = seconds(false, bytes);
+    const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
+    const std::vector<double> all = slowest({own_first, own_second, spent});
+    // Half way to the next size.
+    if (all[0] < all[1]) most = bytes * kStep / 2;
+    if (all[0] > kLost * all[1] || all[2] > kMostSeconds) break;
+  }
+  return most;
+}
+
+}  // namespace tfdist
