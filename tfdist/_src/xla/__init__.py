@@ -7,8 +7,8 @@ remain operations of TensorFlow between them. A cluster computes what one operat
 so the sum of a bucket begins as soon as its gradients exist, while the backward pass goes on in the
 next cluster.
 
-The way of an operation: `left_out.py` says whether XLA may have it, `clusters.py` which cluster it
-belongs to, `cluster_function.py` makes the function, and `rebuild.py` puts all together again.
+`clusters.py` decides whether XLA may compile an operation and which cluster it belongs to,
+`cluster_function.py` makes the function, and `rebuild.py` assembles the step again.
 """
 
 from __future__ import annotations

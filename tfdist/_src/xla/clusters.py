@@ -298,7 +298,7 @@ def _needed_first(program: Program, boundaries: set[Any]) -> dict[Any, int]:
 def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
     """What waits for marks, which must not end a cluster, at the end of a function.
 
-    Marks tell the recorder that others have run (`collective/marks.py`). What else but collectives
+    Marks tell the recorder that others have run (`comm/tracing.py`). What else but collectives
     and such ends waits for a mark takes it out of `marks`.
     """
     ends: set[Any] = set()

@@ -85,7 +85,7 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops all workers after an epoch in which a callback of one has set `stop_training`.
 
     It runs after the user's callbacks. A worker that stops alone within an epoch gets an error when
-    the others are in their next step (`trainer/fit/epochs.py`): checking there would slow down
+    the others are in their next step (`keras/fit/epochs.py`): checking there would slow down
     every step.
     """
 

@@ -8,7 +8,7 @@ the optimizer's iterations, or draw noise by the seed that the update draws by, 
 update leaves a tensor on the optimizer, such as a norm for the logs, or if what follows fails.
 
 Gradients are summed after their accumulation, so that they cross the network once per update;
-`accumulation.py` tells when not.
+`applying.py` decides when not.
 """
 
 from __future__ import annotations
