@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from tests import references
-from tests.durations import Recorder
+from tests.harness import references
+from tests.harness.durations import Recorder
 
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.

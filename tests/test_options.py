@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist._src.options import Options, xla_processor_limit
 
 

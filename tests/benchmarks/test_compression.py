@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.flags import check_refused
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests import gpus
 from tests.benchmarks.flags import check_refused
-from tests.tiers import exhaustive
+from tests.harness import gpus
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"

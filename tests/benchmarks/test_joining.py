@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.flags import check_refused
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.benchmarks.flags import check_refused
 from tests.benchmarks.test_step_time import TORCH_PYTHON, needs_torch
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"

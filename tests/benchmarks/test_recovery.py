@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.benchmarks.flags import check_refused
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "recovery.py"

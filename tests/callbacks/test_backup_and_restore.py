@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive, some
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 from tfdist.callbacks import BackupAndRestore
 
 RESUMING = "tests.callbacks.resuming"

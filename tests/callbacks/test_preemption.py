@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.exit_codes import PREEMPTED
 
 SCRIPT = pathlib.Path(__file__).parent / "dying.py"

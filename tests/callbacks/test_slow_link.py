@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tests.monitoring.traces import check, slices_of
-from tests.tiers import exhaustive
 
 pytestmark = [
     exhaustive,

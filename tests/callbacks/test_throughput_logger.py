@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 
 WAITS = ["input_wait", "workers_wait", "network_wait"]
 

@@ -12,9 +12,9 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.monitoring.traces import check, check_parts, count_arrows, lanes_of, slices_of
-from tests.tiers import exhaustive
 
 TIMED = "tests.callbacks.observing:timed"
 

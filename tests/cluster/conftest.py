@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Session, Topology, from_tf_config, meet
 from tfdist._src.options import Options
 

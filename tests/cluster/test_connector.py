@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import Identity

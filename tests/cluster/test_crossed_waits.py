@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist.errors import ProgramMismatchError, RendezvousError
 
 GATHER = {"communicator": "workers", "what": "all_gather 'x'", "number": 3, "waits_for": [0, 2]}

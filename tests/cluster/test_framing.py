@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode, read_frame

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.auth.handshake import MAGIC, Read, TlsMismatch, dialing, listening
 from tfdist._src.cluster.auth.identity import Identity

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiers import some
+from tests.harness.tiers import some
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

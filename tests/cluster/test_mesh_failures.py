@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 
 ATTEMPT = """
 from tfdist._src.cluster.mesh import full_mesh, shared_memory

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.certificates import files
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster import observe
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import JOIN, Identity

@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tests.tiers import exhaustive, rotating, some
+from tests.harness.tiers import exhaustive, rotating, some
 
 REPORT = """
 session.on_peer_lost(lambda message: tell("LOST", message))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Topology
 from tfdist._src.cluster.auth.handshake import (
     MAGIC,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.auth import handshake
 from tfdist._src.cluster.auth.handshake import MAGIC, check_security, is_closed, summary

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster import Session, Topology
 from tfdist._src.cluster.net.framing import encode
 from tfdist._src.cluster.session import session as session_module

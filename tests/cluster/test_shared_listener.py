@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
 from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.calls import Call, Calls

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.session.agent import is_overdue
 from tfdist._src.cluster.session.coordinator import PendingExchanges

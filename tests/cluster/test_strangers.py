@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import JOIN, Identity
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor

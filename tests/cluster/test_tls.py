@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import FOLDER, files, variables
-from tests.deadlines import FAR
-from tests.tiers import some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import some
 from tfdist._src.cluster.auth.handshake import MAGIC, TLS_MAGIC
 from tfdist._src.cluster.net import tls as tls_module
 from tfdist._src.cluster.net.tls import Tls

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.collective.behaviours import gradient
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 
 BEHAVIOURS = "tests.collective.behaviours"
 

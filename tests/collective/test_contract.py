@@ -3,9 +3,9 @@
 import pytest
 
 from tests.collective.contract import ERRORS, RESULTS
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import some
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
 
 
 @pytest.mark.parametrize("traced", some([False, True], always=[False]))

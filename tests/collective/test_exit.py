@@ -9,8 +9,8 @@ import sys
 import textwrap
 
 from tests.cluster.conftest import tf_config
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.ports import Reservation
 
 PROGRAM = textwrap.dedent(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
-from tests.tiers import some
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import some
 
 BEHAVIOURS = "tests.collective.behaviours"
 

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 
 BEHAVIOURS = "tests.collective.name_behaviours"
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
-from tests.tiers import some
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import some
 
 BEHAVIOURS = "tests.collective.order_behaviours"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 
 BEHAVIOURS = "tests.collective.slow_behaviours"
 # More than twice the patience with an operation that is canceled and makes no progress.

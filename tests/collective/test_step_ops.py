@@ -1,7 +1,7 @@
 """A step that was taken back can be redone, up to where it had been prepared."""
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 
 
 @exhaustive

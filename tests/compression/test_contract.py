@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.team import alone, draw, on_ranks
-from tests.tiers import rotating, some
+from tests.harness.tiers import rotating, some
 from tfdist.compression import CODECS
 
 SHAPES = [(64, 80), (3, 3, 8, 33), (1003,), (1, 1), (0, 5), (16, 300)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compression.team import alone, draw, on_ranks
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist.compression import DGC, PowerSGD, RandomK, Signum, Threshold, TopK
 
 SHAPE = (60, 50)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.compression import references
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist.compression import CODECS, FP16, QSGD, Int8, Quantizer, Signum, TernGrad
 
 # Signum encodes as SignSGD does.

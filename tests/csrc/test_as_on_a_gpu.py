@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.native import nvidia
 
 from .compiling import Programs

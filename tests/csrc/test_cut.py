@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
-from tests.netns import ip, two_hosts
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.netns import ip, two_hosts
+from tests.harness.tiers import exhaustive, some
 from tfdist._src import native
 from tfdist._src.options import NativeOptions
 

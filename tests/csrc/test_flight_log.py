@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.flight.diagnosis import diagnose
 from tfdist._src.launch.flight.findings import Failure, Mismatch
 from tfdist._src.launch.flight.merge import merge, read

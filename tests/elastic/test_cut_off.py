@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
 from tests.elastic.test_surviving import check
 from tests.elastic.test_surviving_pipelines import check as check_pipelines
-from tests.netns import ip, two_hosts
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.netns import ip, two_hosts
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(tfdist.__file__).parents[1]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.elastic.covering import pairwise
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 FAULTS = "tests.elastic.behaviours.faults"
 ROWS = 50

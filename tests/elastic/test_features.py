@@ -3,9 +3,9 @@
 import pytest
 
 from tests.elastic.behaviours.features import FEATURES
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 MODULE = "tests.elastic.behaviours.features"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.elastic.behaviours.from_snapshot"
 AT_ONCE = [0, 3, 6, 7, 10, 13, 14]  # the steps that stand when three of an epoch's seven are run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import h5py
 import pytest
 
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.elastic.behaviours.later_calls"
 CALLS = 3

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 TRAINED = "tests.elastic.behaviours.left_behind:trained"
 

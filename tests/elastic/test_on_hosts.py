@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
 from tests.elastic.test_surviving import check
-from tests.netns import ip, two_hosts
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.netns import ip, two_hosts
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.membership.record import folder as records
 from tfdist._src.exit_codes import PREEMPTED
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.elastic.behaviours.own_files import FILES, ROWS, write
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_equal
-from tests.tiers import exhaustive
 
 FILES_OF_THEIR_OWN = "tests.elastic.behaviours.own_files"
 ONCE = ["1" * ROWS] * FILES

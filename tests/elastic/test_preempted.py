@@ -6,7 +6,7 @@ import pytest
 
 from tests.elastic import test_surviving_pipelines as pipelines
 from tests.elastic.test_surviving import SURVIVING, check
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 FAULTY = "tests.elastic.behaviours.faults"
 

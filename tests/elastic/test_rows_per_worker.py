@@ -3,9 +3,9 @@
 import pytest
 
 from tests.elastic.test_surviving import SURVIVING
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 REDRAWN = "tests.elastic.behaviours.redrawn:redrawn"
 PER_WORKER = {"elastic": {"batch": "per_worker"}}

@@ -9,8 +9,8 @@ from tests.elastic.test_features import check as check_feature
 from tests.elastic.test_rows_per_worker import PER_WORKER
 from tests.elastic.test_rows_per_worker import check as check_redrawn
 from tests.elastic.test_surviving import SURVIVING, check, lose
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_equal
-from tests.tiers import exhaustive
 
 pytestmark = exhaustive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.snapshots import part_file
 from tfdist._src.snapshots.restore import SnapshotFolder, SnapshotId
 

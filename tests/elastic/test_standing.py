@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.recovery.standing import Agreement, Standing, agree
 from tfdist.errors import GroupLostError
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive, some
 from tfdist.compression import Int8, OneBit, Policy
 
 SURVIVING = "tests.elastic.behaviours.surviving"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.references import reference
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
 
 PIPELINES = "tests.elastic.behaviours.pipelines"
 PHASES = [

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.elastic.test_surviving import PHASES, check, lose
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_equal
-from tests.tiers import exhaustive
 from tfdist._src.sharding import NAMES
 
 SURVIVING = "tests.elastic.behaviours.surviving"

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Session, Topology
 from tfdist._src.options import Options
 from tfdist._src.recovery import preemption as handling

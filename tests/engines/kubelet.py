@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from tests.engines.conftest import ROOT, clean_environment
-from tests.netns import ip
+from tests.harness.netns import ip
 
 _NETWORK = "10.84.0"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns import ip
+from tests.harness.netns import ip
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "munge", "ip")
 _SECONDS = 60

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.engines.conftest import ROOT, clean_environment, loss_in, run
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 pytest.importorskip("moto", reason="moto is not installed: pip install -e '.[engines]'")
 pytest.importorskip("s3fs", reason="s3fs is not installed: pip install -e '.[engines]'")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.conftest import ROOT, clean_environment, loss_in
 from tests.engines.kubelet import kubelet
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 pytestmark = pytest.mark.timeout(600)
 # A signal that worker 1 gets once, in its step 12, and how many workers there are to be at the end.

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.engines.conftest import SCRIPT, SECONDS, loss_in
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.ports import Reservation
 
 # A user without a home.

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.engines.conftest import SCRIPT, clean_environment, needs, run
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 OPEN_MPI = ["mpirun.openmpi", "--oversubscribe"]
 if os.geteuid() == 0:

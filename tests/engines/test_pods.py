@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.conftest import ROOT, SCRIPT, clean_environment, loss_in
-from tests.netns import two_hosts
-from tests.tiers import exhaustive
+from tests.harness.netns import two_hosts
+from tests.harness.tiers import exhaustive
 
 _NETWORK = "10.82.0"
 _NAMES = "".join(f"{_NETWORK}.{i + 1} train-{i} train-{i}.workers\n" for i in range(2))

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.conftest import ROOT, SCRIPT, clean_environment, run
 from tests.engines.slurm_cluster import slurm_cluster
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 JOIN = """
 import tfdist

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 pytest.importorskip("pyspark.sql", reason="Spark is not installed: pip install -e '.[spark]'")
 from tests.engines.conftest import SCRIPT, needs

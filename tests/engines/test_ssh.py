@@ -3,8 +3,8 @@
 import pytest
 
 from tests.engines.conftest import SCRIPT
+from tests.harness.tiers import exhaustive
 from tests.launch.sshd import ssh_hosts
-from tests.tiers import exhaustive
 
 
 @exhaustive

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.engines.conftest import ROOT, SCRIPT, clean_environment, loss_in
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 
 @exhaustive

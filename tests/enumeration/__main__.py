@@ -18,7 +18,7 @@ from collections.abc import Iterable
 
 from tests.enumeration.expected import pattern_of
 from tests.enumeration.programs import PARTS, RUN, check_sound, difference, names
-from tests.references import reference
+from tests.harness.references import reference
 
 
 def main() -> int:
@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--covering", action="store_true", help="each symbol and each option once")
     parser.add_argument("--default", action="store_true", help="those of the default tests")
     parser.add_argument(
-        "--workers", default="2", help='or a group of tests/groups.py; "0": in one process only'
+        "--workers",
+        default="2",
+        help='or a group of harness/groups.py; "0": in one process only',
     )
     parser.add_argument(
         "--simulated", action="store_true", help="training steps on workers of one process"

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tests.enumeration.training import Program
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 
 PARTS = (

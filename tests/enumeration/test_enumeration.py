@@ -9,7 +9,7 @@ import pytest
 
 from tests.enumeration import expected
 from tests.enumeration.programs import HUB, PARTS, difference, names
-from tests.tiers import some
+from tests.harness.tiers import some
 
 _ALL = [name for part in PARTS for name in names(part)]
 _DEFAULT = [name for part in PARTS for name in names(part, only_default=True)]

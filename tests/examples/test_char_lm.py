@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "char_lm.py"

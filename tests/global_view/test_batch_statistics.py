@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.global_view.simulation import Workers, check, compare
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist._src.keras.patching import install
 from tfdist._src.strategy.step import GlobalStep
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.global_view.simulation import analyze, check, trace
 from tests.global_view.test_rules import COUPLED, ROWWISE, differentiated, inputs_of
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.global_view.layout import WHOLE
 from tfdist._src.global_view.rules import RULES
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.global_view.simulation import check, gathers
-from tests.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]
 

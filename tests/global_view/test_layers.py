@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.global_view.simulation import analyze, check, gathers, trace
-from tests.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some
 
 _ROWS = 11
 SHARES = [(4, 4, 3), (6, 5), (11, 0)]

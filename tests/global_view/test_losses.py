@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import losses, ops
 
 from tests.global_view.simulation import analyze, check, gathers, trace
-from tests.tiers import some
+from tests.harness.tiers import some
 
 _ROWS, _CLASSES = 11, 4
 SHARES = [(4, 4, 3), (6, 5), (11, 0)]

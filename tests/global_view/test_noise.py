@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.global_view.simulation import analyze, check, gathers, trace
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist._src.global_view.rules.state import skip_ahead
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]

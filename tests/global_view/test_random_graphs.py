@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.global_view.simulation import check
-from tests.tiers import some
+from tests.harness.tiers import some
 
 _MOST = 400  # elements for each row
 # A size of an axis: an integer, and whether it is times the number of rows.

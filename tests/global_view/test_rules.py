@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.global_view.simulation import analyze, check, gathers, trace
-from tests.tiers import some
+from tests.harness.tiers import some
 
 _ROWS = 11
 SHARES = [(4, 4, 3), (6, 5), (11, 0), (0, 5, 0, 6), (11,)]

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.global_view.simulation import check
-from tests.tiers import some
+from tests.harness.tiers import some
 
 ROWS, WIDTH = 11, 24
 X = np.random.default_rng(3).normal(size=(ROWS, 5)).astype("float32")

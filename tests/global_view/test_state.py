@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.global_view.simulation import check, gathers
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist.errors import UnsupportedError
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]

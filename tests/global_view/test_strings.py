@@ -10,7 +10,7 @@ from keras import layers
 from keras.utils import FeatureSpace
 
 from tests.global_view.simulation import check, gathers
-from tests.tiers import some
+from tests.harness.tiers import some
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]
 _RANDOM = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.compiling import Toolchain
-from tests.gpus import NCCL_SHARES
+from tests.harness.gpus import NCCL_SHARES
 from tfdist._src.native import compilation, gpu_kernels, nvidia
 from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist._src.options import Options

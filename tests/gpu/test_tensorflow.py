@@ -17,8 +17,8 @@ from functools import cache
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal
 
 BEHAVIOURS = f"{PACKAGE}.on_a_gpu"

@@ -9,7 +9,7 @@ import pytest
 from tests.guides.cells import cells, makes_strategy
 from tests.guides.notebooks import compare
 from tests.guides.outcomes import REMEDY, to_scope, verdict
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.keras.fit import call_checks
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.native import load_ops
 from tfdist._src.xla import clusters, compiled_between_collectives, left_to_tensorflow, program
 

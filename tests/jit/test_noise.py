@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.xla.cluster_function import draws_other_numbers, replacement
 
 KINDS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2")

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 
 ROOT = str(Path(tfdist.__file__).parents[1])
 MARK = "LAUNCH_TEST_MARK"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.netns import two_hosts
+from tests.harness.netns import two_hosts
 
 _NETWORK = "10.83.0"
 _SERVER = """\

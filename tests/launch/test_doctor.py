@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import gpus
 from tests.certificates import variables
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness import gpus
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.launch.commands import doctor
 from tfdist._src.launch.commands.doctor import CHECKS, hardware, software, workers
 from tfdist._src.launch.commands.doctor.section import Context, Section

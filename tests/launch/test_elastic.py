@@ -10,8 +10,8 @@ import signal
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 
 from .conftest import until
 

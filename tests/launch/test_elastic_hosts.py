@@ -13,8 +13,8 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
 from tfdist._src.launch.hosts.newcomers import Channel, HostInfo

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.failure import (
     Doubt,
     Failure,

@@ -12,8 +12,8 @@ import time
 import pytest
 
 from tests.certificates import variables
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.cluster.auth.handshake import MAGIC
 from tfdist._src.cluster.net.framing import HELLO_LIMIT, encode, read_exactly, read_frame
 from tfdist._src.cluster.net.listener import port_holder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.log_routing import ShownOutput
 
 TALK = """

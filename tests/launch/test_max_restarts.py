@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.launch.job.ports import Reservation
 
 from .conftest import until

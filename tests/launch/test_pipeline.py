@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.cli import main
 from tfdist._src.pipeline.schedules import SCHEDULES
 

@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGTERM
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import lost_host, stopped_by, worker_failure
 from tfdist._src.launch.job.shutdown import Grace

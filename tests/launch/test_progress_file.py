@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.failure import Doubt, worker_failure
 from tfdist._src.launch.job.worker import VARIABLE, ProgressMemory
 from tfdist._src.monitoring.training import Record

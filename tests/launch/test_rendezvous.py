@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.certificates import variables
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import JOIN, LAUNCH, Identity
 from tfdist._src.cluster.net.framing import encode

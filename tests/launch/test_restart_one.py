@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.hosts.newcomers import HostInfo, late_rejection
 from tfdist._src.launch.job.failure import (

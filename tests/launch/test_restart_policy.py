@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import Failure, decode, lost_host, stopped_by, worker_failure
 from tfdist._src.launch.restart_all import HostEnd, Verdict

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.launch.job.resources import available_cores
 
 from .conftest import PATIENT

@@ -6,7 +6,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.shutdown import Grace, SignalEscalation
 
 

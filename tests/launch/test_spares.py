@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job import spares
 from tfdist._src.launch.job.spares import Spare, Spares
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 from .conftest import MARK, OTHER_SECONDS, Job, until
 from .sshd import ssh_hosts

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch import ssh
 from tfdist._src.launch.job.run_options import parse
 from tfdist._src.launch.job.shutdown import Signals

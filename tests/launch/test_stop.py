@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import some
 
 from .conftest import until
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.harness.tiers import exhaustive
 from tests.monitoring.traces import check, count_arrows, slices_of
-from tests.tiers import exhaustive
 from tfdist._src.monitoring.chrome_trace import Span, WorkerRecord, build
 
 BASE = 10**15

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tfdist._src.monitoring.stragglers import (
     Cause,
     Counts,

@@ -19,8 +19,8 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.harness.tiers import exhaustive
 from tests.monitoring.test_collector import expressions
-from tests.tiers import exhaustive
 from tfdist._src.launch.job.ports import Reservation
 
 SCRIPT = Path(__file__).with_name("script.py")

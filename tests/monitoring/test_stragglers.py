@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.monitoring.stragglers import (
     Cause,
     Measurement,

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist._src.native import gpu_kernels
 from tfdist.errors import NativeUnavailableError
 

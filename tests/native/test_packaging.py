@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
+from tests.harness.tiers import exhaustive
 from tests.native.conftest import write
-from tests.tiers import exhaustive
 
 pytestmark = exhaustive
 pytest.importorskip("setuptools")

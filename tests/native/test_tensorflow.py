@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
+from tests.harness.tiers import exhaustive
 from tests.native.conftest import write
-from tests.tiers import exhaustive
 from tfdist._src.native import compilation
 
 # The core is called when the ops are loaded.

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.certificates import files
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src import native
 from tfdist._src.native.api import Setup
 from tfdist.errors import NativeUnavailableError

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests import gpus
+from tests.harness import gpus
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.compression import codec_of
 from tfdist._src.comm import native_ops

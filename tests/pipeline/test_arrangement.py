@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.pipeline.placement.rank_grid import arrange
 
 

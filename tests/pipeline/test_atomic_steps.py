@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Ranks
-from tests.tiers import some
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import some
 
 ATOMIC = "tests.pipeline.atomic_behaviours"
 STEP = 3  # The one that fails: with accumulation, the second that updates weights.

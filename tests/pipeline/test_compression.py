@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from tests import gpus
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness import gpus
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive, some
 from tfdist.compression import CODECS
 
 PACKAGE = "tests.pipeline.compressed_behaviours"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ranks import Ranks
-from tests.tiers import exhaustive
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive
 
 # The deadline of a collective is 60 s.
 SOON = 30

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import tfdist
-from tests.deadlines import FAR
-from tests.groups import GROUPS
-from tests.ranks import Ranks
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.ports import Reservation
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind
 from tfdist._src.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate, text

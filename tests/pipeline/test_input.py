@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
 
 PACKAGE = "tests.pipeline.batches_behaviours"
 

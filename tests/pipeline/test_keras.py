@@ -8,10 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())
 BEHAVIOURS = [

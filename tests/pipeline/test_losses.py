@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive
 from tests.pipeline.loss_behaviours import VICTIM, VICTIMS
-from tests.ranks import Ranks
-from tests.tiers import exhaustive
 
 CASES = [
     (phase, signal)

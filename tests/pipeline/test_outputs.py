@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.pipeline.output_behaviours import EXAMPLES
-from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
 
 PLACE = "tests.pipeline.output_behaviours"
 NAMES = list(EXAMPLES)

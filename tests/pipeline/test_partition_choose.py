@@ -9,8 +9,8 @@ import keras
 import pytest
 from keras import layers
 
+from tests.harness.tiers import exhaustive
 from tests.pipeline.zoo import gpt, nested, shared
-from tests.tiers import exhaustive
 from tfdist._src.pipeline.partition import COSTS, boundaries_after, linearize, partition, summary
 from tfdist.errors import PartitionError
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras import layers
 from keras.src.backend.common import global_state
 
+from tests.harness.tiers import exhaustive
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
-from tests.tiers import exhaustive
 from tfdist._src.pipeline.partition import decide, estimate, linearize, measure, profiler
 from tfdist._src.pipeline.partition.choose import stage_costs
 from tfdist.errors import PartitionError

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.harness.tiers import exhaustive
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO, gpt, mlp, penalties, several_outputs, shared, unet
-from tests.tiers import exhaustive
 from tfdist._src.pipeline.partition import cut, linearize, pack, specs
 from tfdist._src.pipeline.partition import partition as partition_by_numbers
 from tfdist.errors import PartitionError

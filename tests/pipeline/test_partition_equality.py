@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.harness.tiers import some
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO
-from tests.tiers import some
 from tfdist._src.internals.keras import get_keras_mask
 from tfdist._src.pipeline.partition import cut, linearize
 

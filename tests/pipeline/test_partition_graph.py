@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests.harness.tiers import exhaustive
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.layers import Block
 from tests.pipeline.zoo import ZOO, gpt, nested, several_outputs
-from tests.tiers import exhaustive
 from tfdist._src.internals.keras import get_keras_mask
 from tfdist._src.pipeline.partition import Spec, cut, linearize, measure, pack
 from tfdist.errors import PartitionError

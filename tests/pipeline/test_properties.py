@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.tiers import some
+from tests.harness.tiers import some
 from tfdist._src.pipeline.plan.lowering import Receive, Send, lower, walk
 from tfdist._src.pipeline.plan.schedule import Action, Costs, Edge, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import check

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tfdist._src.pipeline.schedules import make_schedule
 
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive, some
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 
 PACKAGE = "tests.pipeline.refused_behaviours"
 ROWS = "must treat the rows of a batch independently"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive
 
 PACKAGE = "tests.pipeline.saving_behaviours"
 # Keras does not save the states of dropout, so only these go on as if nothing had happened.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.pipeline.plan.schedule import Costs, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
 from tfdist._src.pipeline.schedules import make_schedule

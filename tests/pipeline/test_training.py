@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from tests import gpus
-from tests.groups import GROUPS
+from tests.harness import gpus
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.pipeline.zoo import ZOO
-from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive, some
 from tfdist._src.pipeline.schedules import SCHEDULES
 
 # Here a microbatch has statistics of its own, and one process takes the same microbatches.

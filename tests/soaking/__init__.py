@@ -1,1 +1,1 @@
-"""The parts of `tests/soak.py`: the plan of faults, the workers, their records, and the audit."""
+"""`python -m tests.soaking`: the plan of faults, the workers, their records, and the audit."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.harness.tiers import exhaustive
 from tests.soaking.audit import (
     Records,
     check_exits,
@@ -20,7 +21,6 @@ from tests.soaking.audit import (
     standing,
 )
 from tests.soaking.records import Ended, Fed, Finished, Record, Recorder, parse, read
-from tests.tiers import exhaustive
 
 ROWS = frozenset(range(1, 9))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tests.harness.tiers import exhaustive
 from tests.soaking.plan import KINDS, Event, Group, make_plan
-from tests.tiers import exhaustive
 
 LEAST, MOST = 1, 4
 

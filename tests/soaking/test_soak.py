@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 
 
 def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the script."""
-    command = [sys.executable, "-m", "tests.soak", *arguments]
+    command = [sys.executable, "-m", "tests.soaking", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 from tfdist._src.cluster import Session, Topology, Worker, meet, observe
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, OBSERVE, PRINT, REGROUP, Identity

@@ -15,8 +15,8 @@ import time
 import pytest
 
 from tests.cluster.test_fuzz import mutated
+from tests.harness.tiers import exhaustive
 from tests.strangers.listeners import LISTENERS, SECRET, dial, until
-from tests.tiers import exhaustive
 from tfdist._src.cluster.auth.handshake import MAGIC, TLS_MAGIC
 from tfdist._src.cluster.auth.identity import JOIN, Identity
 from tfdist._src.cluster.net.framing import encode

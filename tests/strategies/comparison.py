@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
 
 PACKAGE = "tests.strategies.behaviours"
 

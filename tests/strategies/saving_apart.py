@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = np.linspace(0, 1, 16, dtype="float32").reshape(8, 2)

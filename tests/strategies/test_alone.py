@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
-from tests.tiers import exhaustive
 
 ALONE = f"{PACKAGE}.alone"
 

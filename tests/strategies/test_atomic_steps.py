@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 ATOMIC = f"{PACKAGE}.atomic"
 STEP = 5  # The one that dies: with accumulation, the second that updates weights.

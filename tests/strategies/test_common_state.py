@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.behaviours.common_state import ASSIGNED, PLACES
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import exhaustive, some
 from tfdist._src.keras.fit import step_exchange
 from tfdist._src.keras.fit.step_exchange import Request, StepExchange, as_heard, heard
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE, assert_equal, functions
-from tests.tiers import exhaustive, some
 from tfdist._src.compression.policy import read
 from tfdist.compression import CODECS, Auto, Int8, Policy
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE, assert_equal
-from tests.tiers import exhaustive
 from tfdist.compression import CODECS
 
 pytestmark = exhaustive

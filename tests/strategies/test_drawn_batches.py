@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Alone
 from tfdist._src.data.shares import Replay, replaying, split_batches

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import exhaustive, some
 
 FAILING = f"{PACKAGE}.failing_steps"
 # The deadline of a collective is 200 s.

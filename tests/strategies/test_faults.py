@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import exhaustive, some
 
 FAULTS = f"{PACKAGE}.faults"
 

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import (
     PACKAGE,
     assert_close,
@@ -12,7 +13,6 @@ from tests.strategies.comparison import (
     behaviours,
     check_same_as_alone,
 )
-from tests.tiers import exhaustive, some
 
 FILES = behaviours("files", "folder")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
 
 

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from tests import gpus
-from tests.groups import GROUPS
-from tests.ranks import Ranks
+from tests.harness import gpus
+from tests.harness.groups import GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import (
     PACKAGE,
     assert_close,
@@ -15,7 +16,6 @@ from tests.strategies.comparison import (
     behaviours,
     check_same_as_alone,
 )
-from tests.tiers import exhaustive, some
 
 ALL = behaviours("models") + behaviours("optimizers") + behaviours("execution")
 OWN = "2 GPUs by own kernels"

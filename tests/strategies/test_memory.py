@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.tiers import exhaustive, some
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.enumeration.programs import difference
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 MIRRORED = f"{PACKAGE}.mirrored"
 

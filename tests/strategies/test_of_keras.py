@@ -7,8 +7,8 @@ import sys
 import keras
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 
 FOLDER = pathlib.Path(keras.__file__).parent / "src" / "backend" / "tensorflow"
 RUN = """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 
 def check(group, behaviour, *args):

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.behaviours.outer_state import COUNTS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 DIFFERS = f"{PACKAGE}.outer_state:differs"
 CALLS = ["epoch", "fit", "evaluate", "predict", "train_on_batch"]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 ALL = behaviours("own_steps")
 

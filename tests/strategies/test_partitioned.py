@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import exhaustive
 
 GROUPS_OF_DEVICES = ["2", *(pytest.param(group, marks=exhaustive) for group in ("3", "2x2", "1x2"))]
 

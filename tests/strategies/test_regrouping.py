@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.ranks import Ranks
-from tests.references import reference
+from tests.harness.ranks import Ranks
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
 
 PACKAGE = "tests.strategies.behaviours.regrouping"
 # Three workers, of which one leaves, comes back; then one is left, and gets another one.

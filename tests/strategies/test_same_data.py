@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.groups import GROUPS
-from tests.references import reference
+from tests.harness.groups import GROUPS
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import exhaustive
 
 SAME_DATA = f"{PACKAGE}.same_data"
 

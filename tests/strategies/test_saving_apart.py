@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive, some
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.launch.job.ports import Reservation
 
 # How each worker gets to a folder of its own.

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 LATE = [
     "made_in_the_first_step",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
 from tfdist._src.group import joined_group
 
 

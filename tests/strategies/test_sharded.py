@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import (
     GROUPS,
     PACKAGE,
@@ -14,7 +15,6 @@ from tests.strategies.comparison import (
     behaviours,
     check_same_as_alone,
 )
-from tests.tiers import exhaustive, some
 
 ELSEWHERE = [
     "optimizers:momentum_and_schedule",

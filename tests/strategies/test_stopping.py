@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import some
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import some
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import exhaustive
 
 
 @exhaustive

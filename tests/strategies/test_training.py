@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from tests.groups import OTHER_GROUPS
+from tests.harness.groups import OTHER_GROUPS
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import exhaustive, some
 
 ALL = behaviours("optimizers") + behaviours("execution")
 OPTIMIZERS = [

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import check_same_as_alone
-from tests.tiers import exhaustive
 
 pytest.importorskip("keras_tuner")
 

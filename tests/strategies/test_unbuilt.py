@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from tests.harness.tiers import some
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import some
 
 ALL = behaviours("unbuilt")
 THEN = ["subclassed", "functional"]

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.behaviours.used_late import OPTIMIZERS, WAYS
 from tests.strategies.comparison import check_same_as_alone
-from tests.tiers import exhaustive, some
 
 SHARDED = ["Adam", "scaled", "accumulating", "averaged", "accumulating and averaged"]
 CASES = [

@@ -1,8 +1,8 @@
 """The hooks into what writes files leave users' models alone, and the other workers quiet."""
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
+from tests.harness.tiers import exhaustive
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import exhaustive
 
 WRITERS = f"{PACKAGE}.writers"
 

@@ -7,10 +7,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tests import gpus
-from tests.groups import GROUPS, OTHER_GROUPS
-from tests.ranks import Ranks
-from tests.references import reference
+from tests.harness import gpus
+from tests.harness.groups import GROUPS, OTHER_GROUPS
+from tests.harness.ranks import Ranks
+from tests.harness.references import reference
+from tests.harness.tiers import exhaustive, some
 from tests.strategies.comparison import (
     PACKAGE,
     assert_close,
@@ -18,7 +19,6 @@ from tests.strategies.comparison import (
     behaviours,
     check_same_as_alone,
 )
-from tests.tiers import exhaustive, some
 
 MODULES = (
     "models",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 
-from tests.deadlines import FAR
-from tests.groups import GROUPS
+from tests.harness.deadlines import FAR
+from tests.harness.groups import GROUPS
 from tfdist._src.internals.tensorflow import end_in_background
 
 

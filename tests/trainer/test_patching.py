@@ -12,7 +12,7 @@ import warnings
 import keras
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.internals import contract
 from tfdist._src.internals.contract import TARGETS, Target, check_targets
 from tfdist._src.internals.optimizer import overrides

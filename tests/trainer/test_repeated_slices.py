@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.keras.optimizers import repeated_slices
 from tfdist._src.keras.optimizers.repeated_slices import add_repeated
 from tfdist._src.keras.patching import install

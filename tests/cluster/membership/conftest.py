@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.cluster.conftest import ROOT, Process, tf_config
-from tests.deadlines import FAR
+from tests.harness.deadlines import FAR
 
 COMMAND = (sys.executable, "-m", "tests.cluster.membership.worker")
 

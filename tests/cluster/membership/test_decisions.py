@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership.consensus import (

@@ -7,7 +7,7 @@ import collections
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.membership import consensus
 from tfdist._src.cluster.membership.consensus import AcceptorState
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership import record as places

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from tests.certificates import variables
-from tests.netns import ip, two_hosts
-from tests.tiers import exhaustive, some
+from tests.harness.netns import ip, two_hosts
+from tests.harness.tiers import exhaustive, some
 from tfdist._src.cluster import from_tf_config
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import REGROUP, Identity

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership import membership, record
 from tfdist._src.cluster.membership.calls import Call, Calls

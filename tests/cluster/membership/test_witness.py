@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import variables
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState

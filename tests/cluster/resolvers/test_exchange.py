@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster import complete
 from tfdist._src.cluster.resolvers import exchange, slurm
 from tfdist._src.cluster.resolvers.found import AddressExchange, numbered

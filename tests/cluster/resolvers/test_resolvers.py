@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.resolvers.registry import RESOLVERS, find
 from tfdist._src.cluster.resolvers.slurm import expand
 from tfdist.errors import ClusterError

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.harness.deadlines import FAR
+from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[3]
 SCRIPT, TRAINING = (str(Path(__file__).parent / f"{name}.py") for name in ("script", "training"))

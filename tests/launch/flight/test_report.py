@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import (
     STACK,
     START,
@@ -20,7 +21,6 @@ from tests.launch.flight.logs import (
     record,
     write,
 )
-from tests.tiers import exhaustive
 from tfdist._src.launch.cli import main
 from tfdist._src.launch.flight import findings
 from tfdist._src.launch.flight.diagnosis import user_frames

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, record
-from tests.tiers import exhaustive
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.session.shared_state import Awaited
 from tfdist._src.comm.flight_log import ExchangeLog

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import START, diagnosis, group, log, names, peer, record
-from tests.tiers import exhaustive
 from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
 
 RANKS = 5

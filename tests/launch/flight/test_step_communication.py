@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import diagnosis, log, name, names, write
 from tests.launch.flight.test_jobs import doctor, run
-from tests.tiers import exhaustive
 from tfdist._src.global_view.transfer import REMEDIES
 from tfdist._src.launch.cli import main
 from tfdist._src.launch.flight.log import parse

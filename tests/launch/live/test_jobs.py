@@ -11,8 +11,8 @@ import time
 import pytest
 
 from tests.certificates import variables
-from tests.ranks import Ranks
-from tests.tiers import exhaustive
+from tests.harness.ranks import Ranks
+from tests.harness.tiers import exhaustive
 from tfdist._src.launch.cli import main
 
 BEHAVIOURS = "tests.launch.live.behaviours"

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.tiers import exhaustive
+from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.observation import Seen
 from tfdist._src.launch.live import headline, live_json, live_text, ranks
 

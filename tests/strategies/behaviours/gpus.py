@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests import gpus
+from tests.harness import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, strategy_of
 from tfdist._src.comm import gpu, native_ops, tracing

@@ -17,12 +17,12 @@ import time
 from importlib import metadata
 from typing import Any
 
-from tests.groups import GROUPS
+from tests.harness.groups import GROUPS
 from tfdist._src.native import compilation
 
 _WEEK = 7 * 24 * 3600
 
-TESTS = pathlib.Path(__file__).parent
+TESTS = pathlib.Path(__file__).parents[1]
 
 _folder: pathlib.Path | None = None
 _known: dict[str, bytes] = {}

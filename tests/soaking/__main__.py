@@ -1,6 +1,6 @@
 """Trains for minutes while workers are killed, stopped, sent away and added, and audits it all.
 
-    python tests/soak.py --minutes=60 --seed=1
+    python -m tests.soaking --minutes=60 --seed=1
 
 Training after training, each with a plan of faults by its seed: the first has that of --seed, the
 next one more. Of each training it is checked that all workers have the same weights after every
@@ -21,9 +21,6 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-sys.path[:0] = [str(Path(__file__).parents[1])]  # for `python tests/soak.py`
-
-# ruff: noqa: E402
 from tests.soaking import audit
 from tests.soaking.members import Members
 from tests.soaking.plan import Event, make_plan

@@ -30,7 +30,7 @@ NCCL_SHARES = {
     "NCCL_MAX_CTAS": "2",
 }
 # Keep the libraries; the first those of the C++ tests, too.
-_CACHE = _HERE.parent / ".pytest_cache" / "d"
+_CACHE = _HERE.parents[1] / ".pytest_cache" / "d"
 _FAKES, _FOLDER = _CACHE / "csrc-plain", _CACHE / "gpus"
 
 

@@ -1,6 +1,6 @@
 """The groups of workers that tests share, kept warm between them."""
 
-from tests.ranks import Ranks
+from tests.harness.ranks import Ranks
 
 GROUPS = {
     "alone": Ranks(0),

@@ -14,8 +14,9 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tests import certificates, gpus
-from tests.zygote import Child, Zygote
+from tests import certificates
+from tests.harness import gpus
+from tests.harness.zygote import Child, Zygote
 from tfdist._src import native
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.options import NativeOptions
