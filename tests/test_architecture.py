@@ -296,16 +296,6 @@ def test_every_folder_is_a_package():
         assert (folder / "__init__.py").exists(), folder
 
 
-def test_what_is_compiled_does_not_include_tests():
-    # They are not installed. Kernels include what stands for a GPU; only tests compile them by g++.
-    root = PACKAGE / "csrc"
-
-    @functools.cache
-    def included(path: str) -> frozenset[str]:
-        names = re.findall(r'^#include "(.+)"', (root / path).read_text(), re.MULTILINE)
-        return frozenset(names).union(*(included(n) for n in names if (root / n).exists()))
-
-    sources = [str(path.relative_to(root)) for path in root.rglob("*.cc")]
-    for source in sources:
-        if not source.startswith("tests/"):
-            assert "tests/simulated_gpu.h" not in included(source), source
+def test_the_core_does_not_include_tests():
+    headers = [path for path in (PACKAGE / "csrc").rglob("*") if path.is_file()]
+    assert not [path for path in headers if '#include "cpp/' in path.read_text()]

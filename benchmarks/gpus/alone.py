@@ -14,7 +14,7 @@ from typing import Any
 
 from gpus import compiling, onebit
 from gpus.parts import ONE_BIT, PARTS
-from tfdist._src.native import compilation, nvidia
+from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
 
@@ -38,7 +38,7 @@ def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str,
         sys.exit("no GPU: CUDA_VISIBLE_DEVICES shows none")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [*compiling.sources(OWN), compilation.SOURCE / "tests/team.cc"]
+        sources = [*compiling.sources(OWN), compiling.TESTS / "cpp/team.cc"]
         program = compiling.build(folder, sources)
         files, made_by = compiling.kernels(folder, devices[0].architecture)
         words = [str(program), str(rounds), str(size), *(part for part in parts if part != ONE_BIT)]

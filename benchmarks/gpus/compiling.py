@@ -14,6 +14,8 @@ from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist.errors import NativeUnavailableError
 
 HERE = Path(__file__).parent
+# Of the C++ tests, which have helpers.
+TESTS = HERE.parents[1] / "tests"
 # As the core's; see tfdist/_src/native/compilation.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
@@ -39,7 +41,8 @@ def build(folder: Path, sources: Sequence[Path]) -> Path:
     objects = [folder / f"{number}.o" for number, _ in enumerate(sources)]
 
     def compile_one(source: Path, made: Path) -> None:
-        command = [*_COMPILE, f"-I{compilation.SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
+        command = [*_COMPILE, f"-I{compilation.SOURCE}", f"-I{HERE}"]
+        command += [f"-I{TESTS}", "-c", source, "-o", made]
         subprocess.run(command, check=True)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "communicator.h"
-#include "tests/team.h"
+#include "cpp/team.h"
 #include "timing.h"
 
 namespace tfdist::benchmark {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "rank.h"
-#include "tests/team.h"
+#include "cpp/team.h"
 
 namespace tfdist::benchmark {
 namespace {

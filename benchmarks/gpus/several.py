@@ -14,7 +14,7 @@ from typing import Any
 
 from gpus import compiling, published
 from gpus.bandwidth import algorithm_bandwidth, bus_bandwidth
-from tfdist._src.native import compilation, nvidia
+from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError
 
@@ -33,7 +33,7 @@ def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
     devices, about = _found(ranks, options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [*compiling.sources(_OWN), compilation.SOURCE / "tests/team.cc"]
+        sources = [*compiling.sources(_OWN), compiling.TESTS / "cpp/team.cc"]
         program = compiling.build(folder, sources)
         files, about["kernels"] = compiling.kernels(folder, devices[0].architecture)
         environment = {**os.environ, **files, "NCCL_LIBRARY": about["nccl_library"]}

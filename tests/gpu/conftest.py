@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.csrc.compiling import Toolchain
+from tests.cpp.compiling import Toolchain
 from tests.harness.gpus import NCCL_SHARES
 from tfdist._src.native import compilation, gpu_kernels, nvidia
 from tfdist._src.native.compilation import TensorFlowPackage

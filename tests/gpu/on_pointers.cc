@@ -10,7 +10,7 @@
 
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
-#include "tests/gpu_ranks.h"
+#include "cpp/gpu_ranks.h"
 
 namespace tfdist {
 namespace {

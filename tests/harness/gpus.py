@@ -14,7 +14,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.csrc.compiling import VARIANTS, Toolchain
+from tests.cpp.compiling import VARIANTS, Toolchain
 from tfdist._src import native
 from tfdist._src.native import compilation, store
 from tfdist._src.options import NativeOptions

@@ -39,14 +39,13 @@ def _real_one_first() -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A core of two files, and tests that are no part of it."""
+    """A core of two files."""
     return write(
         tmp_path / "csrc",
         {
             "tiny.h": "#define TINY 1\n",
             "core.cc": CORE,
             "inner/other.cc": '#include "tiny.h"\nint other() { return TINY; }\n',
-            "tests/test.cc": "this is not C++\n",
         },
     )
 

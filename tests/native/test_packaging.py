@@ -28,7 +28,7 @@ def archive(python, installation, kind):
 
 @pytest.fixture
 def sources(installation):
-    """As in the real sources, some that others include, and tests."""
+    """As in the real sources, some that others include."""
     return write(installation / "tfdist" / "csrc", {"inner/deep/kernels.inc": ""})
 
 
@@ -70,5 +70,4 @@ def test_a_source_archive(installation, sources, python):
         "tfdist/csrc/core.cc",
         "tfdist/csrc/tiny.h",
         "tfdist/csrc/inner/deep/kernels.inc",
-        "tfdist/csrc/tests/test.cc",
     } <= names

@@ -112,7 +112,7 @@ _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
 _LINK_CORE = ("-Wl,-z,defs", f"-Wl,-soname,{CORE}", "-ldl")
 _LINK_OPS = (f"-Wl,-soname,{OPS}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN")
 _SUFFIXES = (".cc", ".h", ".inc")
-_OPS_FOLDER, _TESTS_FOLDER = "tf", "tests"
+_OPS_FOLDER = "tf"
 
 
 @dataclass(frozen=True)
@@ -162,16 +162,13 @@ def read_recipe(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
     Args:
         tensorflow: the TensorFlow to compile against.
         source: the directory with the sources: the ops in its subdirectory `tf`, the core in all
-            others except `tests`.
+            others.
 
     Raises:
         NativeUnavailableError: the sources are missing.
     """
-    files = sorted(
-        path.relative_to(source)
-        for path in source.rglob("*")
-        if path.suffix in _SUFFIXES and path.relative_to(source).parts[0] != _TESTS_FOLDER
-    )
+    found = (path for path in source.rglob("*") if path.suffix in _SUFFIXES)
+    files = sorted(path.relative_to(source) for path in found)
     units = [path for path in files if path.suffix == ".cc"]
     ops = tuple(str(path) for path in units if path.parts[0] == _OPS_FOLDER)
     core = tuple(str(path) for path in units if path.parts[0] != _OPS_FOLDER)

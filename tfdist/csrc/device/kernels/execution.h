@@ -83,8 +83,8 @@ inline uint32_t LargestOfTeam(uint32_t own) {
 // With up to 64 registers a thread, where the compiler would rather have more threads and too few.
 #define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 
-#else
-#include "tests/simulated_gpu.h"
+#elif !defined(TFDIST_SIMULATED_GPU)
+#error "Only NVIDIA's compilers know this machine; a test includes a simulated one first."
 #endif
 
 namespace tfdist::device {

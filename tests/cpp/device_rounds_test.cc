@@ -1,0 +1,150 @@
+// Usage: device_rounds_test ROUNDS
+//
+// Groups with GPUs that are made, used, aborted, lost or closed, and made again: nothing is left
+// behind, in the process, its driver or its NCCL. FAKE_CUDA and FAKE_NCCL are the paths of these.
+#include <malloc.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cpp/device_team.h"
+#include "cpp/nccl_team.h"
+#include "cpp/rounds.h"
+
+namespace tfdist::testing {
+namespace {
+
+constexpr size_t kRoom = size_t{1} << 20;
+
+// What this process has of its driver and of its NCCL.
+std::string Held() { return HeldByDriver() + "; " + HeldByNccl(); }
+
+void RepeatOnGpus(int rounds, const std::function<void(int round)>& round, int closed = 0) {
+  const std::string before = Held();
+  const auto watched = [&](int number) {
+    round(number);
+    if (Held() == before) return;
+    throw Failure("Round " + std::to_string(number) + " leaves " + Held() + ", not " + before);
+  };
+  Repeat(rounds, watched, closed);
+}
+
+void Reduce(Communicator& c, Memory& memory) {
+  AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 7, 900});
+}
+
+// Closed after use, aborted in the middle, closed by one only, never used, closed with work launched.
+void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
+  OnEachRank(plan, [&](Communicator& c) {
+    Memory& memory = memories[static_cast<size_t>(c.rank())];
+    try {
+      if (number % 5 == 3) return;
+      Reduce(c, memory);
+      Message(c, memory, 9000);
+      if (number % 5 == 1 && c.rank() == 0) c.Abort(Code::kUnavailable, "a round ends early");
+      if (number % 5 == 2 && c.rank() == 1) return c.Close();
+      if (number % 5 == 4) return Launch(c, memory, 9000);
+      for (int i = 0; i < 3; ++i) Reduce(c, memory);
+      EXPECT(number % 5 == 0);
+    } catch (const Error& error) {
+      if (error.code() != Code::kUnavailable || number % 5 == 0) throw;
+    }
+  });
+}
+
+// A group whose rank 1 is another process, which stops until its turn: it has no driver before.
+struct Pair {
+  explicit Pair(const Plan& plan) : wiring(plan) {}
+
+  Wiring wiring;
+  pid_t child = -1;
+};
+
+[[noreturn]] void IsKilled(std::deque<std::unique_ptr<Pair>>& pairs, size_t own) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  for (size_t other = 0; other < pairs.size(); ++other) {
+    if (other != own) pairs[other] = nullptr;
+  }
+  raise(SIGSTOP);
+  Communicator c(pairs[own]->wiring.Take(1));
+  Memory memory(0, kRoom);
+  for (size_t i = 0; i < 1 + own % 3; ++i) Reduce(c, memory);
+  kill(getpid(), SIGKILL);
+  std::abort();
+}
+
+// This process goes on; rank 1 is killed, and a new one takes its place.
+void WithLosses(const Plan& plan, int rounds) {
+  std::deque<std::unique_ptr<Pair>> pairs;
+  for (int i = 0; i < kFirstRounds + rounds; ++i) pairs.push_back(std::make_unique<Pair>(plan));
+  for (size_t i = 0; i < pairs.size(); ++i) {
+    pairs[i]->child = fork();
+    if (pairs[i]->child == 0) IsKilled(pairs, i);
+    EXPECT(pairs[i]->child > 0);
+    EXPECT(waitpid(pairs[i]->child, nullptr, WUNTRACED) == pairs[i]->child);
+  }
+  LoadLibraries();
+  Memory memory(0, kRoom);
+  const auto round = [&](int) {
+    const std::unique_ptr<Pair> pair = std::move(pairs.front());
+    pairs.pop_front();
+    Communicator c(pair->wiring.Take(0));
+    kill(pair->child, SIGCONT);
+    ExpectError(
+        [&] {
+          for (;;) Reduce(c, memory);
+        },
+        Code::kUnavailable, {"rank 1 is lost: its process has ended"});
+    waitpid(pair->child, nullptr, 0);
+  };
+  // A control socket's two ends, and a data socket's, or the memory of a host, for each host.
+  RepeatOnGpus(rounds, round, plan.hosts == 1 ? 3 : 6);
+}
+
+void Rounds(const std::function<Plan(As)>& plan, int rounds) {
+  mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // without it, some of what was large once is kept
+  WithLosses(plan(As::kProcesses), rounds / 10);
+  std::deque<Memory> memories;
+  for (int rank = 0; rank < 2; ++rank) memories.emplace_back(0, kRoom);
+  const Plan threads = plan(As::kThreads);
+  RepeatOnGpus(rounds, [&](int number) { AsThreads(threads, memories, number); });
+}
+
+void All(int rounds) {
+  const std::pair<std::string, std::function<Plan(As)>> ways[] = {
+      {"own kernels", [](As as) { return PlanFor("own", 2, 1, as); }},
+      {"streams that wait", [](As as) { return PlanForStreams(2, as); }},
+      {"the host", [](As as) { return PlanFor("host", 2, 2, as); }},
+      {"NCCL", [](As as) { return PlanFor("nccl", 2, 2, as); }},
+      {"NCCL with windows",
+       [](As as) {
+         setenv("FAKE_NCCL_VERSION", "23203", 1);
+         return PlanFor("nccl", 2, 1, as);
+       }},
+  };
+  for (const auto& [name, plan] : ways) {
+    // Each has a driver of its own.
+    InParallel({[&plan = plan, rounds] { Rounds(plan, rounds); }});
+    std::printf("%s: ok\n", name.c_str());
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 100;
+  return tfdist::testing::Report([&] { tfdist::testing::All(rounds); });
+}

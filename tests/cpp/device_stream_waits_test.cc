@@ -1,0 +1,196 @@
+// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and an end of every
+// wait. On a real GPU, where the streams of a process may be queued behind each other, only one rank
+// launches anything; see `device_processes_test.cc` for processes.
+#include <dlfcn.h>
+
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error.h"
+#include "reduce/reduce.h"
+#include "cpp/calls.h"
+#include "cpp/gpu_ranks.h"
+#include "cpp/values.h"
+
+namespace tfdist::testing {
+namespace {
+
+using device::Outcome;
+
+constexpr size_t kListBytes = kGpuBuffer;  // of what is launched together
+
+// Those of the driver of threads.
+int Launches() {
+  if (FakeDriver().empty()) return 0;
+  return reinterpret_cast<int (*)()>(dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
+}
+
+// Many rounds, of one list and of several.
+void Values(uint32_t ranks) {
+  const StreamWords words;
+  GpuTeam team = MakeGpuTeam(ranks, 600, &words);
+  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+    const auto reduces = [&](DType type, ReduceOp op, const std::vector<size_t>& counts) {
+      EXPECT(gpu.Reduces(type, op, counts, rank, static_cast<int>(ranks)));
+    };
+    for (const auto& counts : std::vector<std::vector<size_t>>{{1}, {17, 3, 0, 5}, {5000, 7}, {}}) {
+      reduces(DType::kFloat32, ReduceOp::kSum, counts);
+      reduces(DType::kBool, ReduceOp::kSum, counts);
+      reduces(DType::kFloat16, ReduceOp::kMean, counts);
+      reduces(DType::kInt64, ReduceOp::kMax, counts);
+    }
+    for (int round = 0; round < 40; ++round) reduces(DType::kInt32, ReduceOp::kSum, {40});
+  });
+}
+
+// Those of the processor's code, of any values.
+void Bits() {
+  constexpr int kRanks = 3;
+  constexpr size_t kBytes = 3 * kListBytes / 2;
+  const StreamWords words;
+  GpuTeam team = MakeGpuTeam(kRanks, 600, &words);
+  std::mt19937 random(1);
+  std::vector<std::vector<char>> given(kRanks, std::vector<char>(kBytes));
+  for (auto& values : given) {
+    for (char& byte : values) byte = static_cast<char>(random());
+  }
+  for (const auto& [type, op] : {std::pair(DType::kFloat32, ReduceOp::kMean),
+                                 std::pair(DType::kBfloat16, ReduceOp::kSum),
+                                 std::pair(DType::kFloat64, ReduceOp::kMin),
+                                 std::pair(DType::kUint8, ReduceOp::kProduct)}) {
+    std::vector<const void*> in;
+    for (const auto& values : given) in.push_back(values.data());
+    std::vector<char> expected(kBytes);
+    tfdist::Reduce({type, op, op == ReduceOp::kMean ? kRanks : 1.0, in.data(), kRanks,
+                    kBytes / SizeOf(type), expected.data()});
+    OnEachGpu(team, [&, type = type, op = op](GpuRank& gpu, int rank) {
+      const auto found = gpu.Reduce(type, op, {given[static_cast<size_t>(rank)]});
+      EXPECT(found.size() == 1);
+      for (size_t at = 0; at < kBytes; at += SizeOf(type)) {
+        EXPECT(AreEqual(type, &found[0][at], &expected[at]));
+      }
+    });
+  }
+}
+
+// Rank 0, and the words of a rank 1 that a test stands for: its values are zero.
+struct Pair {
+  explicit Pair(double seconds = 600) : team(MakeGpuTeam(2, seconds, &words)) {}
+  GpuRank& gpu() { return *team[0]; }
+  void Launch(size_t lists, Guard& guard) {
+    const cuda::Address data = gpu().data.address();
+    gpu().all_reduce->Launch({{data, data, lists * kListBytes}}, DType::kInt32, ReduceOp::kSum,
+                             gpu().stream.get(), guard);
+  }
+  // Rank 1 comes to meetings.
+  void Come(uint64_t first, uint64_t last) {
+    for (uint64_t meeting = first; meeting <= last; ++meeting) {
+      __atomic_store_n(words.At(0, meeting, 1), meeting, __ATOMIC_RELEASE);
+    }
+  }
+  bool HasTold(uint64_t meeting) {
+    return __atomic_load_n(words.At(1, meeting, 0), __ATOMIC_ACQUIRE) == meeting;
+  }
+
+  const StreamWords words;
+  GpuTeam team;
+};
+
+// Given up at each wait of three lists: what comes behind it is not done, nor told to others, and the
+// end of the waits is final, whatever the other rank writes late.
+void EachWait() {
+  constexpr size_t kLists = 3;
+  constexpr uint64_t kMeetings = 2 * kLists;
+  for (uint64_t missed = 1; missed <= kMeetings; ++missed) {
+    NoGuard guard;
+    Pair pair;
+    const std::vector<char> given(kLists * kListBytes, 1);
+    pair.gpu().Upload(given, pair.gpu().data.address());
+    pair.Come(1, missed - 1);
+    pair.Launch(kLists, guard);
+    while (!pair.HasTold(missed)) std::this_thread::yield();
+    EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kRunning);
+    pair.gpu().all_reduce->Abort();
+    pair.Come(missed, kMeetings);
+    pair.gpu().stream.Synchronize();
+    EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kAborted);
+    for (uint64_t later = missed + 1; later <= kMeetings; ++later) EXPECT(!pair.HasTold(later));
+    // Rank 1's half of a list is that of its zeros.
+    const std::vector<char> found = pair.gpu().Download(pair.gpu().data.address(), given.size());
+    for (size_t list = 0; list < kLists; ++list) {
+      const bool done = 2 * (list + 1) < missed;
+      EXPECT(found[list * kListBytes] == 1 && found[(list + 1) * kListBytes - 1] == (done ? 0 : 1));
+    }
+    const int launches = Launches();
+    pair.Launch(kLists, guard);
+    pair.gpu().stream.Synchronize();
+    EXPECT(Launches() == launches);
+  }
+}
+
+// All that may be under way ends at once, though the other rank writes what is smaller than the end.
+void LateNumbers() {
+  Pair pair;
+  StreamMeetings& meetings = *pair.gpu().meetings;
+  meetings.Release();
+  pair.Come(1, 2);
+  for (uint64_t meeting = 1; meeting <= StreamMeetings::kMost; ++meeting) {
+    meetings.Await(meeting, pair.gpu().stream.get());
+  }
+  pair.gpu().stream.Synchronize();
+}
+
+// More lists than may be under way, of a rank whose other one does not come: the host waits, not a
+// driver's full queue, until its guard or the deadline ends that.
+void Room() {
+  struct Impatience : Guard {
+    void Check() override {
+      if (++looks == 100) throw Error(Code::kUnavailable, "lost");
+    }
+    int looks = 0;
+  } impatience;
+  constexpr size_t kLists = 15, kKernels = 5;
+  const auto launch = [](Pair& pair, Guard& guard, const std::string& part) {
+    const int before = Launches();
+    ExpectError([&] { pair.Launch(kLists, guard); }, Code::kUnavailable, {part});
+    EXPECT(Launches() - before <= static_cast<int>(8 * kKernels));
+    pair.gpu().all_reduce->Abort();
+    pair.gpu().stream.Synchronize();
+  };
+  Pair pair;
+  launch(pair, impatience, "lost");
+  NoGuard patience;
+  Pair late(0.05);
+  launch(late, patience, "TFDIST_COLLECTIVE_TIMEOUT");
+  // With the other one, there is room again and again.
+  Pair good;
+  std::thread other([&] {
+    for (uint64_t meeting = 1; meeting <= 2 * kLists; ++meeting) {
+      while (!good.HasTold(meeting)) std::this_thread::yield();
+      good.Come(meeting, meeting);
+    }
+  });
+  good.Launch(kLists, patience);
+  good.gpu().stream.Synchronize();
+  other.join();
+  EXPECT(good.gpu().all_reduce->outcome() == Outcome::kRunning);
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report([] {
+    tfdist::cuda::Load(FakeDriver());
+    if (!FakeDriver().empty()) {
+      for (const uint32_t ranks : {1u, 2u, 3u, 4u}) Values(ranks);
+      Bits();
+    }
+    EachWait();
+    LateNumbers();
+    Room();
+  });
+}

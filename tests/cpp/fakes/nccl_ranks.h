@@ -1,0 +1,189 @@
+// What the ranks of the NCCL without GPUs share, and how they work on it: all map the same memory.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "device/nccl.h"
+#include "reduce/half.h"
+#include "cpp/fakes/held.h"
+
+namespace tfdist::nccl {
+namespace arithmetic {
+#include "reduce/arithmetic.inc"
+}  // namespace arithmetic
+
+constexpr int kMostRanks = 8;
+constexpr size_t kSlotBytes = 4096;  // what is larger goes in pieces
+inline fakes::Held held;
+
+// What the ranks share. Words only grow, but for those of messages.
+struct Shared {
+  std::atomic<uint64_t> joined, met, windows;
+  std::atomic<uint32_t> full[kMostRanks][kMostRanks];  // a message, from one to another
+  char slots[kMostRanks][kSlotBytes];
+  char messages[kMostRanks][kMostRanks][kSlotBytes];
+};
+
+// Thrown where work is given up.
+struct Aborted {};
+
+inline size_t SizeOf(Type type) {
+  if (type == kInt8 || type == kUint8) return 1;
+  if (type == kFloat16 || type == kBfloat16) return 2;
+  return type == kInt32 || type == kFloat32 ? 4 : 8;
+}
+
+template <typename T, typename Partial, typename Reduction>
+void ReduceAs(const std::vector<const char*>& in, size_t count, double divisor, char* out) {
+  for (size_t i = 0; i < count; ++i) {
+    const auto load = [i](const char* from) {
+      T value;
+      std::memcpy(&value, from + i * sizeof(T), sizeof(T));
+      return static_cast<Partial>(arithmetic::Arithmetic<T>::Load(value));
+    };
+    Partial value = load(in[0]);
+    for (size_t rank = 1; rank < in.size(); ++rank) value = Reduction::Apply(value, load(in[rank]));
+    if (divisor != 1) value = static_cast<Partial>(value / divisor);
+    T stored;
+    arithmetic::Store(static_cast<typename arithmetic::Arithmetic<T>::Type>(value), &stored);
+    std::memcpy(out + i * sizeof(T), &stored, sizeof(T));
+  }
+}
+
+template <typename T, typename Partial = typename arithmetic::Arithmetic<T>::Type>
+void ReduceBy(Op op, const std::vector<const char*>& in, size_t count, char* out) {
+  using namespace arithmetic;
+  switch (op) {
+    case kSum: return ReduceAs<T, Partial, Sum>(in, count, 1, out);
+    case kProduct: return ReduceAs<T, Partial, Product>(in, count, 1, out);
+    case kMax: return ReduceAs<T, Partial, Max>(in, count, 1, out);
+    case kMin: return ReduceAs<T, Partial, Min>(in, count, 1, out);
+  }
+  return ReduceAs<T, double, Sum>(in, count, static_cast<double>(in.size()), out);
+}
+
+inline void Reduce(Type type, Op op, const std::vector<const char*>& in, size_t count, char* out) {
+  switch (type) {
+    case kInt8: return ReduceBy<int8_t>(op, in, count, out);
+    case kUint8: return ReduceBy<uint8_t>(op, in, count, out);
+    case kInt32: return ReduceBy<int32_t>(op, in, count, out);
+    case kInt64: return ReduceBy<int64_t>(op, in, count, out);
+    case kFloat16: return ReduceBy<Float16>(op, in, count, out);
+    case kBfloat16: return ReduceBy<Bfloat16>(op, in, count, out);
+    case kFloat32: return ReduceBy<float>(op, in, count, out);
+    case kFloat64: return ReduceBy<double>(op, in, count, out);
+  }
+}
+
+struct Comm {
+  Comm() { held.Count("communicators", 1); }
+  ~Comm() {
+    munmap(shared, sizeof(Shared));
+    held.Count("communicators", -1);
+  }
+
+  // What a call leaves behind belongs to its thread, which may be gone before the next one.
+  bool IsCleared() {
+    const std::thread::id by = std::exchange(left, {});
+    return by == std::thread::id() || by == std::this_thread::get_id();
+  }
+
+  // In the thread of a stream.
+  template <typename Ready>
+  void WaitUntil(Ready ready) {
+    while (!ready()) {
+      if (aborted) throw Aborted{};
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+  void Meet() {
+    const auto ranks = static_cast<uint64_t>(size);
+    const uint64_t all = (shared->met.fetch_add(1) / ranks + 1) * ranks;
+    WaitUntil([&] { return shared->met >= all; });
+  }
+  // Each rank shows a part of `bytes`, and takes what it wants of the parts of all.
+  void Exchange(const void* in, size_t bytes,
+                const std::function<void(size_t done, size_t now)>& take) {
+    for (size_t done = 0; done < bytes; done += kSlotBytes) {
+      const size_t now = std::min(bytes - done, kSlotBytes);
+      std::memcpy(shared->slots[rank], static_cast<const char*>(in) + done, now);
+      Meet();
+      take(done, now);
+      Meet();
+    }
+  }
+
+  int rank = 0, size = 0, descriptor = -1;
+  Shared* shared = nullptr;
+  std::atomic<bool> aborted{false}, finalizing{false};
+  std::atomic<int> polls{0};  // so many times more it is in progress
+  std::thread::id left;       // the thread whose call has left something behind
+  std::atomic<uint64_t> given{0}, ended{0};  // batches, in the order in which they run
+  std::atomic<uint64_t> windows{0};          // registered so far
+};
+
+// A message, of which a piece at a time is under way.
+struct Message {
+  bool Advance(Comm* comm) {
+    std::atomic<uint32_t>& full =
+        sends ? comm->shared->full[comm->rank][peer] : comm->shared->full[peer][comm->rank];
+    while (done < bytes && full == (sends ? 0 : 1)) {
+      char* const at = sends ? comm->shared->messages[comm->rank][peer]
+                             : comm->shared->messages[peer][comm->rank];
+      const size_t now = std::min(bytes - done, kSlotBytes);
+      if (sends) std::memcpy(at, data + done, now);
+      else std::memcpy(data + done, at, now);
+      done += now;
+      full = sends ? 1 : 0;
+    }
+    return done == bytes;
+  }
+
+  bool sends;
+  char* data;
+  size_t bytes;
+  int peer;
+  size_t done = 0;
+};
+
+// What a rank gives a stream at once.
+struct Batch {
+  Comm* comm = nullptr;
+  Stream* stream = nullptr;
+  std::vector<std::function<void()>> collectives;
+  std::vector<Message> messages;
+  uint64_t number = 0;
+
+  void Run() {
+    try {
+      comm->WaitUntil([&] { return comm->ended == number; });
+      for (const auto& collective : collectives) collective();
+      comm->WaitUntil([&] {
+        bool all = true;
+        std::set<std::pair<bool, int>> busy;  // those between two ranks go in order
+        for (Message& message : messages) {
+          const std::pair<bool, int> way{message.sends, message.peer};
+          if (!busy.count(way) && !message.Advance(comm)) busy.insert(way);
+          all &= busy.empty();
+        }
+        return all;
+      });
+    } catch (const Aborted&) {
+    }
+    ++comm->ended;
+  }
+};
+
+}  // namespace tfdist::nccl

@@ -1,0 +1,58 @@
+// Ranks that wait for another one leave the cores to it.
+#include <sys/resource.h>
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "cpp/calls.h"
+#include "cpp/team.h"
+
+namespace tfdist::testing {
+namespace {
+
+// In a second. Beside the moments before a wait goes to sleep, its naps and the ticks of those who
+// watch.
+constexpr double kMostSwitches = 2000;
+
+long Switches() {
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_nvcsw;
+}
+
+void TwoWaitForAThird(int hosts) {
+  Plan plan;
+  plan.ranks = 3;
+  plan.hosts = hosts;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> values(10, 1.0f);
+    const size_t bytes = values.size() * sizeof(float);
+    Operation operation;
+    operation.fingerprint.kind = Kind::kAllReduce;
+    operation.fingerprint.type = DType::kFloat32;
+    operation.fingerprint.AddShape({10});
+    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
+    operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+    if (group.rank() == 2) {
+      using Clock = std::chrono::steady_clock;
+      const long before = Switches();
+      const auto begin = Clock::now();
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      const std::chrono::duration<double> slept = Clock::now() - begin;
+      EXPECT(Switches() - before < kMostSwitches * slept.count());
+    }
+    group.Run(std::move(operation));
+    EXPECT(values[0] == 3.0f);
+  });
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report([] {
+    for (const int hosts : {1, 3}) TwoWaitForAThird(hosts);
+  });
+}
