@@ -5,12 +5,6 @@
 
 #include "device/kernels/tiles.h"
 
-namespace tfdist::device {
-
-constexpr uint32_t kBlockWords = 2048;
-
-}  // namespace tfdist::device
-
 #ifdef __CUDACC__
 
 namespace tfdist::device {

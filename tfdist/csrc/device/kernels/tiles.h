@@ -3,18 +3,15 @@
 
 #include <cstdint>
 
-// Threads of a block that go together, half of a warp.
-
 namespace tfdist::device {
 
+// Words of memory that the threads of a block share.
+constexpr uint32_t kBlockWords = 2048;
+
+// Threads of a block that go together, half of a warp.
 constexpr uint32_t kTeam = 16;
 
-}  // namespace tfdist::device
-
-// Tensors cut into tiles, each of which a team sees to.
-
-namespace tfdist::device {
-
+// Tensors are cut into tiles, each of which a team handles.
 constexpr uint32_t kTile = 32 * kTeam;  // values: a word has a bit for each that a thread sees to
 
 constexpr uint32_t TilesOf(uint32_t count) { return (count + kTile - 1) / kTile; }
