@@ -18,8 +18,8 @@ struct Extent {
 // A figure, which is printed as a line of JSON.
 struct Figure {
   std::string name;
-  size_t bytes;              // that are read and written; 0 where that says nothing
-  std::string beside = "";   // whose bytes in a second it is compared with, if any's
+  size_t bytes;             // that are read and written; 0 where that says nothing
+  std::string beside = "";  // whose bytes in a second it is compared with, if any's
 };
 void Print(const Figure& figure, double seconds, bool failed = false);
 

@@ -29,9 +29,7 @@ void MeasureCopies(Rank& rank) {
     if (owner == own) continue;
     try {
       peers[owner] = std::make_unique<PeerMemory>(rank.gpu, handles[owner]);
-    } catch (const Error&) {
-      closed[own * ranks + owner] = 1;
-    }
+    } catch (const Error&) { closed[own * ranks + owner] = 1; }
   }
   closed = rank.Slowest(closed);
   std::vector<Pair> pairs;

@@ -1,5 +1,5 @@
-// Times the kernels of an all-reduce whose ranks share a GPU, and those of codecs, beside a copy of as
-// many bytes, in turns. Prints one line of JSON for each figure.
+// Times the kernels of an all-reduce whose ranks share a GPU, and those of codecs, beside a copy of
+// as many bytes, in turns. Prints one line of JSON for each figure.
 //
 //     figures ROUNDS BYTES [PART...]
 //
@@ -86,8 +86,7 @@ void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
     for (uint32_t i = 0; i < tensors; ++i) {
       const uint64_t begin = vectors / tensors * i;
       list.spans[i] = {Pointer<char>(in.address()) + begin * kVectorBytes,
-                       Pointer<char>(out.address()) + begin * kVectorBytes,
-                       large / tensors, begin};
+                       Pointer<char>(out.address()) + begin * kVectorBytes, large / tensors, begin};
     }
     return list;
   };
@@ -118,8 +117,8 @@ void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   Compare(stream, all, extent.rounds, 10);
 }
 
-// Encoding and decoding of float32, with and without error feedback; the bytes are all that is read and
-// written.
+// Encoding and decoding of float32, with and without error feedback; the bytes are all that is read
+// and written.
 void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   constexpr const char* kReference = "copy beside codecs";
   const size_t large = extent.bytes, count = large / sizeof(float);
@@ -194,8 +193,7 @@ void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
 }
 
 // Whole all-reduces of float32 among ranks that are streams of this process.
-void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks,
-                const Extent& extent) {
+void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, const Extent& extent) {
   const size_t large = extent.bytes;
   struct Rank {
     Rank(const Gpu& gpu, size_t large)

@@ -64,8 +64,8 @@ void MeasureNccl(Rank& rank) {
       }
     }
     for (const Call& call : calls) {
-      rank.Report("\"figure\": \"" + std::string(call.name) + " of NCCL\", \"bytes\": " +
-                      std::to_string(whole(part) * 4),
+      rank.Report("\"figure\": \"" + std::string(call.name) +
+                      " of NCCL\", \"bytes\": " + std::to_string(whole(part) * 4),
                   seconds[call.name]);
     }
   }

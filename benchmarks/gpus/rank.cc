@@ -35,9 +35,7 @@ Rank::Rank(const Task& task, int number, Communicators communicators)
     std::string why;
     try {
       AllReduce(way, task.sizes.front());
-    } catch (const Error& error) {
-      why = error.what();
-    }
+    } catch (const Error& error) { why = error.what(); }
     if (Slowest({why.empty() ? 0.0 : 1.0})[0] == 0) continue;
     communicators_.erase(way);
     if (why.empty()) why = "another rank has failed";

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "rank.h"
 #include "cpp/team.h"
+#include "rank.h"
 
 namespace tfdist::benchmark {
 namespace {

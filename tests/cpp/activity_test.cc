@@ -251,9 +251,9 @@ void BusBytes() {
   constexpr struct {
     Kind kind;
     double share;
-  } kShares[] = {{Kind::kAllReduce, 1.5},  {Kind::kReduceScatter, 0.75}, {Kind::kAllGather, 0.75},
-                 {Kind::kAllToAll, 0.75},  {Kind::kBroadcast, 1},        {Kind::kBarrier, 0},
-                 {Kind::kSend, 1},         {Kind::kReceive, 1}};
+  } kShares[] = {{Kind::kAllReduce, 1.5}, {Kind::kReduceScatter, 0.75}, {Kind::kAllGather, 0.75},
+                 {Kind::kAllToAll, 0.75}, {Kind::kBroadcast, 1},        {Kind::kBarrier, 0},
+                 {Kind::kSend, 1},        {Kind::kReceive, 1}};
   for (const auto& [kind, share] : kShares) {
     const Activity::Totals before = Totals();
     Activity::Instance().Ended(kind, 1000, 4, 5);

@@ -20,14 +20,22 @@ Fabric Make(const std::vector<int>& hosts, Guard& guard, Recorder& recorder) {
 
 void Dispatch(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   switch (operation.fingerprint.kind) {
-    case Kind::kAllReduce: return AllReduce(fabric, operation, algorithm);
-    case Kind::kReduceScatter: return ReduceScatter(fabric, operation);
-    case Kind::kAllGather: return AllGather(fabric, operation);
-    case Kind::kBroadcast: return Broadcast(fabric, operation);
-    case Kind::kAllToAll: return AllToAll(fabric, operation);
-    case Kind::kBarrier: return Barrier(fabric, operation);
-    case Kind::kSend: return SendTo(fabric, operation);
-    case Kind::kReceive: return ReceiveFrom(fabric, operation);
+    case Kind::kAllReduce:
+      return AllReduce(fabric, operation, algorithm);
+    case Kind::kReduceScatter:
+      return ReduceScatter(fabric, operation);
+    case Kind::kAllGather:
+      return AllGather(fabric, operation);
+    case Kind::kBroadcast:
+      return Broadcast(fabric, operation);
+    case Kind::kAllToAll:
+      return AllToAll(fabric, operation);
+    case Kind::kBarrier:
+      return Barrier(fabric, operation);
+    case Kind::kSend:
+      return SendTo(fabric, operation);
+    case Kind::kReceive:
+      return ReceiveFrom(fabric, operation);
   }
 }
 
@@ -87,9 +95,7 @@ std::string Run(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   try {
     Dispatch(fabric, operation, algorithm);
     return "";
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
 }
 
 void Expect(bool condition, const std::string& what) {

@@ -4,9 +4,9 @@
 #include <random>
 #include <vector>
 
-#include "vector_unit.h"
-#include "reduce/half.h"
 #include "cpp/calls.h"
+#include "reduce/half.h"
+#include "vector_unit.h"
 
 namespace tfdist::testing {
 namespace {

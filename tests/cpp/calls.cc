@@ -48,8 +48,7 @@ void ExpectError(const std::function<void()>& what, Code code,
       }
     }
     if (error.code() != code) {
-      throw Failure("Code " + std::to_string(static_cast<int>(error.code())) + ": " +
-                    error.what());
+      throw Failure("Code " + std::to_string(static_cast<int>(error.code())) + ": " + error.what());
     }
     return;
   }

@@ -1,5 +1,5 @@
-// Every form of a codec: what an encoding may lose, what is random, what is not finite, and that all
-// vector units agree.
+// Every form of a codec: what an encoding may lose, what is random, what is not finite, and that
+// all vector units agree.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -215,9 +215,7 @@ void CheckRules() {
     change(codec);
     try {
       CheckCodec(codec);
-    } catch (const Error& error) {
-      return error.code() == Code::kInvalidArgument;
-    }
+    } catch (const Error& error) { return error.code() == Code::kInvalidArgument; }
     return false;
   };
   EXPECT(refuses([](Codec& c) { c.bits = 3; }));

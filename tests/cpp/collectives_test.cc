@@ -259,9 +259,7 @@ void MeansOfIntegersAreRefused(Communicator& c) {
   try {
     c.Run(std::move(operation));
     EXPECT(!"refused");
-  } catch (const Error& error) {
-    EXPECT(error.code() == Code::kInvalidArgument);
-  }
+  } catch (const Error& error) { EXPECT(error.code() == Code::kInvalidArgument); }
   CheckBarrier(c);  // and the communicator lives on
 }
 

@@ -1,7 +1,7 @@
 // Usage: compressed_test [quick]
 //
-// All-reduces that send encoded values: the same bits on all ranks, nothing lost but into the errors,
-// and as many bytes on the wire as the codec says.
+// All-reduces that send encoded values: the same bits on all ranks, nothing lost but into the
+// errors, and as many bytes on the wire as the codec says.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -75,13 +75,10 @@ std::vector<char> Bits(const std::vector<float>& values) {
   return std::vector<char>(begin, begin + 4 * values.size());
 }
 
-void CheckSum(const Case& c, const std::vector<Brought>& all, bool compressed,
-              int carriers) {
+void CheckSum(const Case& c, const std::vector<Brought>& all, bool compressed, int carriers) {
   const size_t count = all[0].out.size();
   const auto ranks = static_cast<float>(all.size());
-  for (const Brought& b : all) {
-    EXPECT(b.out.size() == count && Bits(b.out) == Bits(all[0].out));
-  }
+  for (const Brought& b : all) { EXPECT(b.out.size() == count && Bits(b.out) == Bits(all[0].out)); }
   for (size_t i = 0; i < count; ++i) {
     float sum = 0, errors = 0;
     for (size_t r = 0; r < all.size(); ++r) {

@@ -2,8 +2,8 @@
 #include <cstring>
 #include <vector>
 
-#include "memory.h"
 #include "cpp/calls.h"
+#include "memory.h"
 
 namespace tfdist::testing {
 namespace {

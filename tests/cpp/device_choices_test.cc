@@ -3,9 +3,9 @@
 #include <numeric>
 #include <vector>
 
+#include "cpp/calls.h"
 #include "device/fusion.h"
 #include "device/stream_waits.h"
-#include "cpp/calls.h"
 
 namespace tfdist::testing {
 namespace {
@@ -36,15 +36,14 @@ void Measuring() {
   EXPECT(tried.begin()->first == sizes.front());
   EXPECT(tried.rbegin()->first == 256 << 10);  // Twice as slow: larger ones are not tried.
   // The slowest rank counts, and when it has had enough.
-  const size_t slow = WhereFirstIsFaster(
-      [](bool first, size_t) { return first ? 1.0 : 2.0; },
-      [&sizes](const std::vector<double>& own) {
-        static size_t rounds = 0;
-        std::vector<double> all = own;
-        if (++rounds == 2) all[2] = 1e9;
-        EXPECT(rounds <= 2 && !sizes.empty());
-        return all;
-      });
+  const size_t slow = WhereFirstIsFaster([](bool first, size_t) { return first ? 1.0 : 2.0; },
+                                         [&sizes](const std::vector<double>& own) {
+                                           static size_t rounds = 0;
+                                           std::vector<double> all = own;
+                                           if (++rounds == 2) all[2] = 1e9;
+                                           EXPECT(rounds <= 2 && !sizes.empty());
+                                           return all;
+                                         });
   EXPECT(slow >= sizes[1] && slow < sizes[2]);
 }
 

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "collective/coder.h"
+#include "cpp/device_team.h"
 #include "device/compressed_path.h"
 #include "device/kernel_launch.h"
-#include "cpp/device_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -265,7 +265,8 @@ void Everything(bool small) {
   } guard;
   cuda::Load(FakeDriver());
   const Gpu gpu(0);
-  const KernelModule kernels(gpu, KernelBinary().data(), KernelNames().data(), KernelNames().size());
+  const KernelModule kernels(gpu, KernelBinary().data(), KernelNames().data(),
+                             KernelNames().size());
   DeviceCoder device(gpu, kernels, guard);
   Memory memory;
   unsigned seed = 0;

@@ -1,5 +1,5 @@
-// Compressed all-reduces of memory on a GPU: the bits of those of the host's memory, and how they end
-// where something goes wrong.
+// Compressed all-reduces of memory on a GPU: the bits of those of the host's memory, and how they
+// end where something goes wrong.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -179,7 +179,8 @@ void Large(Communicator& c) {
 
 int Launches() {
   if (FakeDriver().empty()) return 0;
-  return reinterpret_cast<int (*)()>(dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
+  return reinterpret_cast<int (*)()>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
 }
 int Sent() { return FakeDriver().empty() ? 0 : Calls("ncclSend"); }
 
@@ -332,7 +333,9 @@ void WithoutRoomIsTold() {
   std::string told[2];
   for (const int rank : {0, 1}) {
     setups.push_back(wiring.Take(rank));
-    setups.back().warn = [&told, rank](const std::string& message) { told[rank] += message + "\n"; };
+    setups.back().warn = [&told, rank](const std::string& message) {
+      told[rank] += message + "\n";
+    };
   }
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
@@ -370,7 +373,8 @@ std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t 
   return results;
 }
 
-// GPUs of a process sum exactly first, as ranks of a host do: each is the rank that has its `number`.
+// GPUs of a process sum exactly first, as ranks of a host do: each is the rank that has its
+// `number`.
 void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool within_hosts) {
   const auto gpus_each = static_cast<int>(plan.device->gpus.size());
   const std::vector<Result> expected = OnHosts(plan.ranks, gpus_each, codec, count);
@@ -382,7 +386,8 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
       values.push_back(gpus[gpu].Put(Brought(number(gpu), count, 1)));
       errors.push_back(gpus[gpu].Put(Brought(number(gpu) + 1, count, 0.1f)));
-      parts.push_back(Sum(codec, {count}, Pointer(values[gpu]), Pointer(errors[gpu]), within_hosts));
+      parts.push_back(
+          Sum(codec, {count}, Pointer(values[gpu]), Pointer(errors[gpu]), within_hosts));
       parts.back().device = gpus[gpu].Ready();
     }
     RunParts(c, std::move(parts));
@@ -396,8 +401,8 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
   EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
 }
 
-// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error is
-// that of its first GPU.
+// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error
+// is that of its first GPU.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
   const Codec codec = CodecOf(Form::kLevels);
@@ -466,7 +471,8 @@ void WithFakes() {
   Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
   for (const Codec& codec : Codecs()) {
-    if (codec.stochastic || codec.form == Form::kPowers) continue;  // The seed is of the rank's number.
+    if (codec.stochastic || codec.form == Form::kPowers)
+      continue;  // The seed is of the rank's number.
     OfSeveralGpus(WithGpus("nccl", 2, 2, As::kThreads, 2), codec, 1003, false);
     OfSeveralGpus(WithGpus("nccl", 3, 1, As::kThreads, 2), codec, 5, true);
   }

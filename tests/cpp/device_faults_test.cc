@@ -1,4 +1,5 @@
-// Collectives of memory on a GPU of which one goes wrong: other calls, a rank that is lost or cannot go on.
+// Collectives of memory on a GPU of which one goes wrong: other calls, a rank that is lost or
+// cannot go on.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,8 +35,8 @@ void Mismatches(const Plan& plan) {
   });
 }
 
-// A rank is lost while the others' GPUs work on what they have only launched, and its memory is theirs to
-// read. What is next, or waits, says so.
+// A rank is lost while the others' GPUs work on what they have only launched, and its memory is
+// theirs to read. What is next, or waits, says so.
 void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
@@ -112,7 +113,8 @@ void LostInside(const Plan& plan) {
   }
 }
 
-// One rank brings nothing, or a reduction that there is none of; the next operation finds both again.
+// One rank brings nothing, or a reduction that there is none of; the next operation finds both
+// again.
 void Refusals(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
@@ -127,8 +129,8 @@ void Refusals(const Plan& plan) {
   // The same values, cut otherwise.
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
-    const std::vector<size_t> cut = c.rank() ? std::vector<size_t>{30, 10}
-                                             : std::vector<size_t>{20, 20};
+    const std::vector<size_t> cut =
+        c.rank() ? std::vector<size_t>{30, 10} : std::vector<size_t>{20, 20};
     const auto reduce = [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, cut); };
     ExpectError(reduce, Code::kMismatch, {"The shapes differ."});
   });
@@ -185,7 +187,8 @@ void WithoutMemory(const Plan& plan) {
     memory.Clear();
     const Gpu gpu(0);
     const std::vector<char> own = Fill(DType::kFloat32, 700, c.rank());
-    Operation gather = OnDevice(memory, Kind::kAllGather, DType::kFloat32, ReduceOp::kSum, "gather");
+    Operation gather =
+        OnDevice(memory, Kind::kAllGather, DType::kFloat32, ReduceOp::kSum, "gather");
     gather.row_bytes = 4;
     gather.sent_rows = {700};
     gather.in = ConstPieces(Pointer(memory.Put(own)), own.size());
@@ -205,9 +208,7 @@ void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
     AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
-    if (c.rank() == 1) {
-      FailDriver("cuLaunchKernel", 2);
-    }
+    if (c.rank() == 1) { FailDriver("cuLaunchKernel", 2); }
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000}); },
                 Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
   });
@@ -249,9 +250,7 @@ void Stuck(Plan plan) {
     setenv("FAKE_CUDA_LINKS", "0--1:stuck", 1);
     try {
       run();
-    } catch (const Error& error) {
-      _exit(error.code() != Code::kUnavailable);
-    }
+    } catch (const Error& error) { _exit(error.code() != Code::kUnavailable); }
     _exit(1);  // Nothing but its end frees what is stuck.
   });
 }

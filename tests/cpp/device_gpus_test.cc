@@ -1,5 +1,5 @@
-// Collectives of processes with several GPUs each: values, whichever way they go, and what one GPU does
-// otherwise than another.
+// Collectives of processes with several GPUs each: values, whichever way they go, and what one GPU
+// does otherwise than another.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>

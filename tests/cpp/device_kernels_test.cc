@@ -12,10 +12,10 @@
 
 #include "cpp/simulated_gpu.h"  // before the kernels
 
-#include "device/kernels/all_reduce.cu"
-#include "reduce/reduce.h"
 #include "cpp/team.h"
 #include "cpp/values.h"
+#include "device/kernels/all_reduce.cu"
+#include "reduce/reduce.h"
 
 namespace tfdist::testing {
 namespace {
@@ -147,8 +147,13 @@ void Check(std::vector<Rank>& team, DType type, ReduceOp op) {
       in.push_back(given[rank].data());
     }
     std::vector<uint64_t> expected(bytes / 8 + 1);
-    Reduction reduction{type, op, op == ReduceOp::kMean ? double(team.size()) : 1.0, in.data(),
-                        static_cast<int>(team.size()), bytes / SizeOf(type), expected.data()};
+    Reduction reduction{type,
+                        op,
+                        op == ReduceOp::kMean ? double(team.size()) : 1.0,
+                        in.data(),
+                        static_cast<int>(team.size()),
+                        bytes / SizeOf(type),
+                        expected.data()};
     Reduce(reduction);
     for (const Rank& rank : team) {
       for (size_t at = 0; at < bytes; at += SizeOf(type)) {

@@ -79,8 +79,9 @@ void ASharedGpu() {
   const std::vector<std::string> told =
       Told(PlanFor("", 2, 1, As::kThreads),
            [](int, DevicePath::Setup& setup) { setup.may_share_gpu = false; });
-  EXPECT(told[0] == "No GPU reads another one's memory, since two ranks have the same GPU. "
-                    "All-reduces go through the host's memory.");
+  EXPECT(told[0] ==
+         "No GPU reads another one's memory, since two ranks have the same GPU. "
+         "All-reduces go through the host's memory.");
   EXPECT(told[1].empty());
   Plan plan = PlanFor("own", 2, 1, As::kThreads);
   plan.device->may_share_gpu = false;
@@ -115,8 +116,9 @@ void BetweenHostsWithoutNccl() {
       Told(PlanFor("", 2, 2, As::kThreads), [](int rank, DevicePath::Setup& setup) {
         setup.nccl = rank == 0 ? std::getenv("FAKE_NCCL") : "";
       });
-  EXPECT(told[0] == "NCCL is not used, since rank 1 uses none. All-reduces of what is on GPUs go "
-                    "through the host's memory.");
+  EXPECT(told[0] ==
+         "NCCL is not used, since rank 1 uses none. All-reduces of what is on GPUs go "
+         "through the host's memory.");
   EXPECT(told[1].empty());
 }
 
@@ -163,8 +165,9 @@ void UnlikeGpus() {
   setenv("FAKE_CUDA_MODELS", "1", 1);
   const auto number = [](int rank, DevicePath::Setup& setup) { setup.gpus[0].number = rank; };
   const std::vector<std::string> told = Told(PlanFor("", 2, 1, As::kThreads), number);
-  EXPECT(told[0] == "The GPUs are of different models: rank 0 has A GPU of threads 0, and rank 1 "
-                    "has A GPU of threads 1. Each step takes as long as on the slowest.");
+  EXPECT(told[0] ==
+         "The GPUs are of different models: rank 0 has A GPU of threads 0, and rank 1 "
+         "has A GPU of threads 1. Each step takes as long as on the slowest.");
   EXPECT(told[1].empty());
   unsetenv("FAKE_CUDA_MODELS");
   for (const std::string& text : Told(PlanFor("", 2, 1, As::kThreads), number)) {
@@ -177,10 +180,11 @@ void WithoutIpc(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
     if (c.rank() == 1) FailDriver("cuIpcOpenMemHandle_v2", 1);
-    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
-                Code::kInvalidArgument,
-                {"TFDIST_DEVICE_ALGORITHM=own", "on rank 1, cuIpcOpenMemHandle_v2 of the GPU's driver",
-                 "(--ipc=host --pid=host)."});
+    ExpectError(
+        [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+        Code::kInvalidArgument,
+        {"TFDIST_DEVICE_ALGORITHM=own", "on rank 1, cuIpcOpenMemHandle_v2 of the GPU's driver",
+         "(--ipc=host --pid=host)."});
   });
 }
 

@@ -1,5 +1,6 @@
-// Several communicators that use the same GPUs at once, whose programs come to them in unlike orders. Each
-// GPU runs what it is given in one order, so that what waits for another GPU holds up all behind it.
+// Several communicators that use the same GPUs at once, whose programs come to them in unlike
+// orders. Each GPU runs what it is given in one order, so that what waits for another GPU holds up
+// all behind it.
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -8,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "device/launch_order.h"
 #include "cpp/device_team.h"
+#include "device/launch_order.h"
 
 namespace tfdist::testing {
 namespace {
@@ -35,8 +36,8 @@ class Groups {
   void Run(const std::function<void(Communicator&)>& body) {
     std::vector<std::future<void>> groups;
     for (auto& setups : setups_) {
-      groups.push_back(std::async(std::launch::async,
-                                  [&] { OnEachThread(std::move(setups), body); }));
+      groups.push_back(
+          std::async(std::launch::async, [&] { OnEachThread(std::move(setups), body); }));
     }
     for (std::future<void>& group : groups) group.get();
   }

@@ -136,7 +136,8 @@ void WithFakes() {
   WithNccl("23203", "ncclCommWindowRegister");
   OnEachRank(PlanForStreams(2, As::kProcesses), Values);
   for (const int slow : {0, 1}) {
-    OnEachRank(PlanFor("own", 2, 1, As::kProcesses), [slow](Communicator& c) { SlowSide(c, slow); });
+    OnEachRank(PlanFor("own", 2, 1, As::kProcesses),
+               [slow](Communicator& c) { SlowSide(c, slow); });
   }
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);

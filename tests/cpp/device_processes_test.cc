@@ -1,6 +1,6 @@
-// All-reduces among the GPUs of several processes, which open each other's memory, and wait by kernels or
-// by streams; one of them is killed, stopped, or finds no memory on its GPU.
-// See `device_test.cc` for the driver; no process has one before it forks.
+// All-reduces among the GPUs of several processes, which open each other's memory, and wait by
+// kernels or by streams; one of them is killed, stopped, or finds no memory on its GPU. See
+// `device_test.cc` for the driver; no process has one before it forks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "device/gpu.h"
 #include "cpp/calls.h"
 #include "cpp/gpu_ranks.h"
 #include "cpp/team.h"
+#include "device/gpu.h"
 
 namespace tfdist::testing {
 namespace {

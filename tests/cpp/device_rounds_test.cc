@@ -43,7 +43,8 @@ void Reduce(Communicator& c, Memory& memory) {
   AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 7, 900});
 }
 
-// Closed after use, aborted in the middle, closed by one only, never used, closed with work launched.
+// Closed after use, aborted in the middle, closed by one only, never used, closed with work
+// launched.
 void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
   OnEachRank(plan, [&](Communicator& c) {
     Memory& memory = memories[static_cast<size_t>(c.rank())];

@@ -1,7 +1,7 @@
 // Usage: device_selection_test [small]
 //
-// What is selected on a GPU, what is kept, and sums of rows: the bits of the processor. With FAKE_CUDA,
-// the kernels run on the processor.
+// What is selected on a GPU, what is kept, and sums of rows: the bits of the processor. With
+// FAKE_CUDA, the kernels run on the processor.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "cpp/device_team.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
 #include "error.h"
 #include "sparse/select.h"
-#include "cpp/device_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -73,7 +73,8 @@ class Bench {
     Side host, device;
     for (size_t i = 0; i < tried.sizes.size(); ++i) {
       for (const bool momentum : {false, true}) {
-        const bool wanted = tried.kept == Kept::kMomentum || (tried.kept == Kept::kError && !momentum);
+        const bool wanted =
+            tried.kept == Kept::kMomentum || (tried.kept == Kept::kError && !momentum);
         host.kept.push_back(wanted ? Values(tried.sizes[i], tried.kind, random) : Floats());
         device_kept_.resize(host.kept.size());
         device_kept_.back() = memory_.Put(Bytes(host.kept.back()));
@@ -141,9 +142,7 @@ class Bench {
       try {
         select.FindAbove(threshold, scratch_.Take(gpu_, select.ScratchBytes()).address());
         EXPECT(false);
-      } catch (const Error& error) {
-        EXPECT(error.code() == Code::kInvalidArgument);
-      }
+      } catch (const Error& error) { EXPECT(error.code() == Code::kInvalidArgument); }
     }
   }
 
@@ -249,9 +248,7 @@ void Everything(bool small) {
   const auto compare = [&](const Case& tried) {
     try {
       bench.Compare(tried, 2, ++seed);
-    } catch (const Failure& failure) {
-      throw Failure(NameOf(tried) + failure.what());
-    }
+    } catch (const Failure& failure) { throw Failure(NameOf(tried) + failure.what()); }
   };
   std::vector<size_t> many;  // more than a list of a kernel has
   for (size_t i = 0; i < 70; ++i) many.push_back(i * 37 % 101);

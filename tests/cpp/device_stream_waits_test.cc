@@ -1,6 +1,6 @@
-// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and an end of every
-// wait. On a real GPU, where the streams of a process may be queued behind each other, only one rank
-// launches anything; see `device_processes_test.cc` for processes.
+// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and an end
+// of every wait. On a real GPU, where the streams of a process may be queued behind each other,
+// only one rank launches anything; see `device_processes_test.cc` for processes.
 #include <dlfcn.h>
 
 #include <random>
@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "error.h"
-#include "reduce/reduce.h"
 #include "cpp/calls.h"
 #include "cpp/gpu_ranks.h"
 #include "cpp/values.h"
+#include "error.h"
+#include "reduce/reduce.h"
 
 namespace tfdist::testing {
 namespace {
@@ -24,7 +24,8 @@ constexpr size_t kListBytes = kGpuBuffer;  // of what is launched together
 // Those of the driver of threads.
 int Launches() {
   if (FakeDriver().empty()) return 0;
-  return reinterpret_cast<int (*)()>(dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
+  return reinterpret_cast<int (*)()>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
 }
 
 // Many rounds, of one list and of several.
@@ -56,10 +57,9 @@ void Bits() {
   for (auto& values : given) {
     for (char& byte : values) byte = static_cast<char>(random());
   }
-  for (const auto& [type, op] : {std::pair(DType::kFloat32, ReduceOp::kMean),
-                                 std::pair(DType::kBfloat16, ReduceOp::kSum),
-                                 std::pair(DType::kFloat64, ReduceOp::kMin),
-                                 std::pair(DType::kUint8, ReduceOp::kProduct)}) {
+  for (const auto& [type, op] :
+       {std::pair(DType::kFloat32, ReduceOp::kMean), std::pair(DType::kBfloat16, ReduceOp::kSum),
+        std::pair(DType::kFloat64, ReduceOp::kMin), std::pair(DType::kUint8, ReduceOp::kProduct)}) {
     std::vector<const void*> in;
     for (const auto& values : given) in.push_back(values.data());
     std::vector<char> expected(kBytes);
@@ -98,8 +98,8 @@ struct Pair {
   GpuTeam team;
 };
 
-// Given up at each wait of three lists: what comes behind it is not done, nor told to others, and the
-// end of the waits is final, whatever the other rank writes late.
+// Given up at each wait of three lists: what comes behind it is not done, nor told to others, and
+// the end of the waits is final, whatever the other rank writes late.
 void EachWait() {
   constexpr size_t kLists = 3;
   constexpr uint64_t kMeetings = 2 * kLists;
@@ -130,7 +130,8 @@ void EachWait() {
   }
 }
 
-// All that may be under way ends at once, though the other rank writes what is smaller than the end.
+// All that may be under way ends at once, though the other rank writes what is smaller than the
+// end.
 void LateNumbers() {
   Pair pair;
   StreamMeetings& meetings = *pair.gpu().meetings;

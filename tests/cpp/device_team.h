@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "device/gpu.h"
 #include "cpp/calls.h"
 #include "cpp/gpu_ranks.h"
 #include "cpp/values.h"
+#include "device/gpu.h"
 
 namespace tfdist::testing {
 
@@ -35,8 +35,8 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
   return plan;
 }
 
-// Ranks whose streams wait for each other: processes, since they share a GPU, and threads, as if they
-// were processes.
+// Ranks whose streams wait for each other: processes, since they share a GPU, and threads, as if
+// they were processes.
 inline Plan PlanForStreams(int ranks, As as) {
   Plan plan = PlanFor("own", ranks, 1, as);
   plan.device->may_share_gpu = plan.device->streams_wait = as == As::kThreads;
@@ -86,7 +86,8 @@ class Memory {
 
 inline char* Pointer(cuda::Address address) { return reinterpret_cast<char*>(address); }
 
-inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op, const std::string& name) {
+inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op,
+                          const std::string& name) {
   Operation operation;
   operation.fingerprint.kind = kind;
   operation.fingerprint.type = type;
@@ -97,7 +98,7 @@ inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op, co
 }
 
 inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
-               const std::vector<size_t>& counts) {
+                      const std::vector<size_t>& counts) {
   memory.Clear();
   std::vector<BasicPiece<const char>> in;
   std::vector<BasicPiece<char>> out;

@@ -1,5 +1,6 @@
-// All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path of
-// a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real one.
+// All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path
+// of a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real
+// one.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,13 +14,13 @@
 #include <thread>
 #include <vector>
 
+#include "cpp/gpu_ranks.h"
+#include "cpp/team.h"
+#include "cpp/values.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
 #include "error.h"
 #include "reduce/reduce.h"
-#include "cpp/gpu_ranks.h"
-#include "cpp/team.h"
-#include "cpp/values.h"
 
 namespace tfdist::testing {
 namespace {
@@ -84,8 +85,8 @@ void Bits() {
   }
 }
 
-// Every kernel by a single rank, which waits for nobody: a checker of memory has kernels run one after
-// the other.
+// Every kernel by a single rank, which waits for nobody: a checker of memory has kernels run one
+// after the other.
 void Alone() {
   GpuTeam team = MakeGpuTeam(1);
   for (int t = 0; t < kDTypes; ++t) {
@@ -154,9 +155,7 @@ void Missing() {
 std::string Refusal(const std::function<void()>& body) {
   try {
     body();
-  } catch (const Error& error) {
-    return error.what();
-  }
+  } catch (const Error& error) { return error.what(); }
   return "";
 }
 
@@ -194,9 +193,10 @@ void Errors() {
   EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
          "cuMemAlloc_v2 of the GPU's driver has failed: out of memory (CUDA_ERROR_OUT_OF_MEMORY).");
   FailDriver("cuMemAlloc_v2", 700);
-  EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
-         "cuMemAlloc_v2 of the GPU's driver has failed: unknown error (CUDA_ERROR_UNKNOWN). Restart "
-         "the process.");
+  EXPECT(
+      Refusal([&] { DeviceMemory(gpu, 8); }) ==
+      "cuMemAlloc_v2 of the GPU's driver has failed: unknown error (CUDA_ERROR_UNKNOWN). Restart "
+      "the process.");
   FailDriver("cuMemAlloc_v2", 0);
   const char* const unknown = "no_kernel";
   EXPECT(Refusal([&] { KernelModule(gpu, "any", &unknown, 1); }).find("cuModuleGetFunction") == 0);

@@ -90,11 +90,13 @@ void StepFailsOnAll(const Plan& plan, Kind kind) {
   });
 }
 
-// Rank 1 gives up a collective that it has begun, since its step ends; then it says why, or does not.
+// Rank 1 gives up a collective that it has begun, since its step ends; then it says why, or does
+// not.
 void StepEndsAroundACollective(const Plan& plan, bool says_why) {
   std::atomic<bool> ended{false};
   OnEachRank(plan, [&](Communicator& c) {
-    const std::string ending = "rank 1 has given up its step, of which another operation has failed";
+    const std::string ending =
+        "rank 1 has given up its step, of which another operation has failed";
     Do(c, Kind::kBarrier, 0);
     if (c.rank() == 1) {
       Call call(c, Kind::kAllReduce, 10);

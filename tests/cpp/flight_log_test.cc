@@ -1,7 +1,7 @@
 // Usage: flight_log_test [threads | FOLDER]
 //
-// The flight log: who writes it, when and why; whole or not at all. With "threads" only what goes on
-// in one process; with a folder the logs of the ranks stay there, for other programs to read.
+// The flight log: who writes it, when and why; whole or not at all. With "threads" only what goes
+// on in one process; with a folder the logs of the ranks stay there, for other programs to read.
 #include "control/flight_log.h"
 
 #include <fcntl.h>
@@ -178,8 +178,8 @@ void OneAborts(const Plan& plan, const std::string& base) {
 
 void AMismatch(const Plan& plan, const std::string& base) {
   OnRanks(plan, base, [](Communicator& c, const std::string& path) {
-    ExpectError([&] { Do(c, Kind::kAllReduce, c.rank() == 1 ? 10 : 20); },
-                Code::kMismatch, {"rank 1"});
+    ExpectError([&] { Do(c, Kind::kAllReduce, c.rank() == 1 ? 10 : 20); }, Code::kMismatch,
+                {"rank 1"});
     const std::string text = Await(path, {Reason("error")});
     EXPECT(Has(text, "The ranks do not call the same collectives in the same order"));
     // Of ranks 0 and 2, one may learn of it before its own call.
@@ -522,8 +522,8 @@ void OfRanks(const std::string& kept) {
 }
 
 void OfOneProcess() {
-  InParallel({BeforeTheStart, ManyReasons, Stalls, Numbers, NowhereToWrite, NoRoom, NoMemory, Stacks,
-              InAForkedChild});
+  InParallel({BeforeTheStart, ManyReasons, Stalls, Numbers, NowhereToWrite, NoRoom, NoMemory,
+              Stacks, InAForkedChild});
   Atomic();
 }
 

@@ -54,11 +54,11 @@ void FeedAnything(const uint8_t* data, size_t size) {
   while (at < size) {
     const size_t piece = 1 + data[at] % 64;
     const size_t bytes = piece < size - at ? piece : size - at;
-    const bool fine = reader.Feed(reinterpret_cast<const char*>(data) + at, bytes,
-                                  [](const Frame& frame) {
-                                    (void)Describe(frame.status.fingerprint);
-                                    (void)tfdist::Encode(frame);
-                                  });
+    const bool fine =
+        reader.Feed(reinterpret_cast<const char*>(data) + at, bytes, [](const Frame& frame) {
+          (void)Describe(frame.status.fingerprint);
+          (void)tfdist::Encode(frame);
+        });
     if (!fine) return;
     at += bytes;
   }
@@ -124,13 +124,13 @@ void Waited() {
 
 void Refusals() {
   const std::string wrong[] = {
-      std::string(8, '\xff'),                                    // no kind
-      std::string("GET / HT"),                                   // another protocol
-      std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),         // a status of two gigabytes
-      std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),         // an abort of a megabyte
-      std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),        // an abort without a reason's code
-      std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),         // somebody waits in a megabyte
-      std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),         // a kind that comes after all
+      std::string(8, '\xff'),                               // no kind
+      std::string("GET / HT"),                              // another protocol
+      std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),   // a status of two gigabytes
+      std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),   // an abort of a megabyte
+      std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),  // an abort without a reason's code
+      std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),   // somebody waits in a megabyte
+      std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),   // a kind that comes after all
   };
   for (const auto& bytes : wrong) {
     FrameReader reader;

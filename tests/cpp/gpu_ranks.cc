@@ -16,7 +16,6 @@
 namespace tfdist::testing {
 namespace {
 
-
 constexpr size_t kData = 1 << 16;
 
 }  // namespace
@@ -83,8 +82,9 @@ void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, do
 
 void GpuRank::Upload(const std::vector<char>& values, cuda::Address to) {
   gpu.Use();
-  cuda::Check(cuda::Load().cuMemcpyAsync(to, cuda::AddressOf(values.data()), values.size(), stream.get()),
-              "cuMemcpyAsync");
+  cuda::Check(
+      cuda::Load().cuMemcpyAsync(to, cuda::AddressOf(values.data()), values.size(), stream.get()),
+      "cuMemcpyAsync");
   stream.Synchronize();
 }
 
@@ -137,9 +137,7 @@ GpuTeam MakeGpuTeam(uint32_t ranks, double seconds, const StreamWords* words) {
     team.push_back(std::make_unique<GpuRank>());
     shared.push_back(team.back()->own());
   }
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    team[rank]->Join(rank, shared, seconds, words);
-  }
+  for (uint32_t rank = 0; rank < ranks; ++rank) { team[rank]->Join(rank, shared, seconds, words); }
   return team;
 }
 
@@ -150,9 +148,7 @@ void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& bod
     threads.emplace_back([&, rank] {
       try {
         body(*team[rank], static_cast<int>(rank));
-      } catch (...) {
-        failures[rank] = std::current_exception();
-      }
+      } catch (...) { failures[rank] = std::current_exception(); }
     });
   }
   for (std::thread& thread : threads) thread.join();

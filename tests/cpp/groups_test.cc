@@ -84,9 +84,7 @@ void Queue(const Plan& plan) {
       try {
         Do(c, Kind::kBarrier, 0);
         refused.set_value("");
-      } catch (const Error& error) {
-        refused.set_value(error.what());
-      }
+      } catch (const Error& error) { refused.set_value(error.what()); }
     });
     EXPECT(refused.get_future().get().find("must not wait for it") != std::string::npos);
   });
@@ -120,7 +118,8 @@ void QueueOfAnOperationThatThrows() {
   queue.Enqueue(Operation(), [&](const Error* error) {
     failure.set_value(error && error->code() == Code::kInternal ? error->what() : "");
   });
-  EXPECT(failure.get_future().get().find("An operation of the communicator 'one' has failed: ") == 0);
+  EXPECT(failure.get_future().get().find("An operation of the communicator 'one' has failed: ") ==
+         0);
   queue.Close();
 }
 

@@ -23,8 +23,10 @@ void Strings() {
       {std::string("\n\t\x1f\0", 4), R"("\n\u0009\u001f\u0000")"},
       {"\x7f", "\"\x7f\""},
       // Two, three and four bytes; the last of all characters.
-      {"Gr\xc3\xb6\xc3\x9f" "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf",
-       "\"Gr\xc3\xb6\xc3\x9f" "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\""},
+      {"Gr\xc3\xb6\xc3\x9f"
+       "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf",
+       "\"Gr\xc3\xb6\xc3\x9f"
+       "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\""},
       // What a cut leaves of a character, at the end and at the beginning.
       {"x\xe2\x82", R"("x\ufffd\ufffd")"},
       {"\x82\xacy", R"("\ufffd\ufffdy")"},

@@ -55,8 +55,7 @@ void Collectives(const Plan& plan, Kind kind, size_t count) {
   });
   changed("list", [](Call& call) { call.operation.fingerprint.AddShape({0}); });
   if (kind == Kind::kBarrier) return;
-  Odd(plan, "type", kind, count,
-      [&](Communicator& c) { Do(c, kind, count, "x", DType::kInt32); });
+  Odd(plan, "type", kind, count, [&](Communicator& c) { Do(c, kind, count, "x", DType::kInt32); });
   Odd(plan, "count", kind, count, [&](Communicator& c) { Do(c, kind, count + 1); });
   changed("shape", [&](Call& call) { Reshape(call, shape_of(2)); });
   if (kind == Kind::kAllReduce || kind == Kind::kReduceScatter) {

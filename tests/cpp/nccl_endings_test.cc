@@ -7,10 +7,10 @@
 #include <thread>
 #include <vector>
 
-#include "error.h"
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
 #include "cpp/nccl_team.h"
+#include "error.h"
 
 namespace tfdist::testing {
 namespace {
@@ -41,8 +41,8 @@ void Reduce(Rank& rank) {
 }
 
 void ExpectAborted(Rank& rank) {
-  const std::string said = "The NCCL communicator of rank " + std::to_string(rank.number) +
-                           " of " + std::to_string(rank.size) + " has been aborted.";
+  const std::string said = "The NCCL communicator of rank " + std::to_string(rank.number) + " of " +
+                           std::to_string(rank.size) + " has been aborted.";
   ExpectError([&] { Reduce(rank); }, Code::kUnavailable, {said});
   ExpectError([&] { rank.group->Poll(); }, Code::kUnavailable, {said});
   ExpectError([&] { rank.group->Grouped([] {}); }, Code::kUnavailable, {said});
@@ -100,9 +100,10 @@ void DoesNotStart() {
   }
   {
     const Setting fails("ncclCommInitRankConfig", kSystem), memory("memory", 1);
-    ExpectError([] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
-                {"(Cuda failure 2 'out of memory'). NCCL needs memory of the GPU beside TensorFlow: "
-                 "set TF_FORCE_GPU_ALLOW_GROWTH=true."});
+    ExpectError(
+        [] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
+        {"(Cuda failure 2 'out of memory'). NCCL needs memory of the GPU beside TensorFlow: "
+         "set TF_FORCE_GPU_ALLOW_GROWTH=true."});
   }
   {
     const Setting fails("ncclGetUniqueId", kSystem);
@@ -266,8 +267,7 @@ void APeerThatIsKilled() {
     try {
       for (int times = 0; times < 3; ++times) Reduce(rank);
       rank.group->Poll();
-    } catch (const Error&) {
-    }
+    } catch (const Error&) {}
     rank.group->Abort();
     rank.stream.Synchronize();
     ExpectAborted(rank);

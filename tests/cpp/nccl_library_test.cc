@@ -9,9 +9,9 @@
 #include <functional>
 #include <string>
 
-#include "device/nccl.h"
 #include "cpp/calls.h"
 #include "cpp/team.h"
+#include "device/nccl.h"
 
 namespace tfdist::testing {
 namespace {
@@ -69,13 +69,12 @@ void Versions() {
       IsRefused(library, {library + " " + said});
     });
   }
-  for (const auto& [code, said] : std::vector<std::pair<int, std::string>>{
-           {22100, "2.21.0"},
-           {22105, "2.21.5"},
-           {22605, "2.26.5"},
-           {22703, "2.27.3"},
-           {23203, "2.32.3"},
-           {30001, "3.0.1"}}) {
+  for (const auto& [code, said] : std::vector<std::pair<int, std::string>>{{22100, "2.21.0"},
+                                                                           {22105, "2.21.5"},
+                                                                           {22605, "2.26.5"},
+                                                                           {22703, "2.27.3"},
+                                                                           {23203, "2.32.3"},
+                                                                           {30001, "3.0.1"}}) {
     Apart([code = code, said = said] {
       Set(Opened(library), "version", code);
       const nccl::Library& found = nccl::Load(library);

@@ -1,5 +1,5 @@
-// Processes that each have a rank of the same groups of NCCL; all of them have one GPU, where it is a
-// real one.
+// Processes that each have a rank of the same groups of NCCL; all of them have one GPU, where it is
+// a real one.
 #pragma once
 
 #include <sys/wait.h>
@@ -10,9 +10,9 @@
 #include <functional>
 #include <vector>
 
-#include "device/nccl_group.h"
 #include "cpp/calls.h"
 #include "cpp/nccl_team.h"
+#include "device/nccl_group.h"
 
 namespace tfdist::testing {
 
@@ -93,8 +93,8 @@ inline void OnEachNcclProcess(int size, const std::function<void(NcclProcess&)>&
   for (int number = 0; number < size; ++number) {
     int status = 0;
     waitpid(children[static_cast<size_t>(number)], &status, 0);
-    good = good && (number == killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL
-                                     : status == 0);
+    good = good &&
+           (number == killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : status == 0);
   }
   EXPECT(good);
 }

@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "device/nccl_group.h"
 #include "cpp/team.h"
+#include "device/nccl_group.h"
 
 namespace tfdist::testing {
 
-// The paths of those that stand for them are in FAKE_CUDA and FAKE_NCCL; without, that of a real NCCL
-// is in NCCL_LIBRARY.
+// The paths of those that stand for them are in FAKE_CUDA and FAKE_NCCL; without, that of a real
+// NCCL is in NCCL_LIBRARY.
 inline bool AreFake() { return std::getenv("FAKE_NCCL") != nullptr; }
 inline void LoadLibraries() {
   const auto set = [](const char* name) {
@@ -84,9 +84,7 @@ inline void OnEach(int ranks, const std::function<void(int)>& body) {
     threads.emplace_back([&, rank] {
       try {
         body(rank);
-      } catch (...) {
-        failures[static_cast<size_t>(rank)] = std::current_exception();
-      }
+      } catch (...) { failures[static_cast<size_t>(rank)] = std::current_exception(); }
     });
   }
   for (std::thread& thread : threads) thread.join();

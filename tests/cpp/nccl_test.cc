@@ -8,11 +8,11 @@
 #include <memory>
 #include <vector>
 
-#include "error.h"
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
 #include "cpp/nccl_team.h"
 #include "cpp/values.h"
+#include "error.h"
 
 namespace tfdist::testing {
 namespace {

@@ -1,4 +1,5 @@
-// An all-reduce of memory on a GPU by a communicator that member.py has made, and what has failed, or "".
+// An all-reduce of memory on a GPU by a communicator that member.py has made, and what has failed,
+// or "".
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -8,7 +9,8 @@
 
 using namespace tfdist;
 
-extern "C" const char* all_reduce_on_gpu(int64_t number, const char* name, size_t count, int* code) {
+extern "C" const char* all_reduce_on_gpu(int64_t number, const char* name, size_t count,
+                                         int* code) {
   static const Gpu gpu(0);
   static const size_t bytes = count * sizeof(float);
   static const DeviceMemory memory(gpu, bytes);

@@ -10,16 +10,14 @@
 #include <vector>
 
 #include "control/watch.h"
-#include "error.h"
 #include "cpp/calls.h"
+#include "error.h"
 #include "transport/socket.h"
 
 namespace tfdist::testing {
 namespace {
 
-void Sleep(double seconds) {
-  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-}
+void Sleep(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer = -1) {
   const size_t bytes = values.size() * sizeof(float);
@@ -29,7 +27,8 @@ void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer =
   operation.fingerprint.AddShape({static_cast<int64_t>(values.size())});
   operation.peer = peer;
   operation.fingerprint.root = kind == Kind::kBroadcast ? 1 : 0;
-  if (kind != Kind::kReceive) operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
+  if (kind != Kind::kReceive)
+    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
   if (kind != Kind::kSend) operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
   group.Run(std::move(operation));
 }
@@ -152,8 +151,7 @@ void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
 
 int main() {
   using namespace tfdist::testing;
-  std::vector<std::function<void()>> tests{AMessageAfterACollective,
-                                           AMessageBesideACollective};
+  std::vector<std::function<void()>> tests{AMessageAfterACollective, AMessageBesideACollective};
   for (const int hosts : {1, 2}) {
     tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
     tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });

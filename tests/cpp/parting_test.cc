@@ -1,5 +1,5 @@
-// The ends of connections: a farewell arrives behind whatever else, and no forked child keeps a connection
-// open.
+// The ends of connections: a farewell arrives behind whatever else, and no forked child keeps a
+// connection open.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -68,12 +68,14 @@ std::unique_ptr<Watch> WatchOver(const OtherEnd& end, double parting_seconds) {
                              [] {}};
   Streams streams(2);
   streams[1] = std::make_unique<Socket>(end.given());
-  auto watch = std::make_unique<Watch>(std::move(settings), std::move(streams), std::move(callbacks));
+  auto watch =
+      std::make_unique<Watch>(std::move(settings), std::move(streams), std::move(callbacks));
   watch->Start();
   return watch;
 }
 
-// More than the connection holds, to a rank that reads it only now, and has said something meanwhile.
+// More than the connection holds, to a rank that reads it only now, and has said something
+// meanwhile.
 void AFarewellBehindMuch() {
   OtherEnd end;
   const auto watch = WatchOver(end, 3600);

@@ -1,5 +1,6 @@
-// Patience counts from the last progress: a canceled operation whose bytes move comes to its end however
-// long that takes, and so does one that takes longer than the timeout; a stalled one is given up.
+// Patience counts from the last progress: a canceled operation whose bytes move comes to its end
+// however long that takes, and so does one that takes longer than the timeout; a stalled one is
+// given up.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,10 +13,10 @@
 #include <mutex>
 #include <thread>
 
-#include "error.h"
-#include "device/launch_order.h"
-#include "operation_queue.h"
 #include "cpp/calls.h"
+#include "device/launch_order.h"
+#include "error.h"
+#include "operation_queue.h"
 
 namespace tfdist::testing {
 namespace {
@@ -49,7 +50,8 @@ class Relay {
       *ends[i] = pair[0];
       own_[i] = pair[1];
     }
-    for (int i = 0; i < 2; ++i) threads_[i] = std::thread([this, i] { PassOn(own_[i], own_[1 - i]); });
+    for (int i = 0; i < 2; ++i)
+      threads_[i] = std::thread([this, i] { PassOn(own_[i], own_[1 - i]); });
   }
 
   ~Relay() {
@@ -103,7 +105,8 @@ class Relay {
   Clock::time_point slow_until_;
 };
 
-// Runs `body` on ranks of several hosts, of which the first and the second have a relay between them.
+// Runs `body` on ranks of several hosts, of which the first and the second have a relay between
+// them.
 void WithRelay(const Plan& plan, const std::function<void(Communicator&, Relay&)>& body) {
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
@@ -192,8 +195,9 @@ void StallsForTheTimeout(Plan plan) {
   std::atomic<int> ended{0};
   WithRelay(plan, [&](Communicator& c, Relay& relay) {
     StopBetween(c, relay, &ended);
-    ExpectError([&] { Do(c, Kind::kAllReduce, kMany); }, Code::kUnavailable,
-                {"all_reduce 'x'", "though all ranks have joined it, the longest that was allowed"});
+    ExpectError(
+        [&] { Do(c, Kind::kAllReduce, kMany); }, Code::kUnavailable,
+        {"all_reduce 'x'", "though all ranks have joined it, the longest that was allowed"});
   });
 }
 

@@ -182,8 +182,8 @@ void WhoCameLast(int ranks, int hosts, int late) {
     const Record& record = log.records[1];
     EXPECT(record.fingerprint.sequence == 2 && record.bytes == 40 && !record.failed);
     EXPECT(record.enqueued <= record.begun && record.begun <= record.ended);
-    EXPECT(hosts == 1 || (record.begun <= record.between_begun &&
-                          record.between_begun <= record.between_ended));
+    EXPECT(hosts == 1 ||
+           (record.begun <= record.between_begun && record.between_begun <= record.between_ended));
     for (int host = 0; host < hosts; ++host) {
       // Alone on a host, a rank meets those of others only.
       const bool own = c.rank() % hosts == host;
@@ -243,9 +243,7 @@ void ReadWhileWritten() {
             EXPECT(log.arrivals[i].size() == 3);
           }
         }
-      } catch (const Failure& what) {
-        failure = what.what();
-      }
+      } catch (const Failure& what) { failure = what.what(); }
     });
   }
   std::thread marks([&] {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "cpp/team.h"
 #include "reduce/half.h"
 #include "reduce/reduce.h"
-#include "cpp/team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -44,10 +44,14 @@ template <typename T>
 T Combine(ReduceOp op, T a, T b) {
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kMean: return static_cast<T>(a + b);
-    case ReduceOp::kProduct: return static_cast<T>(a * b);
-    case ReduceOp::kMin: return a != a || b != b ? a + b : a < b ? a : b;
-    case ReduceOp::kMax: return a != a || b != b ? a + b : a > b ? a : b;
+    case ReduceOp::kMean:
+      return static_cast<T>(a + b);
+    case ReduceOp::kProduct:
+      return static_cast<T>(a * b);
+    case ReduceOp::kMin:
+      return a != a || b != b ? a + b : a < b ? a : b;
+    case ReduceOp::kMax:
+      return a != a || b != b ? a + b : a > b ? a : b;
   }
   return a;
 }
@@ -62,9 +66,9 @@ void ReduceSlowly(const Reduction& r) {
     As value = in(0);
     for (int k = 1; k < r.inputs; ++k) {
       const bool ordered = r.op == ReduceOp::kMin || r.op == ReduceOp::kMax;
-      value = ordered ? static_cast<As>(Combine<T>(r.op, static_cast<T>(value),
-                                                   static_cast<T>(in(k))))
-                      : Combine<As>(r.op, value, in(k));
+      value = ordered
+                  ? static_cast<As>(Combine<T>(r.op, static_cast<T>(value), static_cast<T>(in(k))))
+                  : Combine<As>(r.op, value, in(k));
     }
     if (r.divisor != 1.0) value = static_cast<As>(value / static_cast<As>(r.divisor));
     const T result = static_cast<T>(value);
@@ -94,25 +98,37 @@ void ReduceSlowly(Reduction r) {
   }
   switch (r.type) {
     case DType::kBool:
-    case DType::kUint8: return ReduceSlowly<uint8_t, unsigned>(r);
-    case DType::kInt8: return ReduceSlowly<int8_t, unsigned>(r);
-    case DType::kInt32: return ReduceSlowly<int32_t, uint32_t>(r);
-    case DType::kInt64: return ReduceSlowly<int64_t, uint64_t>(r);
-    case DType::kFloat16: return ReduceHalvesSlowly<Float16>(r);
-    case DType::kBfloat16: return ReduceHalvesSlowly<Bfloat16>(r);
+    case DType::kUint8:
+      return ReduceSlowly<uint8_t, unsigned>(r);
+    case DType::kInt8:
+      return ReduceSlowly<int8_t, unsigned>(r);
+    case DType::kInt32:
+      return ReduceSlowly<int32_t, uint32_t>(r);
+    case DType::kInt64:
+      return ReduceSlowly<int64_t, uint64_t>(r);
+    case DType::kFloat16:
+      return ReduceHalvesSlowly<Float16>(r);
+    case DType::kBfloat16:
+      return ReduceHalvesSlowly<Bfloat16>(r);
     case DType::kFloat32:
       return r.divisor == 1.0 ? ReduceSlowly<float, float>(r) : ReduceSlowly<float, double>(r);
-    case DType::kFloat64: return ReduceSlowly<double, double>(r);
+    case DType::kFloat64:
+      return ReduceSlowly<double, double>(r);
   }
 }
 
 bool IsNan(DType type, const char* at) {
   switch (type) {
-    case DType::kFloat16: return std::isnan(ToFloat(Read<Float16>(at)));
-    case DType::kBfloat16: return std::isnan(ToFloat(Read<Bfloat16>(at)));
-    case DType::kFloat32: return std::isnan(Read<float>(at));
-    case DType::kFloat64: return std::isnan(Read<double>(at));
-    default: return false;
+    case DType::kFloat16:
+      return std::isnan(ToFloat(Read<Float16>(at)));
+    case DType::kBfloat16:
+      return std::isnan(ToFloat(Read<Bfloat16>(at)));
+    case DType::kFloat32:
+      return std::isnan(Read<float>(at));
+    case DType::kFloat64:
+      return std::isnan(Read<double>(at));
+    default:
+      return false;
   }
 }
 
@@ -174,8 +190,8 @@ void CheckReduction(const Unit& unit, DType type, ReduceOp op, int inputs, size_
     pointers[k] = begin;
   }
   std::vector<char> out(skipped + bytes + kGuard, kMark), expected(bytes);
-  char* to = into < 0 ? out.data() + skipped
-                      : const_cast<char*>(static_cast<const char*>(pointers[into]));
+  char* to =
+      into < 0 ? out.data() + skipped : const_cast<char*>(static_cast<const char*>(pointers[into]));
   const double divisor = op == ReduceOp::kMean ? inputs : 1.0;
   ReduceSlowly({type, op, divisor, pointers, inputs, count, expected.data()});
   unit.reduce({type, op, divisor, pointers, inputs, count, to});

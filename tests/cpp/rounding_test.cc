@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "reduce/half.h"
 #include "cpp/team.h"
+#include "reduce/half.h"
 
 namespace tfdist::testing {
 namespace {

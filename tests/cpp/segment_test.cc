@@ -51,8 +51,7 @@ class Bytes {
 class Memory {
  public:
   Memory()
-      : bytes_(Segment::BytesFor(2)),
-        data_(static_cast<char*>(std::aligned_alloc(4096, bytes_))) {
+      : bytes_(Segment::BytesFor(2)), data_(static_cast<char*>(std::aligned_alloc(4096, bytes_))) {
     Segment segment(data_, bytes_, 2);
     counts_ = static_cast<size_t>(segment.ring_data(0, 0) - data_);
   }
@@ -121,7 +120,7 @@ void RightBytesAreTaken() {
       std::string bytes{static_cast<char>(kind), static_cast<char>(32 | 16 | small)};
       const size_t own = small ? kCount : 3000;
       bytes += Number(own) + std::string(8, '\0');
-      bytes += "\x01\x0f\x0f\x0f";                      // arrived, published, reduced, finished
+      bytes += "\x01\x0f\x0f\x0f";                         // arrived, published, reduced, finished
       bytes += std::string("\xff") + Number(1000) + '\0';  // written, read
       bytes += Number(own);
       const std::string thrown =

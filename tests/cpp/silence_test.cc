@@ -41,16 +41,15 @@ void SilentForAWhile(double timeout_seconds) {
   settings.names = {"rank 0", "rank 1"};
   settings.silence_warning_seconds = 0.2;
   settings.silence_timeout_seconds = timeout_seconds;
-  Watch::Callbacks callbacks{
-      [] { return Doing{}; },
-      [](uint64_t, Fingerprint*) { return false; },
-      [](int, const Fingerprint&) { return false; },
-      [] {},
-      [&](Code, const std::string& message) { reasons.Add(message); },
-      [&](const std::string& message) { warnings.Add(message); },
-      [](const std::string&) {},
-      [](const std::string&) {},
-      [] {}};
+  Watch::Callbacks callbacks{[] { return Doing{}; },
+                             [](uint64_t, Fingerprint*) { return false; },
+                             [](int, const Fingerprint&) { return false; },
+                             [] {},
+                             [&](Code, const std::string& message) { reasons.Add(message); },
+                             [&](const std::string& message) { warnings.Add(message); },
+                             [](const std::string&) {},
+                             [](const std::string&) {},
+                             [] {}};
   Streams streams(2);
   streams[1] = std::make_unique<Socket>(ends[0]);
   Watch watch(std::move(settings), std::move(streams), std::move(callbacks));

@@ -93,9 +93,7 @@ inline uint32_t Blocks() { return here.blocks; }
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) {
   return __atomic_fetch_add(sum, more, __ATOMIC_RELAXED);
 }
-inline uint32_t CountBits(uint32_t bits) {
-  return static_cast<uint32_t>(__builtin_popcount(bits));
-}
+inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__builtin_popcount(bits)); }
 template <typename T>
 T* OfMemory(T* data) {
   return data;

@@ -1,5 +1,5 @@
-// What is selected, against sorting: ties, zeros, what is not finite, samples that mislead, and that
-// all vector units agree.
+// What is selected, against sorting: ties, zeros, what is not finite, samples that mislead, and
+// that all vector units agree.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,10 +8,10 @@
 #include <numeric>
 #include <random>
 
+#include "cpp/team.h"
 #include "error.h"
 #include "sparse/select.h"
 #include "sparse/units.h"
-#include "cpp/team.h"
 #include "vector_unit.h"
 
 namespace tfdist::testing {
@@ -42,9 +42,8 @@ uint32_t Bits(float value) {
 std::vector<uint32_t> Sorted(const std::vector<float>& values, size_t selected) {
   std::vector<uint32_t> indices(values.size());
   std::iota(indices.begin(), indices.end(), 0u);
-  std::stable_sort(indices.begin(), indices.end(), [&values](uint32_t a, uint32_t b) {
-    return Bits(values[a]) > Bits(values[b]);
-  });
+  std::stable_sort(indices.begin(), indices.end(),
+                   [&values](uint32_t a, uint32_t b) { return Bits(values[a]) > Bits(values[b]); });
   indices.resize(std::min(selected, indices.size()));
   std::sort(indices.begin(), indices.end());
   return indices;
@@ -107,8 +106,8 @@ void CheckKept() {
   const std::vector<uint32_t> chosen = SelectLargest(candidates, selected);
   double apart = 0;
   for (size_t i = 0; i < count; ++i) {
-    apart = std::max({apart, std::abs(double{momentum[i]} - averages[i]),
-                      std::abs(double{error[i]} - sums[i])});
+    apart = std::max(
+        {apart, std::abs(double{momentum[i]} - averages[i]), std::abs(double{error[i]} - sums[i])});
   }
   EXPECT(apart < 1e-5);
   EXPECT(chosen == Sorted(error, selected));
@@ -127,9 +126,7 @@ void CheckAbove() {
     try {
       SelectAbove(Of(values), threshold);
       EXPECT(false);
-    } catch (const Error& error) {
-      EXPECT(error.code() == Code::kInvalidArgument);
-    }
+    } catch (const Error& error) { EXPECT(error.code() == Code::kInvalidArgument); }
   }
 }
 

@@ -99,9 +99,7 @@ void ReadUntilClosed(int ranks, int hosts) {
           (void)c.statistics();
           started = true;
         }
-      } catch (const Failure& what) {
-        failure = what.what();
-      }
+      } catch (const Failure& what) { failure = what.what(); }
     });
     for (int i = 0; i < 50; ++i) Do(c, kKindsOfGroups[i % 6], 100 * static_cast<size_t>(i));
     while (!started) Nap();

@@ -153,8 +153,7 @@ void OnEachThread(std::vector<Communicator::Setup> setups,
   }
 }
 
-void OnEachProcess(const Plan& given, int may_die,
-                   const std::function<void(Communicator&)>& body) {
+void OnEachProcess(const Plan& given, int may_die, const std::function<void(Communicator&)>& body) {
   Plan plan = given;
   plan.as = As::kProcesses;
   Wiring wiring(plan);

@@ -34,12 +34,12 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-#define EXPECT(condition)                                                          \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      throw ::tfdist::testing::Failure(std::string(__FILE__) + ":" +               \
-                                       std::to_string(__LINE__) + ": " #condition); \
-    }                                                                              \
+#define EXPECT(condition)                                                                       \
+  do {                                                                                          \
+    if (!(condition)) {                                                                         \
+      throw ::tfdist::testing::Failure(std::string(__FILE__) + ":" + std::to_string(__LINE__) + \
+                                       ": " #condition);                                        \
+    }                                                                                           \
   } while (false)
 
 // Everything that connects the ranks of one group; made before they start.
@@ -54,8 +54,8 @@ class Wiring {
   const Plan plan_;
   std::vector<std::vector<int>> control_;  // [rank][other]
   std::vector<std::vector<int>> data_;
-  std::vector<int> segments_;     // a descriptor for each host
-  std::vector<void*> memories_;   // the same, mapped once, for threads
+  std::vector<int> segments_;    // a descriptor for each host
+  std::vector<void*> memories_;  // the same, mapped once, for threads
   size_t segment_bytes_;
 };
 

@@ -10,8 +10,8 @@
 namespace tfdist::testing {
 namespace {
 
-// Values that half types hold exactly, and so do their sums and products over few ranks. They do not
-// repeat, so that a part in the place of another one is seen; scattered by the golden ratio.
+// Values that half types hold exactly, and so do their sums and products over few ranks. They do
+// not repeat, so that a part in the place of another one is seen; scattered by the golden ratio.
 double Value(int rank, size_t i) {
   const uint64_t scattered = (i + 1) * 0x9e3779b97f4a7c15;
   return static_cast<double>(((scattered >> 40) + static_cast<uint64_t>(rank) * 3) % 4);
@@ -20,13 +20,20 @@ double Value(int rank, size_t i) {
 void Put(DType type, double value, char* at) {
   const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof(typed)); };
   switch (type) {
-    case DType::kBool: return put(static_cast<uint8_t>(value != 0));
-    case DType::kUint8: return put(static_cast<uint8_t>(value));
-    case DType::kInt8: return put(static_cast<int8_t>(value));
-    case DType::kInt32: return put(static_cast<int32_t>(value));
-    case DType::kInt64: return put(static_cast<int64_t>(value));
-    case DType::kFloat32: return put(static_cast<float>(value));
-    case DType::kFloat64: return put(value);
+    case DType::kBool:
+      return put(static_cast<uint8_t>(value != 0));
+    case DType::kUint8:
+      return put(static_cast<uint8_t>(value));
+    case DType::kInt8:
+      return put(static_cast<int8_t>(value));
+    case DType::kInt32:
+      return put(static_cast<int32_t>(value));
+    case DType::kInt64:
+      return put(static_cast<int64_t>(value));
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(value);
     case DType::kFloat16: {
       Float16 half;
       FromFloat(static_cast<float>(value), &half);
@@ -48,10 +55,18 @@ double Reduced(DType type, ReduceOp op, int ranks, size_t i) {
     if (type == DType::kBool) next = next != 0;
     switch (op) {
       case ReduceOp::kSum:
-      case ReduceOp::kMean: result += next; break;
-      case ReduceOp::kMin: result = std::min(result, next); break;
-      case ReduceOp::kMax: result = std::max(result, next); break;
-      case ReduceOp::kProduct: result *= next; break;
+      case ReduceOp::kMean:
+        result += next;
+        break;
+      case ReduceOp::kMin:
+        result = std::min(result, next);
+        break;
+      case ReduceOp::kMax:
+        result = std::max(result, next);
+        break;
+      case ReduceOp::kProduct:
+        result *= next;
+        break;
     }
   }
   return op == ReduceOp::kMean ? result / ranks : result;
@@ -93,11 +108,16 @@ std::vector<char> Expected(DType type, ReduceOp op, int ranks, size_t count, siz
 bool AreEqual(DType type, const char* a, const char* b) {
   if (std::memcmp(a, b, SizeOf(type)) == 0) return true;
   switch (type) {
-    case DType::kFloat16: return AreNans<Float16>(a, b);
-    case DType::kBfloat16: return AreNans<Bfloat16>(a, b);
-    case DType::kFloat32: return AreNans<float>(a, b);
-    case DType::kFloat64: return AreNans<double>(a, b);
-    default: return false;
+    case DType::kFloat16:
+      return AreNans<Float16>(a, b);
+    case DType::kBfloat16:
+      return AreNans<Bfloat16>(a, b);
+    case DType::kFloat32:
+      return AreNans<float>(a, b);
+    case DType::kFloat64:
+      return AreNans<double>(a, b);
+    default:
+      return false;
   }
 }
 

@@ -1,5 +1,5 @@
-// The kernels on memory of others, such as torch's: what test_torch.py calls. Each function returns what
-// has failed, or "".
+// The kernels on memory of others, such as torch's: what test_torch.py calls. Each function returns
+// what has failed, or "".
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "cpp/gpu_ranks.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
-#include "cpp/gpu_ranks.h"
 
 namespace tfdist {
 namespace {
@@ -52,15 +52,14 @@ const char* Said(Body body) {
   said.clear();
   try {
     body();
-  } catch (const std::exception& error) {
-    said = error.what();
-  }
+  } catch (const std::exception& error) { said = error.what(); }
   return said.c_str();
 }
 
 }  // namespace
 
-// Reduces what several ranks have at these addresses, in place. Args: one_shot: how many bytes go so.
+// Reduces what several ranks have at these addresses, in place. Args: one_shot: how many bytes go
+// so.
 extern "C" const char* all_reduce(const char* kernels, uint32_t ranks, const cuda::Address* at,
                                   size_t bytes, int type, int op, size_t one_shot) {
   return Said([&] {
@@ -111,7 +110,8 @@ extern "C" const char* encode_and_decode(const char* kernels, int form, int bits
     }
     stream.Copy(lists.address(), cuda::AddressOf(stretches), 3 * sizeof(device::Stretch));
     const auto place = [&](size_t number) {
-      return device::Place{{cuda::PointerTo<const device::Stretch>(lists.address()) + number, 1}, 0};
+      return device::Place{{cuda::PointerTo<const device::Stretch>(lists.address()) + number, 1},
+                           0};
     };
     const KernelCodec codecs(*opened.kernels, stream.get());
     codecs.Encode({codec, count, count, seed, 0}, place(0), error ? place(1) : device::Place{},

@@ -1,6 +1,6 @@
-// A GPU for a TensorFlow without CUDA: its memory is the host's, and its one stream that of the driver
-// of threads which FAKE_CUDA is the path of. Whatever has no kernel for it runs on the CPU. Each copy
-// is held up a little, so that whoever does not wait for it is found out.
+// A GPU for a TensorFlow without CUDA: its memory is the host's, and its one stream that of the
+// driver of threads which FAKE_CUDA is the path of. Whatever has no kernel for it runs on the CPU.
+// Each copy is held up a little, so that whoever does not wait for it is found out.
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -137,9 +137,8 @@ void FillEvents(SP_StreamExecutor* it) {
     Succeed(status);
   };
   it->destroy_timer = [](Device, SP_Timer timer) { delete timer; };
-  it->start_timer = it->stop_timer = [](Device, SP_Stream, SP_Timer, TF_Status* status) {
-    Succeed(status);
-  };
+  it->start_timer =
+      it->stop_timer = [](Device, SP_Stream, SP_Timer, TF_Status* status) { Succeed(status); };
 }
 
 void FillCopies(SP_StreamExecutor* it) {
@@ -180,8 +179,7 @@ void FillCopies(SP_StreamExecutor* it) {
     Enqueue([data = to->opaque, bytes] { std::memset(data, 0, bytes); });
     Succeed(status);
   };
-  it->memset = [](Device, SP_Stream, Memory* to, uint8_t value, uint64_t bytes,
-                  TF_Status* status) {
+  it->memset = [](Device, SP_Stream, Memory* to, uint8_t value, uint64_t bytes, TF_Status* status) {
     Enqueue([data = to->opaque, value, bytes] { std::memset(data, value, bytes); });
     Succeed(status);
   };

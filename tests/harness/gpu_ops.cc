@@ -1,7 +1,7 @@
 // The kernels for a GPU's tensors, where the tensors are a CPU's: see gpus.py.
-#include "tf/reducing_ops.h"
 #include "tf/moving_ops.h"
 #include "tf/on_device.h"
+#include "tf/reducing_ops.h"
 
 namespace tfdist::tf {
 namespace {

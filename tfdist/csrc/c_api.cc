@@ -75,8 +75,8 @@ void SetOp(Operation& operation, int op) {
 }
 
 void SetIn(Operation& operation, const void* in, size_t count) {
-  operation.in = tfdist::ConstPieces(static_cast<const char*>(in),
-                                     count * SizeOf(operation.fingerprint.type));
+  operation.in =
+      tfdist::ConstPieces(static_cast<const char*>(in), count * SizeOf(operation.fingerprint.type));
 }
 
 void SetOut(Operation& operation, void* out, size_t count) {
@@ -136,8 +136,8 @@ Communicator::Setup Convert(const tfd_setup& setup) {
 void CheckSetup(const tfd_setup& setup) {
   if (setup.rank < 0 || setup.rank >= setup.size) {
     throw Error(Code::kInvalidArgument, "The rank must be one of the group's " +
-                                            std::to_string(setup.size) + ". Received: " +
-                                            std::to_string(setup.rank) + ".");
+                                            std::to_string(setup.size) +
+                                            ". Received: " + std::to_string(setup.rank) + ".");
   }
   for (int rank = 0; rank < setup.size; ++rank) {
     const bool other = rank != setup.rank;
@@ -147,8 +147,7 @@ void CheckSetup(const tfd_setup& setup) {
                   "Every other rank needs a control connection, and those of other hosts a data "
                   "connection. Received: " +
                       std::to_string(setup.control[rank]) + " and " +
-                      std::to_string(setup.data[rank]) + " for rank " + std::to_string(rank) +
-                      ".");
+                      std::to_string(setup.data[rank]) + " for rank " + std::to_string(rank) + ".");
     }
   }
 }
@@ -202,8 +201,7 @@ int tfd_create(const tfd_setup* setup, int64_t* number) {
       }
       if (segment >= 0) {
         const int taken = std::exchange(segment, -1);
-        converted.segment =
-            std::make_unique<tfdist::Segment>(taken, setup->segment_bytes, local);
+        converted.segment = std::make_unique<tfdist::Segment>(taken, setup->segment_bytes, local);
       } else if (local > 1) {
         throw Error(Code::kInvalidArgument, "Ranks of one host need shared memory.");
       }
@@ -384,8 +382,7 @@ int tfd_all_gather(int64_t number, const char* name, const void* in, void* out,
   });
 }
 
-int tfd_broadcast(int64_t number, const char* name, void* data, size_t count, int dtype,
-                  int root) {
+int tfd_broadcast(int64_t number, const char* name, void* data, size_t count, int dtype, int root) {
   return Guarded([&] {
     Operation operation = Make(Kind::kBroadcast, name, dtype);
     operation.fingerprint.root = root;
@@ -491,13 +488,11 @@ int tfd_encoded_bytes(const tfd_codec* codec, size_t count, size_t* bytes) {
 
 int tfd_encode(const tfd_codec* codec, const float* in, float* error, size_t count, void* out,
                uint32_t seed) {
-  return Guarded([&] {
-    Encode(Checked(*codec), {in, error, count, static_cast<uint8_t*>(out), seed});
-  });
+  return Guarded(
+      [&] { Encode(Checked(*codec), {in, error, count, static_cast<uint8_t*>(out), seed}); });
 }
 
 int tfd_decode(const tfd_codec* codec, const void* in, size_t count, float* out) {
-  return Guarded([&] {
-    Decode(Checked(*codec), {static_cast<const uint8_t*>(in), count, out, false});
-  });
+  return Guarded(
+      [&] { Decode(Checked(*codec), {static_cast<const uint8_t*>(in), count, out, false}); });
 }

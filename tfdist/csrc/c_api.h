@@ -12,8 +12,8 @@
 extern "C" {
 #endif
 
-/* Chooses the vector unit that everything is computed with ("baseline", "avx2", "avx512"), "" for the
-   best that this processor has; before the first communicator. */
+/* Chooses the vector unit that everything is computed with ("baseline", "avx2", "avx512"), "" for
+   the best that this processor has; before the first communicator. */
 int tfd_use_vector_unit(const char* name);
 
 /* Its name. */
@@ -28,23 +28,24 @@ typedef struct {
   const int* hosts;         /* for each rank a number that its host alone has */
   const int* control;       /* for each rank a connected stream socket; -1 for this process */
   const int* data;          /* for each rank of another host a connected stream socket; else -1 */
-  int segment;              /* a descriptor of the memory shared by this host's ranks; -1 if alone */
-  size_t segment_bytes;     /* its size: tfd_segment_bytes(ranks of this host), all of it zero */
+  int segment;          /* a descriptor of the memory shared by this host's ranks; -1 if alone */
+  size_t segment_bytes; /* its size: tfd_segment_bytes(ranks of this host), all of it zero */
   double silence_warning_seconds; /* a rank that is silent for longer is named in a warning */
   double silence_timeout_seconds; /* and for longer than this it is lost */
-  double stall_seconds;     /* after so long in one collective a warning names who is missing */
-  double timeout_seconds;   /* after so long in one collective the communicator is aborted */
-  double start_seconds;     /* how long the TLS handshakes may take */
-  const char* algorithm;    /* "" to choose by size and topology, or one name for all */
+  double stall_seconds;        /* after so long in one collective a warning names who is missing */
+  double timeout_seconds;      /* after so long in one collective the communicator is aborted */
+  double start_seconds;        /* how long the TLS handshakes may take */
+  const char* algorithm;       /* "" to choose by size and topology, or one name for all */
   const char* tls_certificate; /* with these paths of PEM files all sockets go on in TLS; */
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
   const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
-  int gpus;                 /* for memory on GPUs: how many this process uses; 0 for none */
-  const int* gpu_numbers;   /* of each, among those that this process sees */
-  const char* const* gpu_kernels; /* for each the file with the kernels compiled for it; "" for none */
-  const char* cuda_library;     /* the driver; "" or NULL for the system's */
-  const char* nccl_library;     /* "" or NULL for none */
+  int gpus;                    /* for memory on GPUs: how many this process uses; 0 for none */
+  const int* gpu_numbers;      /* of each, among those that this process sees */
+  const char* const*
+      gpu_kernels;          /* for each the file with the kernels compiled for it; "" for none */
+  const char* cuda_library; /* the driver; "" or NULL for the system's */
+  const char* nccl_library; /* "" or NULL for none */
   const char* device_algorithm; /* "own", "nccl" or "host"; "" or NULL for whichever is best */
   size_t device_buffer_bytes;   /* of each of two staging buffers; 0 for the usual */
 } tfd_setup;
@@ -85,16 +86,17 @@ typedef struct {
   uint64_t shared_bytes;   /* copied into the memory shared with this host's ranks */
   uint64_t sent_bytes;     /* written to the data sockets */
   uint64_t received_bytes; /* read from the data sockets */
-  uint64_t device_bytes;   /* of operations between GPUs that did not go through the host's memory */
+  uint64_t device_bytes; /* of operations between GPUs that did not go through the host's memory */
 } tfd_statistics;
 int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
 
-/* What this process's training has waited for so far, in nanoseconds; time in which it went on beside
-   its collectives is not counted. */
+/* What this process's training has waited for so far, in nanoseconds; time in which it went on
+   beside its collectives is not counted. */
 typedef struct {
-  uint64_t steps;      /* that have got their input */
-  int64_t input_ns;    /* waiting for batches that have come */
-  int64_t input_since_ns; /* when the wait for the next batch began, on the steady clock; 0 for none */
+  uint64_t steps;   /* that have got their input */
+  int64_t input_ns; /* waiting for batches that have come */
+  int64_t
+      input_since_ns;  /* when the wait for the next batch began, on the steady clock; 0 for none */
   int64_t workers_ns;  /* waiting for other ranks to join */
   int64_t network_ns;  /* waiting for data that moved */
   uint64_t all_reduce; /* collectives and messages that have ended well, by kind */
@@ -105,8 +107,9 @@ typedef struct {
   uint64_t barrier;
   uint64_t send;
   uint64_t receive;
-  double bus_bytes;    /* of them: the bytes of all values, times the share that each link must carry */
-  int64_t bus_ns;      /* how long they took once all ranks had come */
+  double
+      bus_bytes;  /* of them: the bytes of all values, times the share that each link must carry */
+  int64_t bus_ns; /* how long they took once all ranks had come */
 } tfd_activity;
 void tfd_get_activity(tfd_activity* activity);
 
@@ -122,11 +125,12 @@ typedef struct {
 } tfd_link;
 int tfd_get_links(int64_t number, tfd_link* links);
 
-/* Whether collectives and messages that begin from now on are recorded. They are, unless it is to be
-   measured what that costs. */
+/* Whether collectives and messages that begin from now on are recorded. They are, unless it is to
+   be measured what that costs. */
 void tfd_record(int on);
 
-/* Keeps spans of what this process does from now on (1), forgetting those before, or no longer (0). */
+/* Keeps spans of what this process does from now on (1), forgetting those before, or no longer (0).
+ */
 void tfd_record_spans(int on);
 /* Adds one, if they are kept; times are nanoseconds of the steady clock. */
 void tfd_add_span(const char* lane, const char* name, int64_t begin_ns, int64_t end_ns);
@@ -145,16 +149,17 @@ const char* tfd_state(size_t records, int64_t since_ns);
 int tfd_flight_start(const char* path, const char* header, int signal);
 /* Has it written elsewhere from now on, with another header and without the reasons so far. */
 void tfd_flight_move(const char* path, const char* header);
-/* Has it written for a reason from outside of the core: its kind, of which communicator, and why. */
+/* Has it written for a reason from outside of the core: its kind, of which communicator, and why.
+ */
 void tfd_flight_ask(const char* kind, const char* communicator, const char* message);
-/* What a collective or a message of this process has waited in for long since the last call, and for
-   whom; "" for nothing. Whoever is asked for stacks asks for this, too, and tells the other workers.
-   Valid until this thread's next call. */
+/* What a collective or a message of this process has waited in for long since the last call, and
+   for whom; "" for nothing. Whoever is asked for stacks asks for this, too, and tells the other
+   workers. Valid until this thread's next call. */
 const char* tfd_flight_stalled(void);
 /* What it says of the exchanges of the session: an object like that of a communicator, as JSON. */
 void tfd_flight_set_session(const char* session);
-/* A descriptor that can be read, 8 bytes at a time, whenever the stacks of Python's threads are wanted
-   for the flight log; -1 before tfd_flight_start. */
+/* A descriptor that can be read, 8 bytes at a time, whenever the stacks of Python's threads are
+   wanted for the flight log; -1 before tfd_flight_start. */
 int tfd_flight_stacks_wanted(void);
 void tfd_flight_give_stacks(const char* stacks);
 /* Waits until the flight log is as it was last asked for, or for so long. */
@@ -196,8 +201,8 @@ int tfd_replay_want(int64_t number, int64_t rows);
 // Whether a worker is given whole batches from now on, instead of its part of them.
 int tfd_replay_give_whole(int64_t number, int whole);
 /* Of the iterator that was read last, now or before its last batch was given, and without the first
-   batch, which is read twice: how many of the dataset's own batches it has read, their rows, how many
-   of these are still to be given, and in how many of the dataset's own batches these are. */
+   batch, which is read twice: how many of the dataset's own batches it has read, their rows, how
+   many of these are still to be given, and in how many of the dataset's own batches these are. */
 int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,
                     int64_t* pending, int64_t* pending_batches);
 /* Datasets that have passed through it keep what they need. */

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "control/flight_log.h"
-#include "vector_unit.h"
 #include "transport/fabric.h"
+#include "vector_unit.h"
 
 namespace tfdist {
 namespace {
@@ -21,8 +21,8 @@ constexpr auto kSaying = std::chrono::milliseconds(1500);
 // How long a rank waits at its end for others that may still read its GPUs' memory.
 constexpr auto kLeaving = std::chrono::seconds(2);
 
-// Of the other ranks, as long as the patience with a canceled operation lasts at least: one that comes
-// late must not pass for none.
+// Of the other ranks, as long as the patience with a canceled operation lasts at least: one that
+// comes late must not pass for none.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -78,8 +78,8 @@ Communicator::Communicator(Setup setup)
       queue_(setup.name, [this](Operation& operation) { Execute(operation); }) {
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
-  Connections connections = Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls,
-                                    setup.start_seconds);
+  Connections connections =
+      Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls, setup.start_seconds);
   if (setup.device) {
     DevicePath::Setup device = *setup.device;
     device.timeout_seconds = setup.timeout_seconds;
@@ -179,9 +179,9 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   });
 }
 
-// Until this process's GPUs have computed what they give, this rank has not come. If that ends early,
-// what follows says why. A GPU computes what it was given also where the step has been canceled; a part
-// may then never come.
+// Until this process's GPUs have computed what they give, this rank has not come. If that ends
+// early, what follows says why. A GPU computes what it was given also where the step has been
+// canceled; a part may then never come.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -227,8 +227,8 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// What is only launched goes on beside what comes next, and is recorded until it is seen to have ended,
-// or the next begins.
+// What is only launched goes on beside what comes next, and is recorded until it is seen to have
+// ended, or the next begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -283,14 +283,22 @@ bool Communicator::Dispatch(Operation& operation) {
 
 void Communicator::RunOnHost(Operation& operation) {
   switch (operation.fingerprint.kind) {
-    case Kind::kAllReduce: return AllReduce(fabric_, operation, algorithm_);
-    case Kind::kReduceScatter: return ReduceScatter(fabric_, operation);
-    case Kind::kAllGather: return AllGather(fabric_, operation);
-    case Kind::kBroadcast: return Broadcast(fabric_, operation);
-    case Kind::kAllToAll: return AllToAll(fabric_, operation);
-    case Kind::kBarrier: return Barrier(fabric_, operation);
-    case Kind::kSend: return SendTo(fabric_, operation);
-    case Kind::kReceive: return ReceiveFrom(fabric_, operation);
+    case Kind::kAllReduce:
+      return AllReduce(fabric_, operation, algorithm_);
+    case Kind::kReduceScatter:
+      return ReduceScatter(fabric_, operation);
+    case Kind::kAllGather:
+      return AllGather(fabric_, operation);
+    case Kind::kBroadcast:
+      return Broadcast(fabric_, operation);
+    case Kind::kAllToAll:
+      return AllToAll(fabric_, operation);
+    case Kind::kBarrier:
+      return Barrier(fabric_, operation);
+    case Kind::kSend:
+      return SendTo(fabric_, operation);
+    case Kind::kReceive:
+      return ReceiveFrom(fabric_, operation);
   }
 }
 
@@ -316,8 +324,8 @@ void Communicator::Begin(Operation& operation) {
   }
   doing_.status.fingerprint = fingerprint;
   doing_.since = Clock::now();
-  recorder_.Begin(fingerprint, {operation.peer, Bytes(operation), operation.enqueued,
-                                !operation.overlaps});
+  recorder_.Begin(fingerprint,
+                  {operation.peer, Bytes(operation), operation.enqueued, !operation.overlaps});
 }
 
 void Communicator::End(const Operation& operation, bool failed, bool launched) {
@@ -466,8 +474,8 @@ void Communicator::Close() {
   fabric_.host = nullptr;
 }
 
-// Says farewell, and waits, but not for long, until the others do: their GPUs may still read this rank's
-// memory.
+// Says farewell, and waits, but not for long, until the others do: their GPUs may still read this
+// rank's memory.
 void Communicator::AwaitFarewells() {
   Frame farewell;
   farewell.kind = FrameKind::kFarewell;

@@ -16,8 +16,8 @@
 #include "control/communicator_state.h"
 #include "control/flight_log.h"
 #include "control/watch.h"
-#include "device/launch_order.h"
 #include "device/device_path.h"
+#include "device/launch_order.h"
 #include "error.h"
 #include "operation_queue.h"
 #include "tls/tls_stream.h"
@@ -31,11 +31,11 @@ class Communicator : private Guard {
   struct Setup {
     std::string name;
     int rank = 0;
-    std::vector<std::string> names;  // what messages call each rank
-    std::vector<int> hosts;          // for each rank a number that its host alone has
-    std::vector<int> control;        // for each rank a connected stream socket; -1 for this one
-    std::vector<int> data;           // for each rank of another host a stream socket; else -1
-    TlsFiles tls;                    // for the sockets; empty for none
+    std::vector<std::string> names;    // what messages call each rank
+    std::vector<int> hosts;            // for each rank a number that its host alone has
+    std::vector<int> control;          // for each rank a connected stream socket; -1 for this one
+    std::vector<int> data;             // for each rank of another host a stream socket; else -1
+    TlsFiles tls;                      // for the sockets; empty for none
     std::unique_ptr<Segment> segment;  // none for a rank alone on its host
     double silence_warning_seconds = 5;
     double silence_timeout_seconds = 60;
@@ -44,7 +44,8 @@ class Communicator : private Guard {
     double timeout_seconds = 600;
     double patience_seconds = 1;  // without progress, for an operation that is canceled
     std::string algorithm;
-    std::optional<DevicePath::Setup> device;  // for what is on a GPU; its times and `warn` are these
+    std::optional<DevicePath::Setup>
+        device;  // for what is on a GPU; its times and `warn` are these
     std::function<void(const std::string&)> warn;
   };
   struct Statistics {
@@ -75,8 +76,8 @@ class Communicator : private Guard {
   void Enqueue(Operation operation, Done done) {
     queue_.Enqueue(std::move(operation), std::move(done));
   }
-  // The same with what one of the GPUs brings to an operation of all of this process. Each comes to the
-  // same operations in the same order.
+  // The same with what one of the GPUs brings to an operation of all of this process. Each comes to
+  // the same operations in the same order.
   void EnqueuePart(size_t gpu, Operation part, Done done);
 
   // Fails what is pending, and all that follows, on every rank; the first message stays.
@@ -152,12 +153,12 @@ class Communicator : private Guard {
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs, for the thread that runs it
-  std::optional<uint64_t> launched_bytes_;  // of the last operation, if it was only launched
+  std::optional<uint64_t> launched_bytes_;      // of the last operation, if it was only launched
 
   std::mutex doing_mutex_;
   Doing doing_;
-  uint8_t failures_ = 0;  // steps of this rank that have failed
-  std::array<Fingerprint, 16> joined_;  // the last collectives, by number
+  uint8_t failures_ = 0;                 // steps of this rank that have failed
+  std::array<Fingerprint, 16> joined_;   // the last collectives, by number
   std::vector<uint64_t> messages_to_;    // sent to each rank so far
   std::vector<uint64_t> messages_from_;  // received from each rank so far
 

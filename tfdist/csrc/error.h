@@ -17,7 +17,7 @@ enum class Code : int {
   kUnavailable = 3,      // a rank was lost, or the communicator was aborted
   kClosed = 4,           // the communicator has been closed here
   kInternal = 5,
-  kCancelled = 6,        // the caller has asked for the end; never told to other ranks
+  kCancelled = 6,  // the caller has asked for the end; never told to other ranks
 };
 
 // The longest message that ranks pass on to one another; the same for all ways, so that all raise
@@ -67,9 +67,9 @@ class Cancellation {
 
   bool asked() const { return asked_ != 0; }
 
-  // Whether patience has run out at a time: it counts from the request, or from the last progress of
-  // the group if that is later. What all ranks have joined comes to its end meanwhile: at the end of
-  // the data TensorFlow cancels what a loop has still under way.
+  // Whether patience has run out at a time: it counts from the request, or from the last progress
+  // of the group if that is later. What all ranks have joined comes to its end meanwhile: at the
+  // end of the data TensorFlow cancels what a loop has still under way.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;

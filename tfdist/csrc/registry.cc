@@ -21,7 +21,8 @@ Registry& Instance() {
   return *registry;
 }
 
-// A forked child has none of the threads. What the parent held stays reachable, but is of no use here.
+// A forked child has none of the threads. What the parent held stays reachable, but is of no use
+// here.
 void InForkedChild() {
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();
@@ -59,9 +60,8 @@ std::shared_ptr<Communicator> Find(int64_t number) {
   const std::lock_guard<std::mutex> lock(registry.mutex);
   const auto found = registry.communicators.find(number);
   if (found == registry.communicators.end()) {
-    throw Error(Code::kClosed,
-                "Communicator " + std::to_string(number) +
-                    " does not exist in this process, or has been closed.");
+    throw Error(Code::kClosed, "Communicator " + std::to_string(number) +
+                                   " does not exist in this process, or has been closed.");
   }
   return found->second;
 }

@@ -86,9 +86,9 @@ struct Fingerprint {
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   uint8_t dimensions = 0;  // of the first tensor; those of higher rank are not shown
-  uint8_t algorithm = 0;  // that is forced, for an all-reduce
-  uint8_t failures = 0;   // how many steps of the rank have failed so far, modulo 256
-  uint32_t codec = 0;     // a hash of the compression; 0 for none
+  uint8_t algorithm = 0;   // that is forced, for an all-reduce
+  uint8_t failures = 0;    // how many steps of the rank have failed so far, modulo 256
+  uint32_t codec = 0;      // a hash of the compression; 0 for none
   int64_t dims[4] = {};
   uint8_t on_device = 0;  // 1 if what it moves is a GPU's
   char name[55] = {};

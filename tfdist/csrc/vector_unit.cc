@@ -30,9 +30,12 @@ VectorUnit FindVectorUnit() { return Chosen(); }
 
 const char* NameOf(VectorUnit unit) {
   switch (unit) {
-    case VectorUnit::kBaseline: return "baseline";
-    case VectorUnit::kAvx2: return "avx2";
-    case VectorUnit::kAvx512: return "avx512";
+    case VectorUnit::kBaseline:
+      return "baseline";
+    case VectorUnit::kAvx2:
+      return "avx2";
+    case VectorUnit::kAvx512:
+      return "avx512";
   }
   return "unknown unit";
 }
@@ -51,9 +54,8 @@ void ChooseVectorUnit(const std::string& name) {
     Chosen() = Best();
     return;
   }
-  throw Error(Code::kInvalidArgument,
-              "The vector unit must be one that this processor has: " + names +
-                  ". Received: " + name + ".");
+  throw Error(Code::kInvalidArgument, "The vector unit must be one that this processor has: " +
+                                          names + ". Received: " + name + ".");
 }
 
 }  // namespace tfdist

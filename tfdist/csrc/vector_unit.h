@@ -15,8 +15,8 @@ VectorUnit FindVectorUnit();
 // "baseline", "avx2" or "avx512".
 const char* NameOf(VectorUnit unit);
 
-// Chooses one, "" for the best; before anything is computed. Throws Error(kInvalidArgument) if it is
-// unknown, or this processor lacks it.
+// Chooses one, "" for the best; before anything is computed. Throws Error(kInvalidArgument) if it
+// is unknown, or this processor lacks it.
 void ChooseVectorUnit(const std::string& name);
 
 }  // namespace tfdist

@@ -1,5 +1,5 @@
-// A driver of CUDA for machines without GPUs: streams are threads, memory is the host's, and kernels
-// run on the processor. Built as a library that stands for libcuda.so.1.
+// A driver of CUDA for machines without GPUs: streams are threads, memory is the host's, and
+// kernels run on the processor. Built as a library that stands for libcuda.so.1.
 #include "device/gpu.h"
 
 #include <dlfcn.h>
@@ -25,9 +25,9 @@
 
 #include "cpp/simulated_gpu.h"  // before the kernels
 
-#include "device/kernels/all.cu"
 #include "cpp/fakes/held.h"
 #include "cpp/fakes/streams.h"
+#include "device/kernels/all.cu"
 
 namespace tfdist::cuda {
 
@@ -45,7 +45,8 @@ namespace {
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kIsNotRegistered = 713;
 constexpr auto kPause = std::chrono::microseconds(50);
-// As many as meet, and as make a team, whatever was asked for: kernels work with any number of those.
+// As many as meet, and as make a team, whatever was asked for: kernels work with any number of
+// those.
 constexpr uint32_t kThreads = device::kMostRanks;
 static_assert(kThreads % device::kTeam == 0);
 
@@ -69,8 +70,8 @@ Result Injected(const char* function) {
   return found == failing.end() ? kSuccess : found->second;
 }
 
-// FAKE_CUDA_LINKS: what is wrong where a GPU reads another one's memory, such as "0-1:cut,1-0:wrong";
-// "cut": it cannot; "wrong": a byte comes changed; "stuck": it never ends.
+// FAKE_CUDA_LINKS: what is wrong where a GPU reads another one's memory, such as
+// "0-1:cut,1-0:wrong"; "cut": it cannot; "wrong": a byte comes changed; "stuck": it never ends.
 bool IsBroken(Device reader, Device owner, const std::string& how) {
   const char* const set = std::getenv("FAKE_CUDA_LINKS");
   const std::string links = std::string(",") + (set ? set : "") + ",";
@@ -91,8 +92,8 @@ Stream* DefaultStream() {
   static auto* const stream = new Stream();
   return stream;
 }
-// FAKE_CUDA_ONE_QUEUE: all streams of a GPU run in the order in which they were given their work, as
-// those of a GPU may that has no queue or room for each.
+// FAKE_CUDA_ONE_QUEUE: all streams of a GPU run in the order in which they were given their work,
+// as those of a GPU may that has no queue or room for each.
 std::shared_ptr<Queue> QueueOf(Device device) {
   static auto& all = *new std::map<Device, std::shared_ptr<Queue>>;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -129,16 +130,16 @@ std::map<std::string, Function> AllFunctions() {
                                       {"tfdist_meet", Bound(device::tfdist_meet)},
                                       {"tfdist_tell", Bound(device::tfdist_tell)},
                                       {"tfdist_unpack", Bound(device::tfdist_unpack)}};
-#define TFDIST_ADD(name, T, Op, S)                                            \
-  all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name);      \
+#define TFDIST_ADD(name, T, Op, S)                                       \
+  all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name); \
   all["tfdist_reduce_" #name] = Bound(device::tfdist_reduce_##name);
   TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ADD)
 #undef TFDIST_ADD
   // That of benchmarks/gpus/product.cu, whose result nobody wants.
   all["benchmark_product"] = {[](void**, unsigned) { return [] {}; }};
-#define TFDIST_ADD(name, F)                                            \
-  all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name);   \
-  all["tfdist_decode_" #name] = Bound(device::tfdist_decode_##name);   \
+#define TFDIST_ADD(name, F)                                          \
+  all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name); \
+  all["tfdist_decode_" #name] = Bound(device::tfdist_decode_##name); \
   all["tfdist_sum_" #name] = Bound(device::tfdist_sum_##name);
   TFDIST_FOR_ALL_FORMS(TFDIST_ADD)
 #undef TFDIST_ADD
@@ -152,8 +153,8 @@ std::map<std::string, Function> AllFunctions() {
 
 }  // namespace
 
-#define FAKE(function, ...)                                                     \
-  extern "C" Result function(__VA_ARGS__);                                      \
+#define FAKE(function, ...)                \
+  extern "C" Result function(__VA_ARGS__); \
   extern "C" Result function(__VA_ARGS__)
 #define INJECT(function) \
   if (const Result injected = Injected(#function)) return injected
@@ -347,9 +348,8 @@ FAKE(cuLaunchHostFunc, Stream* stream, void (*function)(void*), void* data) {
 
 FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
   INJECT(cuStreamCreateWithPriority);
-  *stream = std::getenv("FAKE_CUDA_ONE_QUEUE") && current
-                ? new Stream{QueueOf(current->device)}
-                : new Stream();
+  *stream = std::getenv("FAKE_CUDA_ONE_QUEUE") && current ? new Stream{QueueOf(current->device)}
+                                                          : new Stream();
   held.Count("streams", 1);
   return kSuccess;
 }
@@ -443,8 +443,7 @@ FAKE(cuIpcOpenMemHandle_v2, Address* address, IpcHandle handle, unsigned) {
   int64_t parts[3];
   std::memcpy(parts, handle.bytes, sizeof(parts));
   if (parts[0] == getpid()) return kInvalidValue;  // as the driver does
-  const std::string path =
-      "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
+  const std::string path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return kInvalidValue;
   *address = Map(descriptor, static_cast<size_t>(parts[2]));

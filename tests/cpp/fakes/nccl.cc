@@ -1,6 +1,6 @@
 // An NCCL for machines without GPUs: its ranks are threads or processes of one host, which meet in
-// shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or that
-// the process has taken for CUDA's.
+// shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or
+// that the process has taken for CUDA's.
 #include "cpp/fakes/nccl_memory.h"
 #include "cpp/fakes/nccl_ranks.h"
 
@@ -68,8 +68,7 @@ Result Flush() {
     each.comm->polls = Setting("polls");
     each.comm->left = std::this_thread::get_id();
     launch(
-        each.stream,
-        [](void* data) { std::unique_ptr<Batch>(static_cast<Batch*>(data))->Run(); },
+        each.stream, [](void* data) { std::unique_ptr<Batch>(static_cast<Batch*>(data))->Run(); },
         new Batch(std::move(each)));
   }
   batches.clear();
@@ -93,8 +92,8 @@ void Free(Comm* comm) {
 
 }  // namespace
 
-#define FAKE(result, function, ...)              \
-  extern "C" result function(__VA_ARGS__);       \
+#define FAKE(result, function, ...)        \
+  extern "C" result function(__VA_ARGS__); \
   extern "C" result function(__VA_ARGS__)
 #define INJECT(function) \
   if (const Result injected = Called(#function)) return injected

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "cpp/fakes/held.h"
 #include "device/nccl.h"
 #include "reduce/half.h"
-#include "cpp/fakes/held.h"
 
 namespace tfdist::nccl {
 namespace arithmetic {
@@ -66,24 +66,36 @@ template <typename T, typename Partial = typename arithmetic::Arithmetic<T>::Typ
 void ReduceBy(Op op, const std::vector<const char*>& in, size_t count, char* out) {
   using namespace arithmetic;
   switch (op) {
-    case kSum: return ReduceAs<T, Partial, Sum>(in, count, 1, out);
-    case kProduct: return ReduceAs<T, Partial, Product>(in, count, 1, out);
-    case kMax: return ReduceAs<T, Partial, Max>(in, count, 1, out);
-    case kMin: return ReduceAs<T, Partial, Min>(in, count, 1, out);
+    case kSum:
+      return ReduceAs<T, Partial, Sum>(in, count, 1, out);
+    case kProduct:
+      return ReduceAs<T, Partial, Product>(in, count, 1, out);
+    case kMax:
+      return ReduceAs<T, Partial, Max>(in, count, 1, out);
+    case kMin:
+      return ReduceAs<T, Partial, Min>(in, count, 1, out);
   }
   return ReduceAs<T, double, Sum>(in, count, static_cast<double>(in.size()), out);
 }
 
 inline void Reduce(Type type, Op op, const std::vector<const char*>& in, size_t count, char* out) {
   switch (type) {
-    case kInt8: return ReduceBy<int8_t>(op, in, count, out);
-    case kUint8: return ReduceBy<uint8_t>(op, in, count, out);
-    case kInt32: return ReduceBy<int32_t>(op, in, count, out);
-    case kInt64: return ReduceBy<int64_t>(op, in, count, out);
-    case kFloat16: return ReduceBy<Float16>(op, in, count, out);
-    case kBfloat16: return ReduceBy<Bfloat16>(op, in, count, out);
-    case kFloat32: return ReduceBy<float>(op, in, count, out);
-    case kFloat64: return ReduceBy<double>(op, in, count, out);
+    case kInt8:
+      return ReduceBy<int8_t>(op, in, count, out);
+    case kUint8:
+      return ReduceBy<uint8_t>(op, in, count, out);
+    case kInt32:
+      return ReduceBy<int32_t>(op, in, count, out);
+    case kInt64:
+      return ReduceBy<int64_t>(op, in, count, out);
+    case kFloat16:
+      return ReduceBy<Float16>(op, in, count, out);
+    case kBfloat16:
+      return ReduceBy<Bfloat16>(op, in, count, out);
+    case kFloat32:
+      return ReduceBy<float>(op, in, count, out);
+    case kFloat64:
+      return ReduceBy<double>(op, in, count, out);
   }
 }
 
@@ -128,8 +140,8 @@ struct Comm {
   int rank = 0, size = 0, descriptor = -1;
   Shared* shared = nullptr;
   std::atomic<bool> aborted{false}, finalizing{false};
-  std::atomic<int> polls{0};  // so many times more it is in progress
-  std::thread::id left;       // the thread whose call has left something behind
+  std::atomic<int> polls{0};                 // so many times more it is in progress
+  std::thread::id left;                      // the thread whose call has left something behind
   std::atomic<uint64_t> given{0}, ended{0};  // batches, in the order in which they run
   std::atomic<uint64_t> windows{0};          // registered so far
 };
@@ -180,8 +192,7 @@ struct Batch {
         }
         return all;
       });
-    } catch (const Aborted&) {
-    }
+    } catch (const Aborted&) {}
     ++comm->ended;
   }
 };

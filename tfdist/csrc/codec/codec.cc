@@ -19,9 +19,12 @@ struct Unit {
 Unit Choose() {
 #if defined(__x86_64__)
   switch (FindVectorUnit()) {
-    case VectorUnit::kAvx512: return {EncodeOnAvx512, DecodeOnAvx512};
-    case VectorUnit::kAvx2: return {EncodeOnAvx2, DecodeOnAvx2};
-    case VectorUnit::kBaseline: break;
+    case VectorUnit::kAvx512:
+      return {EncodeOnAvx512, DecodeOnAvx512};
+    case VectorUnit::kAvx2:
+      return {EncodeOnAvx2, DecodeOnAvx2};
+    case VectorUnit::kBaseline:
+      break;
   }
 #endif
   return {EncodeOnBaseline, DecodeOnBaseline};
@@ -73,8 +76,8 @@ uint32_t HashOf(const Codec& codec) {
   std::memcpy(&clip, &codec.clip, sizeof(clip));
   const uint32_t flags = codec.stochastic | codec.euclidean << 1 | codec.unit << 2;
   uint32_t hash = 1;
-  for (const uint32_t field : {static_cast<uint32_t>(codec.form), uint32_t{codec.bits}, flags,
-                               clip, codec.block}) {
+  for (const uint32_t field :
+       {static_cast<uint32_t>(codec.form), uint32_t{codec.bits}, flags, clip, codec.block}) {
     hash = (hash ^ field) * 0x01000193u + 0x9e3779b9u;
   }
   return hash | 1;

@@ -22,12 +22,12 @@ constexpr int kForms = 7;
 
 struct Codec {
   Form form = Form::kLevels;
-  uint8_t bits = 8;          // of kLevels: 2, 4 or 8
-  bool stochastic = false;   // kLevels: rounded up or down at random, unbiased, not to the nearest
-  bool euclidean = false;    // kLevels: the scale is the block's norm, not its largest magnitude
-  bool unit = false;         // kSigns: the magnitude is 1, not the mean; a sum is again its sign
-  float clip = 0;            // kLevels: larger values become so many root mean squares; 0: none
-  uint32_t block = 256;      // values in a block: a multiple of 8, at most kMostBlock
+  uint8_t bits = 8;         // of kLevels: 2, 4 or 8
+  bool stochastic = false;  // kLevels: rounded up or down at random, unbiased, not to the nearest
+  bool euclidean = false;   // kLevels: the scale is the block's norm, not its largest magnitude
+  bool unit = false;        // kSigns: the magnitude is 1, not the mean; a sum is again its sign
+  float clip = 0;           // kLevels: larger values become so many root mean squares; 0: none
+  uint32_t block = 256;     // values in a block: a multiple of 8, at most kMostBlock
 };
 constexpr uint32_t kMostBlock = 4096;
 

@@ -11,20 +11,27 @@ namespace {
 
 constexpr size_t HeaderBytes(const Codec& codec) {
   switch (codec.form) {
-    case Form::kBfloat16: return 0;
-    case Form::kTwoMeans: return 8;
-    default: return 4;
+    case Form::kBfloat16:
+      return 0;
+    case Form::kTwoMeans:
+      return 8;
+    default:
+      return 4;
   }
 }
 
 constexpr size_t BitsOf(const Codec& codec) {
   switch (codec.form) {
     case Form::kHalf:
-    case Form::kBfloat16: return 16;
+    case Form::kBfloat16:
+      return 16;
     case Form::kFloat8:
-    case Form::kPowers: return 8;
-    case Form::kLevels: return codec.bits;
-    default: return 1;
+    case Form::kPowers:
+      return 8;
+    case Form::kLevels:
+      return codec.bits;
+    default:
+      return 1;
   }
 }
 

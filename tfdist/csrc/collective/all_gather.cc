@@ -62,8 +62,7 @@ Sizes BetweenHosts(Fabric& fabric, const Operation& operation) {
 void AllGather(Fabric& fabric, Operation& operation) {
   Host& host = *fabric.host;
   const bool one_host = fabric.topology.hosts.size() == 1;
-  const Sizes sizes =
-      one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
+  const Sizes sizes = one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes = MakeRoom(fabric.topology, operation, sizes.rows);

@@ -18,9 +18,9 @@ struct Named {
   Algorithm algorithm;
 };
 constexpr Named kAlgorithms[] = {
-    {"auto", Algorithm::kAuto},     {"shared", Algorithm::kShared},
-    {"whole", Algorithm::kWhole},   {"direct", Algorithm::kDirect},
-    {"ring", Algorithm::kRing},     {"hierarchical", Algorithm::kHierarchical},
+    {"auto", Algorithm::kAuto},   {"shared", Algorithm::kShared},
+    {"whole", Algorithm::kWhole}, {"direct", Algorithm::kDirect},
+    {"ring", Algorithm::kRing},   {"hierarchical", Algorithm::kHierarchical},
 };
 
 constexpr int kMostArrivals = 64;
@@ -89,9 +89,7 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   // Else it is a part of a hierarchical one.
   const bool whole = algorithm != Algorithm::kAuto ||
                      static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
-  if (algorithm == Algorithm::kAuto) {
-    algorithm = BetweenHosts(transfer.in.bytes(), size);
-  }
+  if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
   // A ring would round partial results at every hop.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
@@ -106,8 +104,8 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   }
 }
 
-void Compress(Fabric& fabric, const Operation& operation, const Members& members,
-              Transfer transfer, size_t begin) {
+void Compress(Fabric& fabric, const Operation& operation, const Members& members, Transfer transfer,
+              size_t begin) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
@@ -139,8 +137,8 @@ class Hierarchical {
   }
 
   void operator()() {
-    const Transfer whole = Everything(operation_, host_.size(), static_cast<int>(carriers_),
-                                      fabric_.topology.size);
+    const Transfer whole =
+        Everything(operation_, host_.size(), static_cast<int>(carriers_), fabric_.topology.size);
     if (most_ == 1) {
       AmongHosts(whole, 0);
     } else if (!operation_.compression && carriers_ == most_ &&
@@ -296,9 +294,7 @@ void ReduceScatter(Fabric& fabric, Operation& operation) {
   if (transfer.op == ReduceOp::kMean) transfer.divisor = size;
   transfer.part_bytes.assign(static_cast<size_t>(size), operation.out.bytes());
   fabric.host->Arrive(operation.fingerprint);
-  if (fabric.topology.hosts.size() == 1 && size > 1) {
-    return RunShared(*fabric.host, transfer);
-  }
+  if (fabric.topology.hosts.size() == 1 && size > 1) { return RunShared(*fabric.host, transfer); }
   fabric.host->AwaitAll();
   RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
 }

@@ -33,8 +33,7 @@ void AllToAll(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
-  const std::vector<size_t> received =
-      MakeRoom(topology, operation, TellRows(fabric, operation));
+  const std::vector<size_t> received = MakeRoom(topology, operation, TellRows(fabric, operation));
   std::vector<size_t> sent;
   for (const size_t rows : operation.sent_rows) sent.push_back(rows * operation.row_bytes);
   Exchange exchange(fabric, operation.fingerprint);
@@ -56,12 +55,10 @@ void AllToAll(Fabric& fabric, Operation& operation) {
       });
       continue;
     }
-    operation.in.ForEach(from, sent[i], [&](const char* data, size_t bytes) {
-      exchange.Send(rank, data, bytes);
-    });
-    operation.out.ForEach(to, received[i], [&](char* data, size_t bytes) {
-      exchange.Receive(rank, data, bytes);
-    });
+    operation.in.ForEach(from, sent[i],
+                         [&](const char* data, size_t bytes) { exchange.Send(rank, data, bytes); });
+    operation.out.ForEach(to, received[i],
+                          [&](char* data, size_t bytes) { exchange.Receive(rank, data, bytes); });
   }
   exchange.Run();
 }

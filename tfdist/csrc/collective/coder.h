@@ -11,7 +11,8 @@
 
 namespace tfdist {
 
-// What computes in a compressed all-reduce: the processor, or the GPU whose memory the values are in.
+// What computes in a compressed all-reduce: the processor, or the GPU whose memory the values are
+// in.
 //
 // A transfer whose values are encoded: which, by whom, and how.
 class CodedTransfer {
@@ -32,8 +33,8 @@ class CodedTransfer {
   // Of what was not sent so far; empty where nothing is fed back.
   const Pieces& error() const { return compression_.error; }
 
-  // Values of member j's part, and where they begin: among all of the transfer's, and in bytes of `in`,
-  // of `out` and of the error.
+  // Values of member j's part, and where they begin: among all of the transfer's, and in bytes of
+  // `in`, of `out` and of the error.
   size_t Count(int j) const;
   size_t Position(int j) const;
   size_t InBegin(int j) const { return transfer_.InBegin(j); }
@@ -63,8 +64,8 @@ class CodedTransfer {
 
 class Coder {
  public:
-  // Values [begin, begin + count) of a part, and where they lie when encoded: whole chunks, unless the
-  // part ends.
+  // Values [begin, begin + count) of a part, and where they lie when encoded: whole chunks, unless
+  // the part ends.
   struct Batch {
     size_t begin;
     size_t count;
@@ -79,7 +80,8 @@ class Coder {
 
   virtual ~Coder() = default;
 
-  // Before anything else of a transfer, which stays until its end; returns memory for its encoded bytes.
+  // Before anything else of a transfer, which stays until its end; returns memory for its encoded
+  // bytes.
   virtual uint8_t* Begin(const CodedTransfer& transfer) = 0;
   // Chunks that are encoded, summed or decoded at once.
   virtual size_t ChunksAtOnce() const = 0;
@@ -88,8 +90,8 @@ class Coder {
   virtual void Foresee(int, const Batch&) {}
   // Encodes values of member j's part.
   virtual void Encode(int j, const Batch& batch) = 0;
-  // Sums everyone's values of the own part, in the members' order, encodes the sums and decodes them
-  // into the result, so that all have the same bits.
+  // Sums everyone's values of the own part, in the members' order, encodes the sums and decodes
+  // them into the result, so that all have the same bits.
   virtual void AddUp(const Batch& sums, const Arrived& arrived) = 0;
   // Before sums are sent.
   virtual void Complete(const Batch&) {}

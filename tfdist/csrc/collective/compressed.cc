@@ -65,8 +65,8 @@ class Compressed {
   }
   size_t Batches(size_t count) const { return (count + batch_ - 1) / batch_; }
 
-  // The memory: everyone's encoded values for this rank, encoded values for everyone, and encoded sums
-  // of every part.
+  // The memory: everyone's encoded values for this rank, encoded values for everyone, and encoded
+  // sums of every part.
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());
@@ -171,9 +171,9 @@ void CheckCompressible(const Operation& operation) {
     throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
   }
   if (error != 0 && error != operation.in.bytes()) {
-    throw Error(Code::kInvalidArgument, "The error must be as large as the values. Received: " +
-                                            std::to_string(error) + " bytes for " +
-                                            std::to_string(operation.in.bytes()) + ".");
+    throw Error(Code::kInvalidArgument,
+                "The error must be as large as the values. Received: " + std::to_string(error) +
+                    " bytes for " + std::to_string(operation.in.bytes()) + ".");
   }
 }
 
@@ -185,8 +185,8 @@ void RunCompressed(Fabric& fabric, const Fingerprint& joined, const Members& mem
                    const Transfer& transfer, const Compression& compression, size_t error_begin) {
   HostCoder on_host(fabric.link_scratch);
   Coder& coder = compression.coder ? *compression.coder : static_cast<Coder&>(on_host);
-  Compressed(fabric, joined, members,
-             CodedTransfer(transfer, members, compression, error_begin), coder)();
+  Compressed(fabric, joined, members, CodedTransfer(transfer, members, compression, error_begin),
+             coder)();
 }
 
 }  // namespace tfdist

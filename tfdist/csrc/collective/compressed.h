@@ -1,13 +1,14 @@
 // An all-reduce of float32 that sends encoded values.
 #pragma once
 
-#include "collective/transfer.h"
 #include "collective/operation.h"
+#include "collective/transfer.h"
 #include "transport/fabric.h"
 
 namespace tfdist {
 
-// Throws Error(kInvalidArgument) for what is no sum of float32, and where its codec or error is none.
+// Throws Error(kInvalidArgument) for what is no sum of float32, and where its codec or error is
+// none.
 void CheckCompressible(const Operation& operation);
 
 // Whether anything of it is encoded: what does not leave a host stays as it is, unless asked for

@@ -55,17 +55,15 @@ class Direct {
 
   void SendPart(int j) {
     exchange_.Send(Rank(j), nullptr, 0);
-    t_.in.ForEach(t_.InBegin(j), PartBytes(j), [&](const char* data, size_t bytes) {
-      exchange_.Send(Rank(j), data, bytes);
-    });
+    t_.in.ForEach(t_.InBegin(j), PartBytes(j),
+                  [&](const char* data, size_t bytes) { exchange_.Send(Rank(j), data, bytes); });
   }
 
   template <typename Source>
   void SendOwn(int j, size_t begin, size_t bytes, const Source& source, size_t source_begin) {
     exchange_.Send(Rank(j), nullptr, 0);
-    source.ForEach(source_begin + begin, bytes, [&](const char* data, size_t some) {
-      exchange_.Send(Rank(j), data, some);
-    });
+    source.ForEach(source_begin + begin, bytes,
+                   [&](const char* data, size_t some) { exchange_.Send(Rank(j), data, some); });
   }
 
   // Receives the next chunks of the own part from j, as far as there is room; then j's part.
@@ -86,9 +84,8 @@ class Direct {
   void ReceivePart(int j) {
     exchange_.Receive(Rank(j), nullptr, 0);
     if (!t_.gather) return;
-    t_.out.ForEach(t_.OutBegin(j), PartBytes(j), [&](char* data, size_t bytes) {
-      exchange_.Receive(Rank(j), data, bytes);
-    });
+    t_.out.ForEach(t_.OutBegin(j), PartBytes(j),
+                   [&](char* data, size_t bytes) { exchange_.Receive(Rank(j), data, bytes); });
   }
 
   bool Ready() {
@@ -118,7 +115,7 @@ class Direct {
   const int size_;
   const size_t own_;     // bytes of this member's part
   const size_t chunks_;  // of this member's part
-  size_t room_ = 0;       // in the scratch memory, for each member
+  size_t room_ = 0;      // in the scratch memory, for each member
   char* scratch_ = nullptr;
   std::vector<size_t> posted_;    // for each member, chunks asked for
   std::vector<size_t> received_;  // and those that have come

@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "error.h"
 #include "codec/codec.h"
-#include "types.h"
+#include "error.h"
 #include "memory.h"
+#include "types.h"
 
 namespace tfdist {
 
@@ -26,7 +26,7 @@ struct Compression {
   // What this rank has not sent so far, as large as the values; it is added to them, and what is
   // then not sent is left here. Empty for none.
   Pieces error;
-  uint32_t seed = 0;         // of what is random; another one each time
+  uint32_t seed = 0;          // of what is random; another one each time
   bool within_hosts = false;  // not only what crosses hosts
   Coder* coder = nullptr;     // what computes; null for the processor
 };
@@ -38,8 +38,8 @@ struct Operation {
   bool overlaps = false;    // whether the program goes on beside it; for the recorder
   ConstPieces in;
   Pieces out;
-  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing; looked at
-  // again once `allocate` has made room. None if the memory is the host's.
+  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing; looked
+  // at again once `allocate` has made room. None if the memory is the host's.
   std::optional<cuda::Event*> device;
   // Whether it has ended once it runs on the GPU; what `awaits` comes behind it and has the result.
   bool launches = false;

@@ -37,9 +37,8 @@ class AroundRing {
 
   template <typename Source>
   void Send(const Source& source, int part, size_t begin, size_t bytes) {
-    source.ForEach(t_.Begin(part) + begin, bytes, [this](const char* data, size_t some) {
-      exchange_.Send(next_, data, some);
-    });
+    source.ForEach(t_.Begin(part) + begin, bytes,
+                   [this](const char* data, size_t some) { exchange_.Send(next_, data, some); });
   }
 
   // The sums so far of a part, to which this member adds its own values and passes them on; in the

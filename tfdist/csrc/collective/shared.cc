@@ -62,8 +62,7 @@ class Run {
   }
 
   void Publish(uint64_t chunk, size_t i) {
-    begins_[chunk % Segment::kSlots] =
-        host_.TakeRoom(chunk, slice_ * static_cast<size_t>(ranks_));
+    begins_[chunk % Segment::kSlots] = host_.TakeRoom(chunk, slice_ * static_cast<size_t>(ranks_));
     if (t_.scatter) {
       for (int step = 1; step < ranks_; ++step) CopyPartIn(chunk, i, (rank_ + step) % ranks_);
       host_.Publish(chunk);

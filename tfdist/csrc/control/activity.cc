@@ -11,7 +11,8 @@ int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
 
 namespace {
 
-// How much of all values crosses each link in the best algorithm, as nccl-tests compute bus bandwidth.
+// How much of all values crosses each link in the best algorithm, as nccl-tests compute bus
+// bandwidth.
 double BusFactor(Kind kind, double ranks) {
   switch (kind) {
     case Kind::kAllReduce:

@@ -24,14 +24,14 @@ int64_t Nanoseconds(std::chrono::steady_clock::time_point when = std::chrono::st
 class Activity {
  public:
   struct Totals {
-    uint64_t steps = 0;   // that have got their input
-    int64_t input = 0;    // waiting for it, once it has come
+    uint64_t steps = 0;       // that have got their input
+    int64_t input = 0;        // waiting for it, once it has come
     int64_t input_since = 0;  // when the wait for it began that still lasts; 0 for none
-    int64_t waiting = 0;  // stalled until other ranks came
-    int64_t moving = 0;   // stalled while data moved
+    int64_t waiting = 0;      // stalled until other ranks came
+    int64_t moving = 0;       // stalled while data moved
     std::array<uint64_t, kKinds> operations = {};  // that have ended well, by kind
-    double bus_bytes = 0;    // of them, as each link must carry at least
-    int64_t bus_moving = 0;  // how long they took once all ranks had come
+    double bus_bytes = 0;                          // of them, as each link must carry at least
+    int64_t bus_moving = 0;                        // how long they took once all ranks had come
   };
 
   // Never destroyed: other threads may come here while the process ends.

@@ -50,8 +50,8 @@ void WriteRecord(const Record& record, const std::vector<int64_t>& arrivals, Jso
   WriteFingerprint(record.fingerprint, json);
   json->Member("peer", int64_t{record.peer});
   json->Member("bytes", static_cast<int64_t>(record.bytes));
-  json->Member("algorithm", std::string(reduced && algorithm != Algorithm::kAuto
-                                            ? NameOf(algorithm) : ""));
+  json->Member("algorithm",
+               std::string(reduced && algorithm != Algorithm::kAuto ? NameOf(algorithm) : ""));
   json->Member("enqueued_ns", record.enqueued);
   json->Member("begun_ns", record.begun);
   json->Member("last_arrived_ns", record.last_arrived);

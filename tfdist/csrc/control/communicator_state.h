@@ -83,8 +83,12 @@ class JsonWriter {
       return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
     };
     const unsigned first = byte(at), second = byte(at + 1);
-    const size_t bytes = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3
-                         : first < 0xF5 ? 4 : 0;
+    const size_t bytes = first < 0x80   ? 1
+                         : first < 0xC2 ? 0
+                         : first < 0xE0 ? 2
+                         : first < 0xF0 ? 3
+                         : first < 0xF5 ? 4
+                                        : 0;
     for (size_t i = 1; i < bytes; ++i) {
       if ((byte(at + i) & 0xC0) != 0x80) return 0;
     }
@@ -112,7 +116,7 @@ struct CommunicatorState {
   std::optional<std::string> aborted;  // why
   std::vector<std::string> waiting;    // behind what runs
   std::vector<Watch::Known> others;
-  std::vector<TcpStatistics> links;    // to each rank
+  std::vector<TcpStatistics> links;  // to each rank
   Recorder::Log log;
 };
 

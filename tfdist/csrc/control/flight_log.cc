@@ -1,18 +1,18 @@
 #include "control/flight_log.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <fcntl.h>
 #include <limits>
-#include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <string_view>
-#include <sys/eventfd.h>
-#include <unistd.h>
 #include <utility>
 
 #include "control/activity.h"
@@ -133,9 +133,7 @@ void Recorder::BetweenHosts(bool begins) {
   Set(begins ? &changing_.between_begun : &changing_.between_ended, Nanoseconds());
 }
 
-void Recorder::Coded(int64_t duration) {
-  Set(&changing_.coding, Get(changing_.coding) + duration);
-}
+void Recorder::Coded(int64_t duration) { Set(&changing_.coding, Get(changing_.coding) + duration); }
 
 void Recorder::Arrived(int rank, bool waited) {
   // Only this thread writes these.
@@ -273,8 +271,7 @@ void FlightLog::Start(Settings settings) {
   started_ = true;
 }
 
-void FlightLog::Ask(const char* kind, const std::string& communicator,
-                    const std::string& message) {
+void FlightLog::Ask(const char* kind, const std::string& communicator, const std::string& message) {
   if (!started_ || getpid() != process_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -430,8 +427,8 @@ void FlightLog::WriteFile() {
     // Training goes on.
   }
   if (error && error != last_error_) {
-    settings_.warn("The flight log " + path + " could not be written: " +
-                   std::strerror(error) + ". Set TFDIST_FLIGHT_DIR to another directory.");
+    settings_.warn("The flight log " + path + " could not be written: " + std::strerror(error) +
+                   ". Set TFDIST_FLIGHT_DIR to another directory.");
   }
   last_error_ = error;
 }

@@ -16,15 +16,17 @@
 
 namespace tfdist {
 
-// A flight recorder: the last collectives and messages of a communicator, as they went on this rank.
+// A flight recorder: the last collectives and messages of a communicator, as they went on this
+// rank.
 //
-// One collective or message. Times are nanoseconds of the steady clock; 0 where it has not happened.
+// One collective or message. Times are nanoseconds of the steady clock; 0 where it has not
+// happened.
 struct Record {
   Fingerprint fingerprint;
-  uint64_t number = 0;  // among all of the communicator, from 1
-  uint64_t bytes = 0;   // of what this rank gives or gets, whichever is more
-  int32_t peer = -1;    // of a message
-  int32_t last = -1;    // the rank that this one has waited for last; -1 if for none
+  uint64_t number = 0;    // among all of the communicator, from 1
+  uint64_t bytes = 0;     // of what this rank gives or gets, whichever is more
+  int32_t peer = -1;      // of a message
+  int32_t last = -1;      // the rank that this one has waited for last; -1 if for none
   uint8_t algorithm = 0;  // that an all-reduce ran by
   bool failed = false;
   int64_t enqueued = 0;
@@ -120,10 +122,10 @@ class Recorder {
   // hosts_ of them for each record: 1 + microseconds, 0 for none; written as what is in `Changing`.
   std::vector<std::atomic<uint32_t>> arrivals_;
   Changing changing_;
-  uint64_t written_ = 0;            // records before the current one
+  uint64_t written_ = 0;  // records before the current one
   bool open_ = false;
-  std::vector<uint64_t> seen_;      // for each rank the last record that it has arrived in
-  int64_t looked_ = 0;  // when the clock was read last
+  std::vector<uint64_t> seen_;  // for each rank the last record that it has arrived in
+  int64_t looked_ = 0;          // when the clock was read last
   std::array<ReadyMark, kMarks> marks_;
   size_t marked_ = 0;
   int64_t stalled_since_ = 0;  // 0 while this rank goes on beside its operations
@@ -137,8 +139,8 @@ uint64_t HashOf(const Fingerprint& fingerprint);
 
 // Writes what the recorders of this process hold to a file, when something has gone wrong.
 //
-// One file per process. It is written at once by a thread of its own, which needs nothing of Python,
-// and again when Python has given the stacks of its threads. Every writing is atomic.
+// One file per process. It is written at once by a thread of its own, which needs nothing of
+// Python, and again when Python has given the stacks of its threads. Every writing is atomic.
 class FlightLog {
  public:
   struct Settings {
@@ -162,7 +164,8 @@ class FlightLog {
   void Stalled(const std::string& communicator, const std::string& message);
   // What has stalled so since the last call; "" for nothing.
   std::string TakeStalled();
-  // The same as `Ask` on this signal from now on, after which a handler that was there before runs as well.
+  // The same as `Ask` on this signal from now on, after which a handler that was there before runs
+  // as well.
   void AskOnSignal(int number);
 
   // Writes to another path from now on, with another header, and forgets why it was written so far.
@@ -188,7 +191,7 @@ class FlightLog {
   void WriteFile();
 
   Settings settings_;
-  int process_ = 0;  // a forked child has no thread
+  int process_ = 0;         // a forked child has no thread
   int asked_ = -1;          // an eventfd
   int stacks_wanted_ = -1;  // an eventfd
   std::thread thread_;
@@ -200,10 +203,10 @@ class FlightLog {
   std::string session_;
   std::string stalled_;
   std::string stacks_;
-  uint64_t requests_ = 0;  // so far
-  uint64_t written_ = 0;   // of them
+  uint64_t requests_ = 0;      // so far
+  uint64_t written_ = 0;       // of them
   uint64_t stacks_given_ = 0;  // for them
-  int last_error_ = 0;     // that has been warned of
+  int last_error_ = 0;         // that has been warned of
 };
 
 }  // namespace tfdist

@@ -8,7 +8,8 @@
 
 namespace tfdist {
 
-// How much of a dataset one of its iterators has read, without the first batch, which is read twice.
+// How much of a dataset one of its iterators has read, without the first batch, which is read
+// twice.
 struct RowCounts {
   int64_t batches = 0;          // of the dataset's own
   int64_t rows = 0;             // of these

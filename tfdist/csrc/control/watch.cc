@@ -1,13 +1,13 @@
 #include "control/watch.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "control/activity.h"
 
@@ -100,9 +100,9 @@ std::string Encode(const Frame& frame) {
   if (!HasStatus(frame.kind)) {
     body = frame.message.substr(0, kLongestMessage);
   } else {
-    const StatusBody status{frame.status.sequence, frame.status.peer, frame.status.progress,
-                            frame.sent,            frame.echoed,      frame.echo_received,
-                            frame.status.fingerprint};
+    const StatusBody status{
+        frame.status.sequence, frame.status.peer,   frame.status.progress,   frame.sent,
+        frame.echoed,          frame.echo_received, frame.status.fingerprint};
     body.assign(reinterpret_cast<const char*>(&status), sizeof(status));
   }
   const int code = abort ? static_cast<int>(frame.code) : failure ? frame.failures : 0;
@@ -147,9 +147,7 @@ constexpr int kRanksPerBatchMillisecond = 20;
 constexpr size_t kMostWaiting = 1 << 20;
 constexpr int kMostReads = 64;
 
-double Seconds(Clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 std::string Rounded(double seconds) {
   char text[32];
@@ -168,20 +166,20 @@ struct Watch::Peer {
   FrameReader reader;
   std::string waiting;  // to be sent
   Clock::time_point heard = Clock::now();
-  bool silent = false;  // a warning has been given
+  bool silent = false;           // a warning has been given
   Clock::time_point heard_last;  // before that
   Status status;
-  bool left = false;  // has said farewell
-  bool parted = false;  // nothing more is sent to it
-  bool unread = false;  // TLS may hold bytes that the descriptor does not tell of
-  uint8_t failures = 0;  // steps of it that have failed
-  std::string failure;   // what it says of the last of them
-  uint64_t failed_after = 0;  // the last collective that it had joined by then
+  bool left = false;           // has said farewell
+  bool parted = false;         // nothing more is sent to it
+  bool unread = false;         // TLS may hold bytes that the descriptor does not tell of
+  uint8_t failures = 0;        // steps of it that have failed
+  std::string failure;         // what it says of the last of them
+  uint64_t failed_after = 0;   // the last collective that it had joined by then
   Clock::time_point ended_at;  // when it left, or failed
-  bool lost = false;  // is not listened to any more, only told why
-  bool gone = false;  // the connection has ended
-  int64_t told_at = 0;  // the time in its last status
-  int64_t told_came = 0;  // when that came
+  bool lost = false;           // is not listened to any more, only told why
+  bool gone = false;           // the connection has ended
+  int64_t told_at = 0;         // the time in its last status
+  int64_t told_came = 0;       // when that came
   ClockOffset clock;
   OneWayDelay delay;
 };
@@ -227,9 +225,7 @@ void Watch::Stop() {
   stopping_ = true;
   WakeUp();
   if (thread_.joinable()) thread_.join();
-  for (const auto& peer : peers_) {
-    peer->stream = nullptr;
-  }
+  for (const auto& peer : peers_) { peer->stream = nullptr; }
 }
 
 void Watch::WakeUp() {
@@ -243,9 +239,9 @@ void Watch::Loop() {
   const double patience =
       std::min(settings_.silence_warning_seconds, settings_.silence_timeout_seconds);
   const double ranks_of_group = static_cast<double>(peers_.size());
-  const double interval = std::min(std::max(std::min(1.0, patience / 5),
-                                            ranks_of_group * kStatusSecondsPerRank),
-                                   patience / 2.5);
+  const double interval =
+      std::min(std::max(std::min(1.0, patience / 5), ranks_of_group * kStatusSecondsPerRank),
+               patience / 2.5);
   const double slow_interval = std::min(interval, SlowStatusSeconds(peers_.size()));
   const double tick = std::min(kTickSeconds, interval);
   const int batch_ms = std::min(static_cast<int>(1000 * tick),
@@ -316,8 +312,8 @@ void Watch::Loop() {
   }
 }
 
-// Lets the farewells arrive: what is still to be sent would be lost at the end of the connection, and bytes
-// that nobody has read would break it.
+// Lets the farewells arrive: what is still to be sent would be lost at the end of the connection,
+// and bytes that nobody has read would break it.
 void Watch::Part() {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -505,8 +501,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                          : last < mine.sequence)) {
       callbacks_.give_up(Code::kUnavailable,
                          failed ? peer.failure
-                                : name + " has left the group: its program has ended, or has "
-                                         "closed it. Run the same number of steps on all ranks.");
+                                : name +
+                                      " has left the group: its program has ended, or has "
+                                      "closed it. Run the same number of steps on all ranks.");
       return;
     }
     // That one will say why this rank's step has failed.
@@ -521,8 +518,8 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
         !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
-      const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)],
-                                       joined, name, peer.status.fingerprint);
+      const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)], joined,
+                                       name, peer.status.fingerprint);
       callbacks_.give_up(error.code(), error.what());
       return;
     }
@@ -560,9 +557,8 @@ std::vector<int> Watch::Missing(const Doing& doing) const {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const Peer& peer = *peers_[rank];
     if (!peer.stream) continue;
-    const bool joined = IsMessage(doing.status)
-                            ? doing.status.peer != static_cast<int>(rank)
-                            : peer.status.sequence >= doing.status.sequence;
+    const bool joined = IsMessage(doing.status) ? doing.status.peer != static_cast<int>(rank)
+                                                : peer.status.sequence >= doing.status.sequence;
     if (!joined) missing.push_back(static_cast<int>(rank));
   }
   return missing;

@@ -20,7 +20,13 @@
 namespace tfdist {
 
 // What ranks tell each other beside the data: that they live, where they are, why they give up.
-enum class FrameKind : uint8_t { kStatus = 1, kAbort = 2, kFarewell = 3, kFailure = 4, kWaited = 5 };
+enum class FrameKind : uint8_t {
+  kStatus = 1,
+  kAbort = 2,
+  kFarewell = 3,
+  kFailure = 4,
+  kWaited = 5
+};
 
 // Where a rank is.
 struct Status {
@@ -33,13 +39,13 @@ struct Status {
 
 struct Frame {
   FrameKind kind = FrameKind::kStatus;
-  Status status;             // of a status or a farewell
-  int64_t sent = 0;          // when, by the sender's clock; of a status
-  int64_t echoed = 0;        // the time in the last status from whom this one goes to; 0 for none
+  Status status;              // of a status or a farewell
+  int64_t sent = 0;           // when, by the sender's clock; of a status
+  int64_t echoed = 0;         // the time in the last status from whom this one goes to; 0 for none
   int64_t echo_received = 0;  // when that came
   Code code = Code::kUnavailable;  // of an abort
-  uint8_t failures = 0;      // of a failure: steps that have failed, this one counted
-  std::string message;       // of an abort, a failure, or what the receiver is waited for in
+  uint8_t failures = 0;            // of a failure: steps that have failed, this one counted
+  std::string message;             // of an abort, a failure, or what the receiver is waited for in
 };
 
 std::string Encode(const Frame& frame);
@@ -58,9 +64,9 @@ class FrameReader {
 
 // How far another rank's steady clock is ahead of this one's, from frames that go both ways.
 //
-// Four times of two frames, in nanoseconds: this rank has sent one at `sent`, the other has received
-// it at `received` and sent the next at `answered`, by its own clock, which came at `came`. What a
-// frame lets through is below 2^61.
+// Four times of two frames, in nanoseconds: this rank has sent one at `sent`, the other has
+// received it at `received` and sent the next at `answered`, by its own clock, which came at
+// `came`. What a frame lets through is below 2^61.
 struct RoundTrip {
   int64_t sent = 0;
   int64_t received = 0;
@@ -156,9 +162,9 @@ class Watch {
     std::function<void()> progress;  // of another rank
     std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
-    std::function<void(const std::string& message)> stalled;    // beside a warning
+    std::function<void(const std::string& message)> stalled;     // beside a warning
     std::function<void(const std::string& message)> waited_for;  // another rank has warned so
-    std::function<void()> tick;  // called again and again
+    std::function<void()> tick;                                  // called again and again
   };
 
   // How often a rank of so many tells the others of itself while an operation takes long.
@@ -212,11 +218,11 @@ class Watch {
   const Callbacks callbacks_;
   std::vector<std::unique_ptr<Peer>> peers_;  // their streams belong to the thread
   std::mutex known_mutex_;                    // of what `Others` reads of them
-  int wake_;  // an eventfd
+  int wake_;                                  // an eventfd
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::mutex telling_mutex_;
-  std::string told_;  // frames to be sent
+  std::string told_;              // frames to be sent
   Clock::time_point warned_for_;  // when the patience began that warnings were given for
   double next_warning_ = 0;
 };

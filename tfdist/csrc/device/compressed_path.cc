@@ -36,7 +36,8 @@ device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
 
 size_t TransferCodec::ListBytes(const CodedTransfer& transfer) {
   return (Stretches(transfer.in()).size() + Stretches(transfer.out()).size() +
-          Stretches(transfer.error()).size()) * sizeof(Stretch);
+          Stretches(transfer.error()).size()) *
+         sizeof(Stretch);
 }
 
 void TransferCodec::MakeRoom(size_t values, size_t list_bytes) {
@@ -192,9 +193,7 @@ void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
   stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
 }
 
-void DeviceCoder::AwaitFetched(const Batch& batch) {
-  Await(*fetched_.at(batch.encoded), guard_);
-}
+void DeviceCoder::AwaitFetched(const Batch& batch) { Await(*fetched_.at(batch.encoded), guard_); }
 
 bool CompressedPath::GoesByNccl(Fabric& fabric, const Operation& operation, const Parts& parts,
                                 const std::function<void()>& settle) {

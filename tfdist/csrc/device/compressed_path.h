@@ -21,7 +21,8 @@
 
 namespace tfdist {
 
-// The kernels of a compressed all-reduce, for the values of a transfer where its tensors lie on a GPU.
+// The kernels of a compressed all-reduce, for the values of a transfer where its tensors lie on a
+// GPU.
 class TransferCodec {
  public:
   TransferCodec(const Gpu& gpu, const KernelModule& kernels, const DeviceStream& stream)
@@ -32,18 +33,21 @@ class TransferCodec {
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 
-  // May free what the stream uses. Args: list_bytes: of all transfers that are given before `Restart`.
+  // May free what the stream uses. Args: list_bytes: of all transfers that are given before
+  // `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
-  // Bytes that are left for lists, and all of them again, once the stream has done what it was given.
+  // Bytes that are left for lists, and all of them again, once the stream has done what it was
+  // given.
   size_t list_bytes_left() const { return most_listed_ - listed_; }
   void Restart() { listed_ = 0; }
 
-  // Before anything else of a transfer, which stays until the last call for it. Each has the stream do
-  // its work, and returns at once.
+  // Before anything else of a transfer, which stays until the last call for it. Each has the stream
+  // do its work, and returns at once.
   void Begin(const CodedTransfer& transfer);
   // Values [begin, begin + count) of member j's part: whole chunks, unless the part ends.
   void Encode(int j, size_t begin, size_t count, cuda::Address to) const;
-  // The same of the own part, of which everyone's encoded values lie `stride` bytes behind one another.
+  // The same of the own part, of which everyone's encoded values lie `stride` bytes behind one
+  // another.
   void Sum(size_t begin, size_t count, cuda::Address first, size_t stride, cuda::Address to) const;
   void Decode(int j, size_t begin, size_t count, cuda::Address from) const;
 
@@ -66,8 +70,8 @@ class TransferCodec {
 // What is thrown where a GPU has no memory for encoded values. Args: bytes: that were asked for.
 Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error);
 
-// Compressed all-reduces of what is on a GPU: kernels encode, sum and decode, and what passes through
-// the host's memory and between ranks is encoded.
+// Compressed all-reduces of what is on a GPU: kernels encode, sum and decode, and what passes
+// through the host's memory and between ranks is encoded.
 class DeviceCoder : public Coder {
  public:
   using OnHost = std::function<void(Operation&)>;
@@ -75,14 +79,14 @@ class DeviceCoder : public Coder {
   // Args: what ends waits early.
   DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard);
 
-  // Whether it can run an operation: one of which nothing is summed without being encoded. Ranks that
-  // run it and such that do so on the host go together: what they send is the same.
+  // Whether it can run an operation: one of which nothing is summed without being encoded. Ranks
+  // that run it and such that do so on the host go together: what they send is the same.
   static bool Takes(const Topology& topology, const Operation& operation);
   // Makes room for it. Throws Error where there is none.
   void MakeRoom(const Topology& topology, const Operation& operation);
 
-  // Runs an operation whose memory is the GPU's. Args: how one is run on the host, which asks this for
-  // all that touches the memory.
+  // Runs an operation whose memory is the GPU's. Args: how one is run on the host, which asks this
+  // for all that touches the memory.
   void Run(Operation& operation, const OnHost& on_host);
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
@@ -116,8 +120,8 @@ class DeviceCoder : public Coder {
   std::vector<std::unique_ptr<DeviceEvent>> events_;
 };
 
-// Which way the compressed all-reduces of a communicator go, and what runs them: encoded values go from
-// GPU to GPU by NCCL, or over the host's links.
+// Which way the compressed all-reduces of a communicator go, and what runs them: encoded values go
+// from GPU to GPU by NCCL, or over the host's links.
 class CompressedPath {
  public:
   // Args: ranks: this process's GPUs; guard: ends waits early.
@@ -142,7 +146,7 @@ class CompressedPath {
   const Routes::Ranks& ranks_;
   Routes& routes_;
   Guard& guard_;
-  std::unique_ptr<NcclCoded> by_nccl_;      // made when it is used first
+  std::unique_ptr<NcclCoded> by_nccl_;       // made when it is used first
   std::unique_ptr<DeviceCoder> over_links_;  // the same
   bool announced_ = false;
 };

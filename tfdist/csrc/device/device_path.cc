@@ -102,13 +102,13 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
 }
 
 // As all ranks do alike.
-DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation,
-                                         const Parts& parts) {
+DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
     for (const Operation* part : parts) CheckCompressible(*part);
     if (IsEncoded(fabric.topology, *operation.compression)) {
-      const bool stays = compressed_.GoesByNccl(fabric, operation, parts, [this] { AwaitLaunched(); });
+      const bool stays =
+          compressed_.GoesByNccl(fabric, operation, parts, [this] { AwaitLaunched(); });
       return stays ? Transport::kNccl : Transport::kHost;
     }
     operation.compression.reset();
@@ -136,17 +136,20 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can go another way than through the host: a message in a group of two, since in
-// larger ones nobody else takes part in it.
+// Whether an operation can go another way than through the host: a message in a group of two, since
+// in larger ones nobody else takes part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
     case Kind::kReduceScatter:
     case Kind::kAllGather:
-    case Kind::kBroadcast: return true;
+    case Kind::kBroadcast:
+      return true;
     case Kind::kSend:
-    case Kind::kReceive: return ranks_.size() == 1 && fabric.topology.size == 2;
-    default: return false;
+    case Kind::kReceive:
+      return ranks_.size() == 1 && fabric.topology.size == 2;
+    default:
+      return false;
   }
 }
 
@@ -163,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same of
-// the others.
+// Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same
+// of the others.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
@@ -199,9 +202,9 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
   Barrier(fabric, ready);
 }
 
-// Until this process's GPUs have launched what comes before, in an order that all ranks agree on. By
-// then all have arrived, so that nobody waits for a program here. No two threads launch on a GPU at
-// once, which NCCL does not allow.
+// Until this process's GPUs have launched what comes before, in an order that all ranks agree on.
+// By then all have arrived, so that nobody waits for a program here. No two threads launch on a GPU
+// at once, which NCCL does not allow.
 std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
   std::deque<LaunchOrder::Turn> turns;
   std::vector<size_t> proposed;
@@ -265,8 +268,9 @@ void DevicePath::Poll() const {
   for (const auto& rank : ranks_) {
     if (rank->nccl) rank->nccl->Poll();
     if (rank->own && rank->own->outcome() != device::Outcome::kRunning) {
-      throw Error(Code::kUnavailable, "A GPU has waited too long for the others' in an all-reduce "
-                                      "that all of them had begun.");
+      throw Error(Code::kUnavailable,
+                  "A GPU has waited too long for the others' in an all-reduce "
+                  "that all of them had begun.");
     }
   }
 }
@@ -322,7 +326,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a choice.
+// Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a
+// choice.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;
@@ -330,9 +335,7 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   const size_t largest = TriedSizes().back();
   try {
     for (const auto& gpu : gpus_) memories.push_back(std::make_unique<DeviceMemory>(*gpu, largest));
-  } catch (const Error&) {
-    memories.clear();
-  }
+  } catch (const Error&) { memories.clear(); }
   if (!AllAgree(fabric, operation, !memories.empty())) return;
   JoinNccl(fabric, operation);
   Fingerprint asked;
@@ -378,7 +381,8 @@ void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
                                routes_.topology().size,
                                routes_.least_buffer(),
                                setup_.timeout_seconds,
-                               !IsMessage(operation.fingerprint.kind), setup_.warn};
+                               !IsMessage(operation.fingerprint.kind),
+                               setup_.warn};
   nccl_ = std::make_unique<NcclRanks>(fabric, operation, ranks_, setup, guard_);
 }
 

@@ -36,14 +36,13 @@ class DevicePath {
   DevicePath(const DevicePath&) = delete;
   DevicePath& operator=(const DevicePath&) = delete;
 
-  // Waits until a point in the program's stream has passed, or for what ends the wait; an error of the
-  // GPU shows in what is run next.
-  // Args: which GPU brings the part.
+  // Waits until a point in the program's stream has passed, or for what ends the wait; an error of
+  // the GPU shows in what is run next. Args: which GPU brings the part.
   void AwaitInput(size_t gpu, const Operation& part,
                   const std::function<bool()>& ends) const noexcept;
 
-  // Runs an operation whose memory is the GPUs', and waits for its result, unless it has only launched
-  // it, and returns so. Args: how one is run whose memory is the host's.
+  // Runs an operation whose memory is the GPUs', and waits for its result, unless it has only
+  // launched it, and returns so. Args: how one is run whose memory is the host's.
   bool Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
   // Waits for the results of what was only launched. Throws Error if that has failed.
@@ -55,17 +54,18 @@ class DevicePath {
   // Ends what has been launched, here and on the other ranks, whose memory it may use.
   void GiveUp() noexcept;
 
-  // Of what has gone from GPU to GPU: what each of this process's brought or got, whichever is more.
+  // Of what has gone from GPU to GPU: what each of this process's brought or got, whichever is
+  // more.
   uint64_t moved_bytes() const { return moved_bytes_; }
 
   // The GPUs of this process; they may live longer than the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // The kernels of a process with one GPU, for what its program runs there by itself; null for none,
-  // and where all goes through the host's memory.
+  // The kernels of a process with one GPU, for what its program runs there by itself; null for
+  // none, and where all goes through the host's memory.
   std::shared_ptr<const KernelModule> kernels() const;
 
-  // At the end, where nothing has failed: waits, but not for long, until this process's GPUs have read
-  // what they need of the others' memory. Whether others may still read this process's.
+  // At the end, where nothing has failed: waits, but not for long, until this process's GPUs have
+  // read what they need of the others' memory. Whether others may still read this process's.
   bool Leave();
 
  private:
@@ -94,7 +94,7 @@ class DevicePath {
   HostStaged host_;
   Routes routes_;
   bool measured_ = false;
-  std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
+  std::unique_ptr<NcclRanks> nccl_;        // made when it is used first
   std::unique_ptr<MessageCopies> copies_;  // likewise
   CompressedPath compressed_;
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to

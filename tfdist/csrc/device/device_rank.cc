@@ -32,9 +32,7 @@ DeviceRank::DeviceRank(const DeviceSetup& setup, size_t index)
     AllocateBuffers(setup.buffer_bytes);
     kernels = std::make_shared<const KernelModule>(*gpu, binary.data(), KernelNames().data(),
                                                    KernelNames().size());
-  } catch (const Error& error) {
-    lack = ClauseOf(error);
-  }
+  } catch (const Error& error) { lack = ClauseOf(error); }
 }
 
 void DeviceRank::AllocateBuffers(size_t buffer_bytes) {

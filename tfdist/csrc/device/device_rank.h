@@ -17,8 +17,8 @@
 namespace tfdist {
 
 struct DeviceRank {
-  // Args: which of the setup's GPUs. Throws Error where it cannot be used; where its kernels cannot,
-  // `lack` says why.
+  // Args: which of the setup's GPUs. Throws Error where it cannot be used; where its kernels
+  // cannot, `lack` says why.
   DeviceRank(const DeviceSetup& setup, size_t index);
 
   // What the other ranks need to know of it; without kernels if its memory cannot be shared.
@@ -34,7 +34,7 @@ struct DeviceRank {
   std::unique_ptr<Peers> peers;
   std::unique_ptr<StreamMeetings> meetings;  // where streams wait, not kernels
   std::unique_ptr<KernelAllReduce> own;
-  std::unique_ptr<NcclGroup> nccl;  // made when it is used first
+  std::unique_ptr<NcclGroup> nccl;       // made when it is used first
   std::unique_ptr<FusionBuffer> fusion;  // for small tensors, if all ranks have one
 
  private:

@@ -18,8 +18,8 @@ void CheckDevice(const DeviceSetup& setup) {
   const std::set<std::string> known{"", "own", "nccl", "host", "by_size"};
   if (!known.count(setup.transport)) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM must be own, nccl, host or by_size. Received: " + setup.transport +
-                    ".");
+                "TFDIST_DEVICE_ALGORITHM must be own, nccl, host or by_size. Received: " +
+                    setup.transport + ".");
   }
   if (setup.buffer_bytes < kLeastBuffer || setup.buffer_bytes % device::kVectorBytes != 0) {
     throw Error(Code::kInvalidArgument,

@@ -21,7 +21,8 @@ struct DeviceSetup {
   std::string cuda;         // the driver's library; empty for the system's
   std::string nccl;         // NCCL's library; empty for none
   bool tls = false;         // between ranks, where NCCL would send in the clear
-  // "own", "nccl" or "host"; "by_size" for whichever usually is the best, empty for what is, by trying.
+  // "own", "nccl" or "host"; "by_size" for whichever usually is the best, empty for what is, by
+  // trying.
   std::string transport;
   size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU
   bool may_share_gpu = false;  // whether ranks of one GPU use kernels and NCCL; for tests

@@ -11,9 +11,7 @@ using device::List;
 
 constexpr size_t kLarge = size_t{1} << 20;  // from here on, to move it twice costs more than a call
 
-uint64_t Vectors(size_t bytes) {
-  return (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
-}
+uint64_t Vectors(size_t bytes) { return (bytes + device::kVectorBytes - 1) / device::kVectorBytes; }
 
 }  // namespace
 
@@ -36,8 +34,8 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
       continue;
     }
     if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
-    list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in),
-                                cuda::PointerTo<char>(tensor.out), tensor.bytes, list.vectors};
+    list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in), cuda::PointerTo<char>(tensor.out),
+                                tensor.bytes, list.vectors};
     list.vectors += Vectors(tensor.bytes);
   }
   flush();

@@ -41,7 +41,8 @@ inline unsigned BlocksForTeams(uint64_t things) {
   return BlocksFor(things * device::kTeam, kMostBlocksAlone);
 }
 
-// Small tensors that go through NCCL in one call: packed into a buffer that NCCL knows, and unpacked.
+// Small tensors that go through NCCL in one call: packed into a buffer that NCCL knows, and
+// unpacked.
 //
 // How the tensors of a bucket go: those that are large by themselves, the others in lists.
 struct Fused {
@@ -70,7 +71,7 @@ class FusionBuffer {
   const Gpu& gpu_;
   const KernelModule& kernels_;
   NcclGroup& nccl_;
-  const DeviceMemory ended_;  // zero: nobody gives up
+  const DeviceMemory ended_;             // zero: nobody gives up
   std::unique_ptr<DeviceMemory> plain_;  // where NCCL has no memory of its own to give
   cuda::Address address_ = 0;
 };

@@ -1,8 +1,8 @@
 #include "device/gpu.h"
 
+#include <dlfcn.h>
 #include <algorithm>
 #include <cstring>
-#include <dlfcn.h>
 #include <iterator>
 
 #include "error.h"
@@ -12,8 +12,8 @@ namespace {
 
 constexpr char kSystems[] = "libcuda.so.1";
 
-// CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, and _HARDWARE_STACK_ERROR
-// to _LAUNCH_FAILED.
+// CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, and
+// _HARDWARE_STACK_ERROR to _LAUNCH_FAILED.
 constexpr Result kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
 
 std::string VersionOf(int number) {
@@ -38,8 +38,8 @@ Driver Resolve(const std::string& library) {
   }
   const std::string newer = " Install a driver for CUDA " + VersionOf(kOldestDriver) + " or newer.";
   Driver driver;
-#define TFDIST_RESOLVE(function, arguments)                                              \
-  driver.function = reinterpret_cast<Result(*) arguments>(dlsym(opened, #function));     \
+#define TFDIST_RESOLVE(function, arguments)                                          \
+  driver.function = reinterpret_cast<Result(*) arguments>(dlsym(opened, #function)); \
   if (!driver.function) Refuse("the driver " + name + " lacks " #function "." + newer);
   TFDIST_CUDA(TFDIST_RESOLVE)
 #undef TFDIST_RESOLVE
@@ -93,8 +93,9 @@ Gpu::Gpu(int number) {
   TFDIST_CALL(cuDeviceGetCount, &count);
   if (number < 0 || number >= count) {
     throw Error(Code::kInvalidArgument,
-                "This process sees " + std::to_string(count) + " GPUs, numbered from 0. Received: " +
-                    std::to_string(number) + ". CUDA_VISIBLE_DEVICES says which it sees.");
+                "This process sees " + std::to_string(count) +
+                    " GPUs, numbered from 0. Received: " + std::to_string(number) +
+                    ". CUDA_VISIBLE_DEVICES says which it sees.");
   }
   TFDIST_CALL(cuDeviceGet, &device_, number);
   char name[128] = {};

@@ -20,8 +20,8 @@ struct Stream;
 struct Event;
 struct Module;
 struct Function;
-using Result = int;    // CUresult
-using Device = int;    // CUdevice
+using Result = int;                  // CUresult
+using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 
 // CUipcMemHandle: tells another process of the host of an allocation.
@@ -31,17 +31,19 @@ struct IpcHandle {
 
 // Numbers of CUDA 11 to 13.
 constexpr Result kSuccess = 0;
-constexpr Result kNotReady = 600;              // CUDA_ERROR_NOT_READY
-constexpr Result kPeerAccessIsEnabled = 704;   // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-constexpr Result kMemoryIsRegistered = 712;    // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
-constexpr unsigned kNonBlocking = 1;           // CU_STREAM_NON_BLOCKING
-constexpr unsigned kNoTiming = 2;              // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP; also to register
-constexpr unsigned kLazyPeerAccess = 1;        // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
-constexpr int kMajor = 75, kMinor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-constexpr int kStreamWaits = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
-constexpr unsigned kReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ: how two's complements of int64 compare
-constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
+constexpr Result kNotReady = 600;             // CUDA_ERROR_NOT_READY
+constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+constexpr Result kMemoryIsRegistered = 712;   // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+constexpr unsigned kNonBlocking = 1;          // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;             // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1,
+                   kMapped = 2;          // CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP; also to register
+constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+constexpr unsigned kReached =
+    0;  // CU_STREAM_WAIT_VALUE_GEQ: how two's complements of int64 compare
+constexpr int kOldestDriver = 12000;  // as cuDriverGetVersion tells it
 
 // CUuuid: tells GPUs apart, also between processes.
 struct Uuid {
@@ -49,47 +51,47 @@ struct Uuid {
 };
 
 // Name, what it takes. All return a Result.
-#define TFDIST_CUDA(F)                                                                    \
-  F(cuInit, (unsigned))                                                                   \
-  F(cuDriverGetVersion, (int*))                                                           \
-  F(cuGetErrorName, (Result, const char**))                                               \
-  F(cuGetErrorString, (Result, const char**))                                             \
-  F(cuDeviceGetCount, (int*))                                                             \
-  F(cuDeviceGet, (Device*, int))                                                          \
-  F(cuDeviceGetName, (char*, int, Device))                                                \
-  F(cuDeviceGetUuid_v2, (Uuid*, Device))                                                  \
-  F(cuDeviceGetPCIBusId, (char*, int, Device))                                            \
-  F(cuDeviceGetAttribute, (int*, int, Device))                                            \
-  F(cuDevicePrimaryCtxRetain, (Context**, Device))                                        \
-  F(cuDevicePrimaryCtxRelease_v2, (Device))                                               \
-  F(cuDeviceCanAccessPeer, (int*, Device, Device))                                        \
-  F(cuCtxSetCurrent, (Context*))                                                          \
-  F(cuCtxEnablePeerAccess, (Context*, unsigned))                                          \
-  F(cuMemAlloc_v2, (Address*, size_t))                                                    \
-  F(cuMemFree_v2, (Address))                                                              \
-  F(cuMemHostAlloc, (void**, size_t, unsigned))                                           \
-  F(cuMemFreeHost, (void*))                                                               \
-  F(cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))                            \
-  F(cuMemHostRegister_v2, (void*, size_t, unsigned))                                      \
-  F(cuMemHostUnregister, (void*))                                                         \
-  F(cuMemsetD32Async, (Address, unsigned, size_t, Stream*))                               \
-  F(cuMemcpyAsync, (Address, Address, size_t, Stream*))                                   \
-  F(cuStreamCreateWithPriority, (Stream**, unsigned, int))                                \
-  F(cuCtxGetStreamPriorityRange, (int*, int*))                                            \
-  F(cuStreamDestroy_v2, (Stream*))                                                        \
-  F(cuStreamSynchronize, (Stream*))                                                       \
-  F(cuStreamWaitEvent, (Stream*, Event*, unsigned))                                       \
-  F(cuEventCreate, (Event**, unsigned))                                                   \
-  F(cuEventRecord, (Event*, Stream*))                                                     \
-  F(cuEventQuery, (Event*))                                                               \
-  F(cuEventDestroy_v2, (Event*))                                                          \
-  F(cuModuleLoadData, (Module**, const void*))                                            \
-  F(cuModuleUnload, (Module*))                                                            \
-  F(cuModuleGetFunction, (Function**, Module*, const char*))                              \
+#define TFDIST_CUDA(F)                                                                      \
+  F(cuInit, (unsigned))                                                                     \
+  F(cuDriverGetVersion, (int*))                                                             \
+  F(cuGetErrorName, (Result, const char**))                                                 \
+  F(cuGetErrorString, (Result, const char**))                                               \
+  F(cuDeviceGetCount, (int*))                                                               \
+  F(cuDeviceGet, (Device*, int))                                                            \
+  F(cuDeviceGetName, (char*, int, Device))                                                  \
+  F(cuDeviceGetUuid_v2, (Uuid*, Device))                                                    \
+  F(cuDeviceGetPCIBusId, (char*, int, Device))                                              \
+  F(cuDeviceGetAttribute, (int*, int, Device))                                              \
+  F(cuDevicePrimaryCtxRetain, (Context**, Device))                                          \
+  F(cuDevicePrimaryCtxRelease_v2, (Device))                                                 \
+  F(cuDeviceCanAccessPeer, (int*, Device, Device))                                          \
+  F(cuCtxSetCurrent, (Context*))                                                            \
+  F(cuCtxEnablePeerAccess, (Context*, unsigned))                                            \
+  F(cuMemAlloc_v2, (Address*, size_t))                                                      \
+  F(cuMemFree_v2, (Address))                                                                \
+  F(cuMemHostAlloc, (void**, size_t, unsigned))                                             \
+  F(cuMemFreeHost, (void*))                                                                 \
+  F(cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))                              \
+  F(cuMemHostRegister_v2, (void*, size_t, unsigned))                                        \
+  F(cuMemHostUnregister, (void*))                                                           \
+  F(cuMemsetD32Async, (Address, unsigned, size_t, Stream*))                                 \
+  F(cuMemcpyAsync, (Address, Address, size_t, Stream*))                                     \
+  F(cuStreamCreateWithPriority, (Stream**, unsigned, int))                                  \
+  F(cuCtxGetStreamPriorityRange, (int*, int*))                                              \
+  F(cuStreamDestroy_v2, (Stream*))                                                          \
+  F(cuStreamSynchronize, (Stream*))                                                         \
+  F(cuStreamWaitEvent, (Stream*, Event*, unsigned))                                         \
+  F(cuEventCreate, (Event**, unsigned))                                                     \
+  F(cuEventRecord, (Event*, Stream*))                                                       \
+  F(cuEventQuery, (Event*))                                                                 \
+  F(cuEventDestroy_v2, (Event*))                                                            \
+  F(cuModuleLoadData, (Module**, const void*))                                              \
+  F(cuModuleUnload, (Module*))                                                              \
+  F(cuModuleGetFunction, (Function**, Module*, const char*))                                \
   F(cuLaunchKernel, (Function*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
-                     unsigned, Stream*, void**, void**))                                  \
-  F(cuIpcGetMemHandle, (IpcHandle*, Address))                                             \
-  F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                               \
+                     unsigned, Stream*, void**, void**))                                    \
+  F(cuIpcGetMemHandle, (IpcHandle*, Address))                                               \
+  F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                                 \
   F(cuIpcCloseMemHandle, (Address))
 // Null where there is none.
 #define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
@@ -103,7 +105,8 @@ struct Driver {
 };
 
 // The same for the whole process; the first call tells which library, "" for the system's.
-// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is missing.
+// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is
+// missing.
 const Driver& Load(const std::string& library = "");
 
 // Memory as the driver calls it, and as code does.
@@ -123,7 +126,8 @@ namespace tfdist {
 // How many threads and blocks share a kernel's work.
 
 constexpr unsigned kKernelThreads = 512;
-// Of kernels that wait for nobody: from 256 blocks on, an H100 moves memory about as fast as it copies.
+// Of kernels that wait for nobody: from 256 blocks on, an H100 moves memory about as fast as it
+// copies.
 constexpr uint64_t kMostBlocksAlone = 512;
 
 // The same on all ranks, whatever GPU they have.
@@ -135,7 +139,8 @@ inline unsigned BlocksFor(uint64_t vectors, uint64_t most) {
 // A GPU, and what belongs to it: memory, streams, events, kernels. Each frees what it has made.
 class Gpu {
  public:
-  // Args: its number among those that this process sees. The context is the one that TensorFlow uses.
+  // Args: its number among those that this process sees. The context is the one that TensorFlow
+  // uses.
   explicit Gpu(int number);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -247,8 +252,8 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   cuda::Stream* get() const { return stream_; }
-  // Copies to or from a GPU, or within one; the host's memory has to be `MappedMemory` to come or go
-  // beside other work.
+  // Copies to or from a GPU, or within one; the host's memory has to be `MappedMemory` to come or
+  // go beside other work.
   void Copy(cuda::Address to, cuda::Address from, size_t bytes) const;
   // Waits for all that it was given.
   void Synchronize() const;
@@ -299,8 +304,8 @@ class KernelModule {
   }
 
  private:
-  void LaunchWith(const std::string& name, unsigned blocks, unsigned threads,
-                  cuda::Stream* stream, void** arguments) const;
+  void LaunchWith(const std::string& name, unsigned blocks, unsigned threads, cuda::Stream* stream,
+                  void** arguments) const;
 
   const Gpu& gpu_;
   cuda::Module* module_ = nullptr;

@@ -18,7 +18,8 @@
 namespace tfdist {
 namespace {
 
-// Chunks on each side: one is copied while the host waits for the other one and meets the other rank.
+// Chunks on each side: one is copied while the host waits for the other one and meets the other
+// rank.
 constexpr size_t kInTransit = 2;
 // Of both staging buffers together, which chunks take in turn.
 constexpr size_t kSlots = 2 * kInTransit;
@@ -32,14 +33,16 @@ size_t BytesOf(const Operation& operation) {
 }  // namespace
 
 MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard)
-    : rank_(rank), slot_bytes_(KernelAllReduce::StagingBytes(buffer_bytes) / kSlots), guard_(guard) {
+    : rank_(rank),
+      slot_bytes_(KernelAllReduce::StagingBytes(buffer_bytes) / kSlots),
+      guard_(guard) {
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
-// The ranks meet once for each chunk c: the sender comes when it has written c, the receiver when it has
-// read c - 2. So after that meeting the slot of c + 2, which held c - 2, is free. The first two chunks are
-// written before any meeting: the receiver has read all of the message before, since it arrived for this
-// one.
+// The ranks meet once for each chunk c: the sender comes when it has written c, the receiver when
+// it has read c - 2. So after that meeting the slot of c + 2, which held c - 2, is free. The first
+// two chunks are written before any meeting: the receiver has read all of the message before, since
+// it arrived for this one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto meet = [&] {
@@ -102,8 +105,8 @@ ExactShares::ExactShares(const Topology& groups, const Operation& part)
     owners = std::min(owners, group.size());
     slots_ = std::max(slots_, group.size());
   }
-  sizes_ = CutEvenly(part.in.bytes(), kFloat, static_cast<int>(owners),
-                     static_cast<int>(ranks_.size()));
+  sizes_ =
+      CutEvenly(part.in.bytes(), kFloat, static_cast<int>(owners), static_cast<int>(ranks_.size()));
   largest_ = *std::max_element(sizes_.begin(), sizes_.end());
   slot_ = Aligned(largest_);
 }
@@ -276,8 +279,7 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
   }
 }
 
-void HostStaged::InChunks(const Operation& operation, const Parts& parts,
-                          const OnHost& on_host) {
+void HostStaged::InChunks(const Operation& operation, const Parts& parts, const OnHost& on_host) {
   const size_t bytes = parts[0]->in.bytes();
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
@@ -323,8 +325,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts,
   }
 }
 
-void HostStaged::Whole(const Operation& operation, const Parts& parts,
-                       const OnHost& on_host) {
+void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnHost& on_host) {
   const Operation& first = *parts[0];
   const Kind kind = operation.fingerprint.kind;
   Operation staged;
@@ -401,7 +402,9 @@ char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_
 void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {
-    case Kind::kBroadcast: asked.root /= static_cast<int32_t>(parts.size()); break;
+    case Kind::kBroadcast:
+      asked.root /= static_cast<int32_t>(parts.size());
+      break;
     case Kind::kAllGather:
       for (size_t i = 1; i < parts.size(); ++i) staged->sent_rows[0] += parts[i]->sent_rows[0];
       break;
@@ -413,7 +416,8 @@ void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* st
       ReduceInto(in, all, *bytes, asked);
       break;
     }
-    default: break;
+    default:
+      break;
   }
 }
 

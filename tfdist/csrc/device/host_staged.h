@@ -17,16 +17,15 @@
 
 namespace tfdist {
 
-// Messages between the two GPUs of a group, by copies: the sender's GPU writes to the receiver's staging
-// buffers, so no kernel waits for another one.
+// Messages between the two GPUs of a group, by copies: the sender's GPU writes to the receiver's
+// staging buffers, so no kernel waits for another one.
 class MessageCopies {
  public:
   // Args: this rank; the bytes of each of the two staging buffers; what ends waits early.
   MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard);
 
-  // Sends or receives, and waits for the end. Called by both ranks together, whose operations match, after
-  // they have met.
-  // Args: what this rank sees of the receiver's staging buffers.
+  // Sends or receives, and waits for the end. Called by both ranks together, whose operations
+  // match, after they have met. Args: what this rank sees of the receiver's staging buffers.
   void Run(Fabric& fabric, const Operation& operation, cuda::Address staging);
 
  private:
@@ -39,8 +38,8 @@ class MessageCopies {
   std::deque<DeviceEvent> copied_;  // of each slot
 };
 
-// What GPUs of one host, or of one process, sum exactly before sums are encoded: each sums a share of
-// the values, which come to it by NCCL, in the ranks' order.
+// What GPUs of one host, or of one process, sum exactly before sums are encoded: each sums a share
+// of the values, which come to it by NCCL, in the ranks' order.
 //
 // The next multiple of what kernels move at once.
 inline size_t Aligned(size_t bytes) {
@@ -79,9 +78,9 @@ class ExactShares {
   cuda::Address Slot(size_t place) const { return memory_ + place * slot_; }
 
   const std::vector<KernelAllReduce::Tensor> tensors_;  // cut alike on all ranks
-  const std::vector<int> ranks_;  // of this group
-  const size_t me_;               // this rank's place in it
-  std::vector<size_t> sizes_;     // bytes of each one's share
+  const std::vector<int> ranks_;                        // of this group
+  const size_t me_;                                     // this rank's place in it
+  std::vector<size_t> sizes_;                           // bytes of each one's share
   size_t largest_ = 0, slot_ = 0, slots_ = 0;
   const DeviceRank* rank_ = nullptr;
   cuda::Address memory_ = 0;
@@ -96,12 +95,11 @@ class HostStaged {
   // Args: this process's GPUs, and what ends waits early.
   HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guard& guard);
 
-  // Runs an operation whose memory is the GPUs'. An all-reduce goes in chunks, so that one is reduced
-  // while the next comes and the last goes back. What several GPUs bring is put together on the host
-  // first; messages and all-to-alls are for processes with one.
-  // Args: what each GPU brings.
-  void Run(const Operation& operation, const Parts& parts,
-           const OnHost& on_host);
+  // Runs an operation whose memory is the GPUs'. An all-reduce goes in chunks, so that one is
+  // reduced while the next comes and the last goes back. What several GPUs bring is put together on
+  // the host first; messages and all-to-alls are for processes with one. Args: what each GPU
+  // brings.
+  void Run(const Operation& operation, const Parts& parts, const OnHost& on_host);
 
  private:
   static constexpr size_t kChunks = 3;
@@ -126,14 +124,11 @@ class HostStaged {
     std::unique_ptr<Chunk> chunks[kChunks];
   };
 
-  void InChunks(const Operation& operation, const Parts& parts,
-                const OnHost& on_host);
-  void Whole(const Operation& operation, const Parts& parts,
-             const OnHost& on_host);
+  void InChunks(const Operation& operation, const Parts& parts, const OnHost& on_host);
+  void Whole(const Operation& operation, const Parts& parts, const OnHost& on_host);
   char* Take(Growing<MappedMemory>& memory, size_t bytes) const;
   char* FetchAll(const Operation& operation, const Parts& parts, size_t* bytes);
-  void Join(const Parts& parts, char* in, size_t* bytes,
-            Operation* staged) const;
+  void Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const;
 
   Guard& guard_;
   std::vector<std::unique_ptr<Lane>> lanes_;

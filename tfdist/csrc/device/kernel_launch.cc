@@ -27,8 +27,9 @@ using device::List;
 
 // A longer timeout, such as an infinite one, would not fit the kernels' clock.
 constexpr double kLongestSeconds = 1e9;
-// Where streams wait, at most twice as many lists are under way. Each takes two meetings, and all of
-// them less than a driver's queue holds: to launch more would wait as well, and nothing could end that.
+// Where streams wait, at most twice as many lists are under way. Each takes two meetings, and all
+// of them less than a driver's queue holds: to launch more would wait as well, and nothing could
+// end that.
 constexpr size_t kListsOfRoom = 4;
 static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMost);
 
@@ -128,8 +129,8 @@ void KernelAllReduce::Meet(cuda::Stream* stream) {
   kernels.Launch("tfdist_tell", 1, device::kMostRanks, stream, meeting_, waiting_);
   setup_.meetings->Await(meeting_.number, stream);
   // What is behind sees whether the wait has been ended in vain.
-  const cuda::Result result = cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(),
-                                                         sizeof(uint64_t), stream);
+  const cuda::Result result =
+      cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
   cuda::Check(result, "cuMemcpyAsync");
 }
 
@@ -138,9 +139,10 @@ void KernelAllReduce::AwaitRoom(cuda::Stream* stream, Guard& guard) {
   const int64_t begin = Nanoseconds();
   Await(room_, guard, [&] {
     if (static_cast<double>(Nanoseconds() - begin) < setup_.timeout_seconds * 1e9) return;
-    throw Error(Code::kUnavailable, "The GPUs have not come to the end of all-reduces that all of "
-                                    "them had begun, within the time that "
-                                    "TFDIST_COLLECTIVE_TIMEOUT gives.");
+    throw Error(Code::kUnavailable,
+                "The GPUs have not come to the end of all-reduces that all of "
+                "them had begun, within the time that "
+                "TFDIST_COLLECTIVE_TIMEOUT gives.");
   });
   room_.Record(stream);
 }
@@ -168,13 +170,20 @@ constexpr size_t kMostBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
   switch (codec.form) {
-    case Form::kHalf: return "half";
-    case Form::kBfloat16: return "bfloat16";
-    case Form::kFloat8: return "float8";
-    case Form::kLevels: return "levels" + std::to_string(codec.bits);
-    case Form::kPowers: return "powers";
-    case Form::kTwoMeans: return "means";
-    case Form::kSigns: return "signs";
+    case Form::kHalf:
+      return "half";
+    case Form::kBfloat16:
+      return "bfloat16";
+    case Form::kFloat8:
+      return "float8";
+    case Form::kLevels:
+      return "levels" + std::to_string(codec.bits);
+    case Form::kPowers:
+      return "powers";
+    case Form::kTwoMeans:
+      return "means";
+    case Form::kSigns:
+      return "signs";
   }
   return "";
 }
@@ -214,8 +223,8 @@ void KernelCodec::Decode(const Codec& codec, size_t count, cuda::Address from,
 }
 
 void KernelCodec::Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
-                      const device::Place& in, const device::Place& error,
-                      const device::Place& out, cuda::Address room, cuda::Address to) const {
+                      const device::Place& in, const device::Place& error, const device::Place& out,
+                      cuda::Address room, cuda::Address to) const {
   Launch("tfdist_sum_" + (votes ? "votes" : NameOf(arrived.codec)), batch.count, batch.codec.block,
          batch, arrived, in, error, out, RoomAt(room, batch.count), cuda::PointerTo<uint8_t>(to));
 }
@@ -253,8 +262,8 @@ void KernelScatter::Sum(const Row* rows, size_t count, const std::vector<RowSums
   gpu_.Use();
   cuda::Check(cuda::Load().cuMemsetD32Async(scratch, 0, 2, stream_), "cuMemsetD32Async");
   if (some > 0) {
-    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMostBlocksAlone), kKernelThreads, stream_,
-                    rows, some, static_cast<uint32_t>(values), runs);
+    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMostBlocksAlone), kKernelThreads,
+                    stream_, rows, some, static_cast<uint32_t>(values), runs);
   }
   kernels_.Launch("tfdist_scatter_order", 1, kKernelThreads, stream_, some, runs);
   for (const device::Targets& list : Tiled(TargetsOf(tensors))) {
@@ -276,8 +285,8 @@ size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
   std::vector<Source> sources;
   for (const Candidates& c : all) {
-    sources.push_back({c.in, c.error, c.momentum, static_cast<uint32_t>(c.count), c.scale, c.factor,
-                       0, 0, 0});
+    sources.push_back(
+        {c.in, c.error, c.momentum, static_cast<uint32_t>(c.count), c.scale, c.factor, 0, 0, 0});
   }
   return sources;
 }

@@ -25,8 +25,8 @@ namespace tfdist {
 // For a `KernelModule`.
 std::vector<const char*> KernelNames();
 
-// An all-reduce among the GPUs of one host by our own kernels, which read each other's memory. The ranks
-// meet in kernels that wait, or between kernels, while their streams wait.
+// An all-reduce among the GPUs of one host by our own kernels, which read each other's memory. The
+// ranks meet in kernels that wait, or between kernels, while their streams wait.
 //
 // The names of its kernels.
 std::vector<const char*> AllReduceKernelNames();
@@ -48,10 +48,10 @@ class KernelAllReduce {
     const Gpu* gpu;
     const KernelModule* kernels;
     uint32_t rank;
-    std::vector<Shared> ranks;      // as this rank sees them; at most kMostRanks
-    size_t buffer_bytes;            // of each of two buffers: a multiple of 16, the same on all ranks
-    size_t one_shot_bytes = 1 << 16;  // up to so many are reduced in one shot; not measured yet
-    double timeout_seconds = 600;   // of each wait of a kernel, and of `Launch`
+    std::vector<Shared> ranks;  // as this rank sees them; at most kMostRanks
+    size_t buffer_bytes;        // of each of two buffers: a multiple of 16, the same on all ranks
+    size_t one_shot_bytes = 1 << 16;     // up to so many are reduced in one shot; not measured yet
+    double timeout_seconds = 600;        // of each wait of a kernel, and of `Launch`
     StreamMeetings* meetings = nullptr;  // where streams wait, not kernels
   };
   static constexpr size_t kWordBytes = device::kMeetingWords * sizeof(uint64_t);
@@ -59,8 +59,9 @@ class KernelAllReduce {
 
   explicit KernelAllReduce(Setup setup);
 
-  // Has a stream reduce tensors, of the same sizes on all ranks; returns at once. Where streams wait,
-  // until they are told not to, it first waits until few launches are left, or the guard ends that.
+  // Has a stream reduce tensors, of the same sizes on all ranks; returns at once. Where streams
+  // wait, until they are told not to, it first waits until few launches are left, or the guard ends
+  // that.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
               Guard& guard);
 
@@ -101,13 +102,14 @@ class KernelCodec {
     return device::kRooms * values * sizeof(float);
   }
 
-  // Each has the stream do its work, and returns at once. Args: error: a run of none for no feedback.
+  // Each has the stream do its work, and returns at once. Args: error: a run of none for no
+  // feedback.
   void Encode(const device::Batch& batch, const device::Place& in, const device::Place& error,
               cuda::Address room, cuda::Address to) const;
   void Decode(const Codec& codec, size_t count, cuda::Address from, const device::Place& out,
               cuda::Address room) const;
-  // Everyone's values, of which the own are `in`, encoded again by the codec of the batch, and decoded
-  // into `out`. Args: votes: whether a sum is the sign that most values have.
+  // Everyone's values, of which the own are `in`, encoded again by the codec of the batch, and
+  // decoded into `out`. Args: votes: whether a sum is the sign that most values have.
   void Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
            const device::Place& in, const device::Place& error, const device::Place& out,
            cuda::Address room, cuda::Address to) const;
@@ -120,8 +122,8 @@ class KernelCodec {
   cuda::Stream* const stream_;
 };
 
-// Sums the rows of all ranks into tensors by kernels, to the bits of the processor. All memory is on the
-// GPU.
+// Sums the rows of all ranks into tensors by kernels, to the bits of the processor. All memory is
+// on the GPU.
 //
 // The names of its kernels.
 std::vector<const char*> ScatterKernelNames();
@@ -134,8 +136,8 @@ class KernelScatter {
 
   // What it needs until the stream has passed its work.
   size_t ScratchBytes() const;
-  // Has the stream sum as `SumRows` does, and returns at once. Rows that ranks do not send, such as of
-  // an index of no value, make all sums NaN.
+  // Has the stream sum as `SumRows` does, and returns at once. Rows that ranks do not send, such as
+  // of an index of no value, make all sums NaN.
   void Sum(const Row* rows, size_t count, const std::vector<RowSums>& tensors,
            cuda::Address scratch) const;
 
@@ -146,8 +148,8 @@ class KernelScatter {
   const size_t ranks_;
 };
 
-// Selects the values of a sparse gradient by kernels, to the bits of the processor. All memory is on the
-// GPU.
+// Selects the values of a sparse gradient by kernels, to the bits of the processor. All memory is
+// on the GPU.
 //
 // The names of its kernels.
 std::vector<const char*> SelectKernelNames();

@@ -85,8 +85,8 @@ std::string Named(size_t gpu) { return "GPU " + std::to_string(gpu); }
 void Assembly::Add(size_t gpu, Operation part, Done done) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (ended_) {
-    const Error late = error_ ? *error_
-                              : Error(Code::kInternal, "The operation has ended without this GPU.");
+    const Error late =
+        error_ ? *error_ : Error(Code::kInternal, "The operation has ended without this GPU.");
     lock.unlock();
     return done(&late);
   }
@@ -108,11 +108,11 @@ std::vector<Operation> Assembly::Await(double seconds, const std::function<bool(
     const auto come = std::find_if_not(parts_.begin(), parts_.end(), is_missing);
     char waited[32];
     std::snprintf(waited, sizeof(waited), "%g s.", seconds);
-    throw Error(Code::kUnavailable,
-                Named(static_cast<size_t>(missing - parts_.begin())) +
-                    " of this process has not come to " +
-                    Describe(come->operation->fingerprint) + ", where " +
-                    Named(static_cast<size_t>(come - parts_.begin())) + " has waited for " + waited);
+    throw Error(Code::kUnavailable, Named(static_cast<size_t>(missing - parts_.begin())) +
+                                        " of this process has not come to " +
+                                        Describe(come->operation->fingerprint) + ", where " +
+                                        Named(static_cast<size_t>(come - parts_.begin())) +
+                                        " has waited for " + waited);
   }
   CheckAlike();
   std::vector<Operation> parts;
@@ -143,8 +143,8 @@ void Assembly::End(const Error* error) {
 
 std::shared_ptr<Assembly> Assemblies::Next(size_t gpu, bool* is_first) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  auto next = std::find_if(open_.begin(), open_.end(),
-                           [gpu](const Open& open) { return !open.come[gpu]; });
+  auto next =
+      std::find_if(open_.begin(), open_.end(), [gpu](const Open& open) { return !open.come[gpu]; });
   *is_first = next == open_.end();
   if (*is_first) {
     next = open_.insert(next, {std::make_shared<Assembly>(gpus_), std::vector<bool>(gpus_)});

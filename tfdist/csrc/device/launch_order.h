@@ -53,9 +53,7 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
       threads.emplace_back([&call, &fail, i] {
         try {
           call(i);
-        } catch (...) {
-          fail();
-        }
+        } catch (...) { fail(); }
       });
     } catch (...) {  // there can be no more threads
       fail();
@@ -65,12 +63,13 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
   if (error) std::rethrow_exception(error);
 }
 
-// The order in which communicators launch what waits for other GPUs: the same on all of them. Otherwise
-// each of two GPUs might run first what waits for the second of the other's.
+// The order in which communicators launch what waits for other GPUs: the same on all of them.
+// Otherwise each of two GPUs might run first what waits for the second of the other's.
 //
-// The ranks of an operation, once all have come to it, propose a number each, and the largest is the
-// operation's: a GPU launches the operations of all its communicators by their numbers. Source: Skeen's
-// algorithm, in Birman and Joseph, "Reliable communication in the presence of failures", 1987.
+// The ranks of an operation, once all have come to it, propose a number each, and the largest is
+// the operation's: a GPU launches the operations of all its communicators by their numbers. Source:
+// Skeen's algorithm, in Birman and Joseph, "Reliable communication in the presence of failures",
+// 1987.
 //
 // Of one GPU.
 class LaunchOrder {
@@ -110,7 +109,8 @@ class LaunchOrder {
   std::vector<Turn*> waiting_;  // turns that have not ended
 };
 
-// An operation of a process with several GPUs, each of which brings its part when its program comes to it.
+// An operation of a process with several GPUs, each of which brings its part when its program comes
+// to it.
 class Assembly {
  public:
   // Null, or what went wrong.
@@ -120,9 +120,9 @@ class Assembly {
 
   // Adds a GPU's part. `done` is called at the end of the operation, at once if that has come.
   void Add(size_t gpu, Operation part, Done done);
-  // Waits for all parts, or for what ends the wait, and returns them in the order of the GPUs; empty
-  // if some are missing. Throws Error(kMismatch) where they are not alike, and Error(kUnavailable)
-  // that names a GPU whose part has not come in time.
+  // Waits for all parts, or for what ends the wait, and returns them in the order of the GPUs;
+  // empty if some are missing. Throws Error(kMismatch) where they are not alike, and
+  // Error(kUnavailable) that names a GPU whose part has not come in time.
   std::vector<Operation> Await(double seconds, const std::function<bool()>& ends);
   // Tells everyone how it ended.
   void End(const Error* error);

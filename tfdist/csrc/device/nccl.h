@@ -31,11 +31,11 @@ struct Config {
   unsigned magic = 0xcafebeef;  // NCCL_API_MAGIC
   unsigned version = 22100;
   int blocking = kUnset;
-  int cluster_size = kUnset;     // cgaClusterSize
-  int least_blocks = kUnset;     // minCTAs
-  int most_blocks = kUnset;      // maxCTAs
+  int cluster_size = kUnset;      // cgaClusterSize
+  int least_blocks = kUnset;      // minCTAs
+  int most_blocks = kUnset;       // maxCTAs
   const char* network = nullptr;  // netName
-  int split_share = kUnset;      // splitShare
+  int split_share = kUnset;       // splitShare
 };
 static_assert(sizeof(Config) == 48, "a layout that NCCL does not know");
 
@@ -47,32 +47,32 @@ constexpr int kSymmetric = 1;   // NCCL_WIN_COLL_SYMMETRIC
 constexpr int kOldest = 22100;  // that of TensorFlow 2.18
 
 // Name, what it returns, what it takes.
-#define TFDIST_NCCL(F)                                                                           \
-  F(ncclGetVersion, Result, (int*))                                                              \
-  F(ncclGetErrorString, const char*, (Result))                                                   \
-  F(ncclGetLastError, const char*, (Comm*))                                                      \
-  F(ncclGetUniqueId, Result, (UniqueId*))                                                        \
-  F(ncclCommInitRankConfig, Result, (Comm**, int, UniqueId, int, Config*))                       \
-  F(ncclCommCount, Result, (Comm*, int*))                                                        \
-  F(ncclCommGetAsyncError, Result, (Comm*, Result*))                                             \
-  F(ncclCommFinalize, Result, (Comm*))                                                           \
-  F(ncclCommDestroy, Result, (Comm*))                                                            \
-  F(ncclCommAbort, Result, (Comm*))                                                              \
-  F(ncclGroupStart, Result, ())                                                                  \
-  F(ncclGroupEnd, Result, ())                                                                    \
-  F(ncclAllReduce, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*))               \
-  F(ncclReduceScatter, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*))           \
-  F(ncclAllGather, Result, (const void*, void*, size_t, Type, Comm*, Stream*))                   \
-  F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))              \
-  F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                          \
+#define TFDIST_NCCL(F)                                                                 \
+  F(ncclGetVersion, Result, (int*))                                                    \
+  F(ncclGetErrorString, const char*, (Result))                                         \
+  F(ncclGetLastError, const char*, (Comm*))                                            \
+  F(ncclGetUniqueId, Result, (UniqueId*))                                              \
+  F(ncclCommInitRankConfig, Result, (Comm**, int, UniqueId, int, Config*))             \
+  F(ncclCommCount, Result, (Comm*, int*))                                              \
+  F(ncclCommGetAsyncError, Result, (Comm*, Result*))                                   \
+  F(ncclCommFinalize, Result, (Comm*))                                                 \
+  F(ncclCommDestroy, Result, (Comm*))                                                  \
+  F(ncclCommAbort, Result, (Comm*))                                                    \
+  F(ncclGroupStart, Result, ())                                                        \
+  F(ncclGroupEnd, Result, ())                                                          \
+  F(ncclAllReduce, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*))     \
+  F(ncclReduceScatter, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*)) \
+  F(ncclAllGather, Result, (const void*, void*, size_t, Type, Comm*, Stream*))         \
+  F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))    \
+  F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                \
   F(ncclRecv, Result, (void*, size_t, Type, int, Comm*, Stream*))
 // Null where a version lacks them.
-#define TFDIST_NCCL_IF_PRESENT(F)                                              \
-  F(ncclMemAlloc, Result, (void**, size_t))                                    \
-  F(ncclMemFree, Result, (void*))                                              \
-  F(ncclCommRegister, Result, (const Comm*, void*, size_t, void**))            \
-  F(ncclCommDeregister, Result, (const Comm*, void*))                          \
-  F(ncclCommWindowRegister, Result, (Comm*, void*, size_t, Window**, int))     \
+#define TFDIST_NCCL_IF_PRESENT(F)                                          \
+  F(ncclMemAlloc, Result, (void**, size_t))                                \
+  F(ncclMemFree, Result, (void*))                                          \
+  F(ncclCommRegister, Result, (const Comm*, void*, size_t, void**))        \
+  F(ncclCommDeregister, Result, (const Comm*, void*))                      \
+  F(ncclCommWindowRegister, Result, (Comm*, void*, size_t, Window**, int)) \
   F(ncclCommWindowDeregister, Result, (Comm*, Window*))
 
 struct Library {

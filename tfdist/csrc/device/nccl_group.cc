@@ -42,14 +42,22 @@ void* Pointer(cuda::Address address) { return cuda::PointerTo<void>(address); }
 nccl::Type TypeOf(DType type) {
   switch (type) {
     case DType::kBool:
-    case DType::kUint8: return nccl::kUint8;
-    case DType::kInt8: return nccl::kInt8;
-    case DType::kInt32: return nccl::kInt32;
-    case DType::kInt64: return nccl::kInt64;
-    case DType::kFloat16: return nccl::kFloat16;
-    case DType::kBfloat16: return nccl::kBfloat16;
-    case DType::kFloat32: return nccl::kFloat32;
-    case DType::kFloat64: return nccl::kFloat64;
+    case DType::kUint8:
+      return nccl::kUint8;
+    case DType::kInt8:
+      return nccl::kInt8;
+    case DType::kInt32:
+      return nccl::kInt32;
+    case DType::kInt64:
+      return nccl::kInt64;
+    case DType::kFloat16:
+      return nccl::kFloat16;
+    case DType::kBfloat16:
+      return nccl::kBfloat16;
+    case DType::kFloat32:
+      return nccl::kFloat32;
+    case DType::kFloat64:
+      return nccl::kFloat64;
   }
   return nccl::kUint8;
 }
@@ -63,11 +71,16 @@ nccl::Op OpOf(DType type, ReduceOp op) {
   }
   const bool logical = type == DType::kBool;
   switch (op) {
-    case ReduceOp::kSum: return logical ? nccl::kMax : nccl::kSum;
-    case ReduceOp::kMean: return nccl::kMean;
-    case ReduceOp::kMin: return nccl::kMin;
-    case ReduceOp::kMax: return nccl::kMax;
-    case ReduceOp::kProduct: return logical ? nccl::kMin : nccl::kProduct;
+    case ReduceOp::kSum:
+      return logical ? nccl::kMax : nccl::kSum;
+    case ReduceOp::kMean:
+      return nccl::kMean;
+    case ReduceOp::kMin:
+      return nccl::kMin;
+    case ReduceOp::kMax:
+      return nccl::kMax;
+    case ReduceOp::kProduct:
+      return logical ? nccl::kMin : nccl::kProduct;
   }
   return nccl::kSum;
 }
@@ -90,8 +103,8 @@ NcclGroup::NcclGroup(const Setup& setup) : setup_(setup), nccl_(nccl::Load()) {
   nccl::Config config;
   config.blocking = 0;
   try {
-    const Result result = nccl_.ncclCommInitRankConfig(&comm_, setup_.size, setup_.id, setup_.rank,
-                                                       &config);
+    const Result result =
+        nccl_.ncclCommInitRankConfig(&comm_, setup_.size, setup_.id, setup_.rank, &config);
     if (result != nccl::kInProgress) nccl::Check(result, "ncclCommInitRankConfig");
     Settle("ncclCommInitRankConfig");
   } catch (...) {
@@ -289,8 +302,8 @@ Result NcclGroup::State() {
 
 Comm* NcclGroup::Living() const {
   if (comm_) return comm_;
-  throw Error(Code::kUnavailable, "The NCCL communicator of " +
-                                      Numbered(setup_.rank, setup_.size) + " has been aborted.");
+  throw Error(Code::kUnavailable, "The NCCL communicator of " + Numbered(setup_.rank, setup_.size) +
+                                      " has been aborted.");
 }
 
 }  // namespace tfdist

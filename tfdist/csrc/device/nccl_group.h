@@ -22,8 +22,8 @@ bool NcclSupports(DType type, ReduceOp op);
 class NcclGroup {
  public:
   struct Setup {
-    const Gpu* gpu;      // of this rank alone
-    nccl::UniqueId id;   // the same on all ranks
+    const Gpu* gpu;     // of this rank alone
+    nccl::UniqueId id;  // the same on all ranks
     int rank;
     int size;
     double timeout_seconds = 600;  // for all ranks to join, and for each call to be done with
@@ -53,15 +53,16 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
-  // Memory on the GPU that NCCL can read and write without copies of its own, once all ranks together
-  // have registered it; 0 where NCCL has none to give. It must be freed before the group goes.
+  // Memory on the GPU that NCCL can read and write without copies of its own, once all ranks
+  // together have registered it; 0 where NCCL has none to give. It must be freed before the group
+  // goes.
   cuda::Address Allocate(size_t bytes);
   void Register(cuda::Address memory, size_t bytes);
   void Free(cuda::Address memory) noexcept;
 
-  // Launches what `body` calls of these groups as one: messages to and from several ranks must be, and
-  // what several ranks of one process do together. If it throws, the groups are aborted, since others
-  // may wait for the rest.
+  // Launches what `body` calls of these groups as one: messages to and from several ranks must be,
+  // and what several ranks of one process do together. If it throws, the groups are aborted, since
+  // others may wait for the rest.
   static void Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body);
   void Grouped(const std::function<void()>& body) { Grouped({this}, body); }
 

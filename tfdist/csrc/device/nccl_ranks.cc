@@ -63,8 +63,8 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded from
-  // each member, and what goes to each, in whose place then come its sums.
+  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded
+  // from each member, and what goes to each, in whose place then come its sums.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -199,9 +199,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
   }
   try {
     Allocate(bytes);
-  } catch (const Error& error) {
-    *lack = error.what();
-  }
+  } catch (const Error& error) { *lack = error.what(); }
   if (AllAgree(fabric, operation, lack->empty())) {
     agreed_ = bytes;
     return true;
@@ -282,12 +280,10 @@ void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Set
   for (const auto& rank : ranks_) {
     try {
       if (!rank->kernels) throw Error(Code::kUnavailable, rank->lack);
-      rank->fusion = std::make_unique<FusionBuffer>(*rank->gpu, *rank->kernels, *rank->nccl,
-                                                    buffer_bytes_);
+      rank->fusion =
+          std::make_unique<FusionBuffer>(*rank->gpu, *rank->kernels, *rank->nccl, buffer_bytes_);
       from_nccl = from_nccl && rank->fusion->is_from_nccl();
-    } catch (const Error& error) {
-      lack = ClauseOf(error);
-    }
+    } catch (const Error& error) { lack = ClauseOf(error); }
   }
   lack = FirstLack(fabric, operation, lack);
   if (!lack.empty()) {
@@ -352,8 +348,7 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
   switch (asked.kind) {
     case Kind::kAllReduce:
       for (const Tensor& tensor : TensorsOf(part)) {
-        nccl.AllReduce(tensor.in, tensor.out, tensor.bytes / element, asked.type, asked.op,
-                       stream);
+        nccl.AllReduce(tensor.in, tensor.out, tensor.bytes / element, asked.type, asked.op, stream);
       }
       break;
     case Kind::kReduceScatter:
@@ -362,7 +357,8 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
     case Kind::kBroadcast:
       nccl.Broadcast(in, out, part.in.bytes(), DType::kUint8, asked.root, stream);
       break;
-    case Kind::kAllGather: return Gather(part, rank);
+    case Kind::kAllGather:
+      return Gather(part, rank);
     case Kind::kSend:
       if (part.in.bytes() > 0) nccl.Send(in, part.in.bytes(), DType::kUint8, part.peer, stream);
       break;
@@ -371,7 +367,8 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
         nccl.Recv(out, part.out.bytes(), DType::kUint8, part.peer, stream);
       }
       break;
-    default: break;
+    default:
+      break;
   }
 }
 

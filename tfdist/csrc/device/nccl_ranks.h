@@ -17,7 +17,8 @@
 
 namespace tfdist {
 
-// Compressed all-reduces among GPUs by NCCL: what is encoded goes from one GPU's memory to the others'.
+// Compressed all-reduces among GPUs by NCCL: what is encoded goes from one GPU's memory to the
+// others'.
 class NcclCoded {
  public:
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
@@ -47,8 +48,8 @@ class NcclCoded {
   // All ranks as each of these GPUs sees them, on hosts, and with processes in the place of hosts.
   std::vector<Topology> hosts_, processes_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // one for each GPU, once there is room
-  size_t agreed_ = 0;          // for so many encoded bytes all ranks have room,
-  size_t refused_ = SIZE_MAX;  // and for so many one has none
+  size_t agreed_ = 0;                         // for so many encoded bytes all ranks have room,
+  size_t refused_ = SIZE_MAX;                 // and for so many one has none
 };
 
 // The GPUs of a process as ranks of NCCL, which one thread launches together.
@@ -60,7 +61,7 @@ class NcclRanks {
     int size;             // of all processes
     size_t buffer_bytes;  // for small tensors that are put together; the same on all ranks
     double timeout_seconds;
-    bool fuses;           // whether all-reduces are to come
+    bool fuses;                                    // whether all-reduces are to come
     std::function<void(const std::string&)> warn;  // may be empty
   };
 

@@ -78,10 +78,10 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
   std::memcpy(counts.data(), told.data(), told.size());
   for (size_t process = 1; process < processes; ++process) {
     if (counts[process] == counts[0]) continue;
-    throw Error(Code::kMismatch, "All workers need as many GPUs. Received: " +
-                                     std::to_string(counts[0]) + " on " + topology.names[0] +
-                                     ", " + std::to_string(counts[process]) + " on " +
-                                     topology.names[process] + ".");
+    throw Error(Code::kMismatch,
+                "All workers need as many GPUs. Received: " + std::to_string(counts[0]) + " on " +
+                    topology.names[0] + ", " + std::to_string(counts[process]) + " on " +
+                    topology.names[process] + ".");
   }
   const std::vector<char> all =
       Gather(fabric, operation, own.data(), own.size() * sizeof(Introduction));
@@ -98,8 +98,7 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
 
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
                             const std::vector<size_t>& own) {
-  const std::vector<char> told =
-      Gather(fabric, operation, own.data(), own.size() * sizeof(size_t));
+  const std::vector<char> told = Gather(fabric, operation, own.data(), own.size() * sizeof(size_t));
   std::vector<size_t> all(told.size() / sizeof(size_t));
   std::memcpy(all.data(), told.data(), told.size());
   return all;
@@ -107,8 +106,7 @@ std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
 
 std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
                                  const std::vector<double>& own) {
-  const std::vector<char> told =
-      Gather(fabric, operation, own.data(), own.size() * sizeof(double));
+  const std::vector<char> told = Gather(fabric, operation, own.data(), own.size() * sizeof(double));
   std::vector<double> all(told.size() / sizeof(double)), largest = own;
   std::memcpy(all.data(), told.data(), told.size());
   for (size_t i = 0; i < all.size(); ++i) {
@@ -165,9 +163,10 @@ Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank
     try {
       opened_.push_back(std::make_unique<Opened>(gpu, each));
     } catch (const Error& error) {
-      throw Error(error.code(), std::string(error.what()) +
-                                    " Workers in containers of their own need the host's IPC and PID "
-                                    "namespaces (--ipc=host --pid=host)");
+      throw Error(error.code(),
+                  std::string(error.what()) +
+                      " Workers in containers of their own need the host's IPC and PID "
+                      "namespaces (--ipc=host --pid=host)");
     }
     shared_.push_back({opened_.back()->staging.address(), opened_.back()->words.address()});
   }
@@ -180,9 +179,7 @@ bool Peers::Write() const {
       word.Copy(Probe(rank_, owner), shared_[owner].staging + rank_ * sizeof(uint64_t));
     }
     return true;
-  } catch (const Error&) {
-    return false;
-  }
+  } catch (const Error&) { return false; }
 }
 
 bool Peers::Read() const {
@@ -196,9 +193,7 @@ bool Peers::Read() const {
       }
     }
     return good;
-  } catch (const Error&) {
-    return false;
-  }
+  } catch (const Error&) { return false; }
 }
 
 namespace {
@@ -212,8 +207,8 @@ bool HaveOwnGpus(const DeviceTeam& team) {
   return team.may_share_gpu || gpus.size() == team.ranks.size();
 }
 
-// Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each other.
-// Processes do not get into each other's way, but take turns on a GPU, which is slow.
+// Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each
+// other. Processes do not get into each other's way, but take turns on a GPU, which is slow.
 std::string WhyNoStreams(const DeviceTeam& team) {
   if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
@@ -294,11 +289,12 @@ size_t LeastBuffer(const DeviceTeam& team) {
 void CheckTransports(const DeviceTeam& team) {
   for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
     if (std::strcmp(team.ranks[rank].transport, team.ranks[0].transport) != 0) {
-      throw Error(Code::kMismatch, "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
-                                   "Received: '" + std::string(team.ranks[0].transport) + "' on " +
-                                       team.topology.names[0] + ", '" +
-                                       team.ranks[rank].transport + "' on " +
-                                       team.topology.names[rank] + ".");
+      throw Error(Code::kMismatch,
+                  "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
+                  "Received: '" +
+                      std::string(team.ranks[0].transport) + "' on " + team.topology.names[0] +
+                      ", '" + team.ranks[rank].transport + "' on " + team.topology.names[rank] +
+                      ".");
     }
   }
 }

@@ -15,26 +15,27 @@
 
 namespace tfdist {
 
-// What the ranks of a communicator tell each other about their GPUs, and reach of each other's memory.
+// What the ranks of a communicator tell each other about their GPUs, and reach of each other's
+// memory.
 //
 // Of one GPU, as it is: copied between processes of one program.
 struct Introduction {
   cuda::Uuid gpu;
-  char place[32];            // of the GPU in its host
-  cuda::Uuid process;        // its own among all processes
-  cuda::Uuid communicator;   // its process's name for this one
-  int32_t number;            // among those that its process sees
+  char place[32];           // of the GPU in its host
+  cuda::Uuid process;       // its own among all processes
+  cuda::Uuid communicator;  // its process's name for this one
+  int32_t number;           // among those that its process sees
   char model[64];
-  char lack[384];            // why it has no kernels; "" if it has
-  cuda::IpcHandle staging;   // where it has kernels
+  char lack[384];           // why it has no kernels; "" if it has
+  cuda::IpcHandle staging;  // where it has kernels
   cuda::IpcHandle words;
   cuda::Address staging_address;
   cuda::Address words_address;
   uint64_t buffer_bytes;
-  int32_t nccl;              // its version; 0 for none
+  int32_t nccl;  // its version; 0 for none
   uint8_t has_stream_waits;
-  uint8_t nccl_shares;       // whether NCCL is told to let ranks share a GPU, and can
-  char transport[8];         // that is asked for
+  uint8_t nccl_shares;  // whether NCCL is told to let ranks share a GPU, and can
+  char transport[8];    // that is asked for
 };
 
 // The introductions of all GPUs: those of each process after those of the one before. Called by all
@@ -78,8 +79,8 @@ class Peers {
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
-  // Writes to the others' staging buffers and, once all GPUs have, reads what they have written, since
-  // drivers err. Both return whether all was as it should be.
+  // Writes to the others' staging buffers and, once all GPUs have, reads what they have written,
+  // since drivers err. Both return whether all was as it should be.
   bool Write() const;
   bool Read() const;
 
@@ -99,11 +100,11 @@ class Peers {
 //
 // All GPUs of a communicator.
 struct DeviceTeam {
-  Topology topology;                 // whose ranks are GPUs; `rank` is this process's first
-  std::vector<Introduction> ranks;   // what each has told
+  Topology topology;                // whose ranks are GPUs; `rank` is this process's first
+  std::vector<Introduction> ranks;  // what each has told
   bool tls = false;
   bool may_share_gpu = false;
-  bool streams_wait = false;         // whoever shares a GPU
+  bool streams_wait = false;  // whoever shares a GPU
 };
 
 // Whether streams wait for the other ranks, not kernels.

@@ -66,11 +66,11 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   CheckTransports(team_);
   no_nccl_ = WhyNoNccl(team_);
   if (setup_.transport == "nccl" && !MayUseNccl()) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-                "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
-                    no_nccl_ + "." +
-                    (version || team_.tls ? "" : " Here: " + no_nccl));
+    throw Error(
+        Code::kInvalidArgument,
+        "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
+        "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
+            no_nccl_ + "." + (version || team_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {
     const bool first = fabric.topology.rank == 0;
@@ -92,9 +92,7 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
     std::string lack;
     try {
       for (size_t i = 0; i < ranks_.size(); ++i) body(*ranks_[i], first() + i);
-    } catch (const Error& error) {
-      lack = ClauseOf(error);
-    }
+    } catch (const Error& error) { lack = ClauseOf(error); }
     lack_ = FirstLack(fabric, operation, lack);
     return lack_.empty();
   };
@@ -128,9 +126,9 @@ void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const
   if (!fabric.host->has_segment()) {
     throw Error(Code::kUnavailable, "the ranks have the same GPU, and share no memory of the host");
   }
-  rank.meetings = std::make_unique<StreamMeetings>(
-      *rank.gpu, fabric.host->segment().stream_words(), static_cast<uint32_t>(number),
-      static_cast<uint32_t>(team_.ranks.size()));
+  rank.meetings = std::make_unique<StreamMeetings>(*rank.gpu, fabric.host->segment().stream_words(),
+                                                   static_cast<uint32_t>(number),
+                                                   static_cast<uint32_t>(team_.ranks.size()));
 }
 
 // Says once why all-reduces go another way than they could.
@@ -166,14 +164,15 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " + lack_ + ".");
+                "not, since " +
+                    lack_ + ".");
   }
   const bool reduces = IsReduction(asked.kind);
   const size_t bytes = parts[0]->in.bytes();
   if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;
   if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
-  const bool nccl = setup_.transport != "own" && MayUseNccl() &&
-                    (!reduces || NcclSupports(asked.type, asked.op));
+  const bool nccl =
+      setup_.transport != "own" && MayUseNccl() && (!reduces || NcclSupports(asked.type, asked.op));
   if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
     return Transport::kOwn;
   }

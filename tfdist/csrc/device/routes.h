@@ -1,5 +1,5 @@
-// Which ways the GPUs of a communicator have to each other, as all ranks find out together, so that all
-// choose alike.
+// Which ways the GPUs of a communicator have to each other, as all ranks find out together, so that
+// all choose alike.
 #pragma once
 
 #include <cstddef>
@@ -23,12 +23,12 @@ class Routes {
   // Args: this process's GPUs, whose `peers` and `own` are made.
   Routes(const DeviceSetup& setup, Ranks& ranks) : setup_(setup), ranks_(ranks) {}
 
-  // Has the ranks introduce themselves, unless they have. All processes call this within one operation.
-  // Throws Error where the way that was asked for cannot be had.
+  // Has the ranks introduce themselves, unless they have. All processes call this within one
+  // operation. Throws Error where the way that was asked for cannot be had.
   void Open(Fabric& fabric, const Operation& operation);
 
   // Once open:
-  const Topology& topology() const { return team_.topology; }  // whose ranks are GPUs
+  const Topology& topology() const { return team_.topology; }                // whose ranks are GPUs
   size_t first() const { return static_cast<size_t>(team_.topology.rank); }  // of this process's
   const nccl::UniqueId& id() const { return id_; }
   // Of this communicator among all of all processes.
@@ -58,8 +58,8 @@ class Routes {
   std::string no_nccl_;  // why there is none
   std::string lack_;     // why no kernels are used
   nccl::UniqueId id_{};
-  // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that NVLink
-  // connects.
+  // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that
+  // NVLink connects.
   size_t most_before_nccl_ = size_t{256} << 10;
 };
 

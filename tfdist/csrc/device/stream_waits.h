@@ -25,12 +25,12 @@ void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& 
 // failure, where nothing can be done about another one.
 bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 
-// Where ranks meet whose streams wait by themselves, so that nothing occupies a GPU meanwhile: for ranks
-// that share one, where a kernel that waits may keep the one that it waits for from running.
+// Where ranks meet whose streams wait by themselves, so that nothing occupies a GPU meanwhile: for
+// ranks that share one, where a kernel that waits may keep the one that it waits for from running.
 //
-// The words are in memory that a host's processes share: there the host ends a wait at once, whatever
-// the GPU's queues hold. A meeting has words of its own until it is over everywhere, so what another
-// rank writes late takes no end of a wait back.
+// The words are in memory that a host's processes share: there the host ends a wait at once,
+// whatever the GPU's queues hold. A meeting has words of its own until it is over everywhere, so
+// what another rank writes late takes no end of a wait back.
 class StreamMeetings {
  public:
   // How many meetings have words: at most so many may not be over yet.

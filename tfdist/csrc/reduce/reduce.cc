@@ -13,9 +13,12 @@ using Kernel = void (*)(const Reduction&);
 Kernel Choose() {
 #if defined(__x86_64__)
   switch (FindVectorUnit()) {
-    case VectorUnit::kAvx512: return ReduceOnAvx512;
-    case VectorUnit::kAvx2: return ReduceOnAvx2;
-    case VectorUnit::kBaseline: break;
+    case VectorUnit::kAvx512:
+      return ReduceOnAvx512;
+    case VectorUnit::kAvx2:
+      return ReduceOnAvx2;
+    case VectorUnit::kBaseline:
+      break;
   }
 #endif
   return ReduceOnBaseline;

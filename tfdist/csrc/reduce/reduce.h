@@ -22,9 +22,9 @@ struct Reduction {
   DType out_type = type;
 };
 
-// Reduces in the order of the inputs, half types in float32 and means of float32 in float64, so that
-// every rank that reduces the same values gets the same bits, and a mean of equal values is that value. The vector unit is chosen at run time: a built library may move
-// to another machine.
+// Reduces in the order of the inputs, half types in float32 and means of float32 in float64, so
+// that every rank that reduces the same values gets the same bits, and a mean of equal values is
+// that value. The vector unit is chosen at run time: a built library may move to another machine.
 void Reduce(const Reduction& reduction);
 
 // Throws Error(kInvalidArgument) if the reduction is not defined for the type.

@@ -7,7 +7,8 @@
 
 // After the standard headers, whose inline functions must stay fit for any processor.
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
 #endif

@@ -24,9 +24,12 @@ using Run = size_t (*)(const Pass&);
 Run Choose() {
 #if defined(__x86_64__)
   switch (FindVectorUnit()) {
-    case VectorUnit::kAvx512: return PassOnAvx512;
-    case VectorUnit::kAvx2: return PassOnAvx2;
-    case VectorUnit::kBaseline: break;
+    case VectorUnit::kAvx512:
+      return PassOnAvx512;
+    case VectorUnit::kAvx2:
+      return PassOnAvx2;
+    case VectorUnit::kBaseline:
+      break;
   }
 #endif
   return PassOnBaseline;
@@ -205,8 +208,8 @@ void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors)
     const int64_t index = rows[r].index;
     if (index < 0 || index >= end) {
       throw Error(Code::kInvalidArgument, "A sparse gradient has a value at index " +
-                                              std::to_string(index) + " of " +
-                                              std::to_string(end) + ".");
+                                              std::to_string(index) + " of " + std::to_string(end) +
+                                              ".");
     }
     const auto begin = [&] { return at == 0 ? 0 : ends[at - 1]; };
     while (index >= ends[at]) ++at;

@@ -39,8 +39,8 @@ void CheckThreshold(float threshold);
 
 // Makes rows of a sparse gradient from tensors, and tensors from rows.
 //
-// Moves selected values to as many rows: what is sent is no longer kept. Args: first: the index of the
-// first candidate among the values of all tensors.
+// Moves selected values to as many rows: what is sent is no longer kept. Args: first: the index of
+// the first candidate among the values of all tensors.
 void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices, int32_t first,
               Row* rows);
 

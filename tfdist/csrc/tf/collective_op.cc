@@ -14,26 +14,40 @@ using tensorflow::Tensor;
 
 DType FromTensorFlow(DataType type) {
   switch (type) {
-    case tensorflow::DT_BOOL: return DType::kBool;
-    case tensorflow::DT_UINT8: return DType::kUint8;
-    case tensorflow::DT_INT8: return DType::kInt8;
-    case tensorflow::DT_INT32: return DType::kInt32;
-    case tensorflow::DT_INT64: return DType::kInt64;
-    case tensorflow::DT_HALF: return DType::kFloat16;
-    case tensorflow::DT_BFLOAT16: return DType::kBfloat16;
-    case tensorflow::DT_FLOAT: return DType::kFloat32;
-    default: return DType::kFloat64;  // the signatures allow no others
+    case tensorflow::DT_BOOL:
+      return DType::kBool;
+    case tensorflow::DT_UINT8:
+      return DType::kUint8;
+    case tensorflow::DT_INT8:
+      return DType::kInt8;
+    case tensorflow::DT_INT32:
+      return DType::kInt32;
+    case tensorflow::DT_INT64:
+      return DType::kInt64;
+    case tensorflow::DT_HALF:
+      return DType::kFloat16;
+    case tensorflow::DT_BFLOAT16:
+      return DType::kBfloat16;
+    case tensorflow::DT_FLOAT:
+      return DType::kFloat32;
+    default:
+      return DType::kFloat64;  // the signatures allow no others
   }
 }
 
 absl::Status ToStatus(const Error& error) {
   switch (error.code()) {
-    case Code::kInvalidArgument: return absl::InvalidArgumentError(error.what());
+    case Code::kInvalidArgument:
+      return absl::InvalidArgumentError(error.what());
     case Code::kMismatch:
-    case Code::kClosed: return absl::FailedPreconditionError(error.what());
-    case Code::kUnavailable: return absl::UnavailableError(error.what());
-    case Code::kInternal: return absl::InternalError(error.what());
-    case Code::kCancelled: return absl::CancelledError(error.what());
+    case Code::kClosed:
+      return absl::FailedPreconditionError(error.what());
+    case Code::kUnavailable:
+      return absl::UnavailableError(error.what());
+    case Code::kInternal:
+      return absl::InternalError(error.what());
+    case Code::kCancelled:
+      return absl::CancelledError(error.what());
   }
   return absl::InternalError(error.what());
 }
@@ -89,10 +103,11 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
 
 void CollectiveOp::Enqueue(Communicator* group, Operation operation, Communicator::Done done) {
   if (group->gpus().size() > 1 && operation.fingerprint.kind != Kind::kBarrier) {
-    const Error error(Code::kInvalidArgument,
-                      "The communicator '" + group->name() + "' is for what is on several GPUs of "
-                          "this process. Received: " + Describe(operation.fingerprint) +
-                          " in the host's memory.");
+    const Error error(Code::kInvalidArgument, "The communicator '" + group->name() +
+                                                  "' is for what is on several GPUs of "
+                                                  "this process. Received: " +
+                                                  Describe(operation.fingerprint) +
+                                                  " in the host's memory.");
     return done(&error);
   }
   group->Enqueue(std::move(operation), std::move(done));

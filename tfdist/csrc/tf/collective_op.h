@@ -39,8 +39,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
 ConstPieces Read(const tensorflow::Tensor& tensor);
 Pieces Written(tensorflow::Tensor* tensor);
-// A list of tensors, inputs 1 to `count`, as one run of values, and the results' as outputs: in place
-// where TensorFlow allows.
+// A list of tensors, inputs 1 to `count`, as one run of values, and the results' as outputs: in
+// place where TensorFlow allows.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
 // What keeps the tensors of such a list, and the results', after the end of the operation.
 std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,

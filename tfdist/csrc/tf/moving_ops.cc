@@ -42,8 +42,7 @@ SendOp::SendOp(OpKernelConstruction* construction) : CollectiveOp(construction, 
   OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
 }
 
-absl::Status SendOp::Prepare(OpKernelContext* context, const Communicator&,
-                             Operation* operation) {
+absl::Status SendOp::Prepare(OpKernelContext* context, const Communicator&, Operation* operation) {
   operation->peer = static_cast<int>(rank_);
   operation->in = Read(context->input(1));
   operation->fingerprint.AddShape(Dims(context->input(1).shape()));
@@ -118,8 +117,7 @@ class AllToAllOp : public CollectiveOp {
       return absl::InvalidArgumentError(
           "all_to_all needs, for each of " + std::to_string(group.size()) +
           " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +
-          rows.SummarizeValue(64) + " for a tensor of shape " + tensor.shape().DebugString() +
-          ".");
+          rows.SummarizeValue(64) + " for a tensor of shape " + tensor.shape().DebugString() + ".");
     }
     Tensor* received_rows = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(1, rows.shape(), &received_rows));
@@ -157,15 +155,14 @@ TFDIST_KERNEL("TfdistReceive", ReceiveOp)
 TFDIST_KERNEL("TfdistBarrier", BarrierOp)
 
 #define TFDIST_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("token")
-#define TFDIST_ON_DEVICE(type)                                                               \
-  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather").TypeConstraint<type>("T"),           \
-                          OnDevice<AllGatherOp>);                                            \
-  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast").TypeConstraint<type>("T"),           \
-                          OnDevice<BroadcastOp>);                                            \
-  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistSend").TypeConstraint<type>("T"),                \
-                          OnDevice<SendOp>);                                                 \
-  REGISTER_KERNEL_BUILDER(                                                                   \
-      TFDIST_GPU("TfdistReceive").TypeConstraint<type>("T").HostMemory("shape"),             \
+#define TFDIST_ON_DEVICE(type)                                                                   \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather").TypeConstraint<type>("T"),               \
+                          OnDevice<AllGatherOp>);                                                \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast").TypeConstraint<type>("T"),               \
+                          OnDevice<BroadcastOp>);                                                \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistSend").TypeConstraint<type>("T"), OnDevice<SendOp>); \
+  REGISTER_KERNEL_BUILDER(                                                                       \
+      TFDIST_GPU("TfdistReceive").TypeConstraint<type>("T").HostMemory("shape"),                 \
       OnDevice<ReceiveOp>);
 TFDIST_FOR_DEVICE_TYPES(TFDIST_ON_DEVICE)
 #undef TFDIST_ON_DEVICE

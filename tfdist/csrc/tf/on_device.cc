@@ -60,8 +60,9 @@ CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream) {
   return [gpu = std::move(gpu), stream](void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
     gpu->Use();
-    cuda::Check(cuda::Load().cuMemcpyAsync(cuda::AddressOf(to), cuda::AddressOf(from), bytes, stream),
-                "cuMemcpyAsync");
+    cuda::Check(
+        cuda::Load().cuMemcpyAsync(cuda::AddressOf(to), cuda::AddressOf(from), bytes, stream),
+        "cuMemcpyAsync");
   };
 }
 
@@ -100,8 +101,8 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
   return FindStream(context, &work->stream);
 }
 
-// Ends a wait for the GPU with the step or the communicator, which the other ranks end when they have waited
-// too long: until the GPU has computed its gradients, this rank has not come.
+// Ends a wait for the GPU with the step or the communicator, which the other ranks end when they
+// have waited too long: until the GPU has computed its gradients, this rank has not come.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -132,8 +133,8 @@ void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   }
 }
 
-// Memory that what is in the stream may use until the operation has ended for TensorFlow, as the next
-// one's work comes behind it.
+// Memory that what is in the stream may use until the operation has ended for TensorFlow, as the
+// next one's work comes behind it.
 class Scratch {
  public:
   absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
@@ -197,9 +198,7 @@ void DeviceSelectOp::Compute(OpKernelContext* context) {
     OP_REQUIRES_OK(context, Ask(context, CopyIn(work.gpu(), work.stream), &asked));
     OP_REQUIRES_OK(context, work.group->kernels() ? SelectByKernels(context, work, asked)
                                                   : SelectOnHost(context, work, asked));
-  } catch (const Error& error) {
-    OP_REQUIRES_OK(context, ToStatus(error));
-  }
+  } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
 }
 
 absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const LocalWork& work,
@@ -264,9 +263,7 @@ void DeviceScatterOp::Compute(OpKernelContext* context) {
     OP_REQUIRES_OK(context, Ask(context, &asked));
     OP_REQUIRES_OK(context, work.group->kernels() ? SumByKernels(context, work, asked)
                                                   : SumOnHost(context, work, asked));
-  } catch (const Error& error) {
-    OP_REQUIRES_OK(context, ToStatus(error));
-  }
+  } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
 }
 
 absl::Status DeviceScatterOp::SumByKernels(OpKernelContext* context, const LocalWork& work,

@@ -10,13 +10,13 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those of its
-// communicator.
+// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those
+// of its communicator.
 
 namespace tfdist::tf {
 
-// Lets an operation wait for its GPU: what it reads has been computed, and what it writes is free, once
-// this point of TensorFlow's stream has passed. Of an allocation during the operation, too.
+// Lets an operation wait for its GPU: what it reads has been computed, and what it writes is free,
+// once this point of TensorFlow's stream has passed. Of an allocation during the operation, too.
 absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
                       Operation* operation);
 
@@ -63,8 +63,8 @@ class OnDevice : public Op {
 
 }  // namespace tfdist::tf
 
-// The operations of `sparse_op.h` for tensors and variables in a GPU's memory. They work in TensorFlow's
-// stream, since nothing here waits for another rank.
+// The operations of `sparse_op.h` for tensors and variables in a GPU's memory. They work in
+// TensorFlow's stream, since nothing here waits for another rank.
 
 namespace tfdist::tf {
 

@@ -138,9 +138,7 @@ REGISTER_OP("TfdistReduceScatter")
     .Attr("gpu: int >= 0 = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* context) {
-      return UnknownRows(context, context->input(1));
-    });
+    .SetShapeFn([](InferenceContext* context) { return UnknownRows(context, context->input(1)); });
 
 REGISTER_OP("TfdistAllGather")
     .Input("token: resource")
@@ -152,9 +150,7 @@ REGISTER_OP("TfdistAllGather")
     .Attr("gpu: int >= 0 = 0")
     .SetIsStateful()
     .SetIsDistributedCommunication()
-    .SetShapeFn([](InferenceContext* context) {
-      return UnknownRows(context, context->input(1));
-    });
+    .SetShapeFn([](InferenceContext* context) { return UnknownRows(context, context->input(1)); });
 
 REGISTER_OP("TfdistBroadcast")
     .Input("token: resource")
@@ -223,8 +219,8 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// This process's rank and the number of ranks, as they are when it runs: a graph outlives a change of
-// the group. It only reads `order`, so nothing waits for it.
+// This process's rank and the number of ranks, as they are when it runs: a graph outlives a change
+// of the group. It only reads `order`, so nothing waits for it.
 REGISTER_OP("TfdistGroupShape")
     .Input("order: resource")
     .Output("rank: int32")
@@ -237,11 +233,11 @@ REGISTER_OP("TfdistGroupShape")
       return Result();
     });
 
-// Each replica's rows of every batch; the first replicas take one row more if need be. With `replicas`
-// of them in this process, a batch has as many elements. The place of this process, `worker` of
-// `workers`, is that in `communicator` if there is one, whenever a batch is read. Without `splits`,
-// an element is the whole batch, and the number of the replica of this process that it is for. `replay`
-// is the number of what makes a batch be given again; 0 for none.
+// Each replica's rows of every batch; the first replicas take one row more if need be. With
+// `replicas` of them in this process, a batch has as many elements. The place of this process,
+// `worker` of `workers`, is that in `communicator` if there is one, whenever a batch is read.
+// Without `splits`, an element is the whole batch, and the number of the replica of this process
+// that it is for. `replay` is the number of what makes a batch be given again; 0 for none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -255,12 +251,12 @@ REGISTER_OP("TfdistSharesDataset")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// What follows tells the recorder how far a step has come. Each kind has a resource of its own, `order`,
-// since TensorFlow runs operations with side effects, but without a resource, one after the other:
-// they would wait for each other, and those of the user for them.
+// What follows tells the recorder how far a step has come. Each kind has a resource of its own,
+// `order`, since TensorFlow runs operations with side effects, but without a resource, one after
+// the other: they would wait for each other, and those of the user for them.
 
-// What an operation of this key needs exists; without a key, the step can do nothing more beside the
-// one that runs.
+// What an operation of this key needs exists; without a key, the step can do nothing more beside
+// the one that runs.
 REGISTER_OP("TfdistReady")
     .Input("order: resource")
     .Attr("communicator: string")

@@ -34,9 +34,7 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
   OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
   try {
     codec_ = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
-  } catch (const Error& error) {
-    construction->SetStatus(ToStatus(error));
-  }
+  } catch (const Error& error) { construction->SetStatus(ToStatus(error)); }
 }
 
 namespace {
@@ -57,8 +55,8 @@ absl::Status CompressedAllReduceOp::Prepare(OpKernelContext* context, const Comm
   compression.within_hosts = within_hosts_;
   const Tensor& given = context->input(tensors_ + errors_ + 1);
   if (given.NumElements() != 1) {
-    return absl::InvalidArgumentError("The seed must be a scalar. Received: " +
-                                      given.shape().DebugString() + ".");
+    return absl::InvalidArgumentError(
+        "The seed must be a scalar. Received: " + given.shape().DebugString() + ".");
   }
   const int64_t seed = *given.flat<int64_t>().data();
   compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
@@ -144,8 +142,7 @@ AllReduceOp::AllReduceOp(OpKernelConstruction* construction)
   OP_REQUIRES_OK(construction, construction->GetAttr("awaited", &awaited_));
 }
 
-absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&,
-                              Operation* operation) {
+absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&, Operation* operation) {
   const int count = context->num_inputs() - 1;
   TF_RETURN_IF_ERROR(LayList(context, count, operation));
   operation->launches = awaited_;
@@ -154,8 +151,7 @@ absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&,
   return absl::OkStatus();
 }
 
-absl::Status AwaitOp::Prepare(OpKernelContext* context, const Communicator&,
-                              Operation* operation) {
+absl::Status AwaitOp::Prepare(OpKernelContext* context, const Communicator&, Operation* operation) {
   for (int i = 1; i < context->num_inputs(); ++i) {
     context->set_output(i - 1, context->input(i));
     operation->fingerprint.AddShape(Dims(context->input(i).shape()));
@@ -186,7 +182,7 @@ absl::Status ReduceScatterOp::Lay(OpKernelContext* context, const Communicator& 
 
 namespace {
 
-#define TFDIST_KERNEL(name, kernel)                                                       \
+#define TFDIST_KERNEL(name, kernel) \
   REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel);
 
 TFDIST_KERNEL("TfdistAllReduce", AllReduceOp)
@@ -195,16 +191,16 @@ TFDIST_KERNEL("TfdistAwait", AwaitOp)
 REGISTER_KERNEL_BUILDER(Name("TfdistAwait").Device(tensorflow::DEVICE_GPU).HostMemory("token"),
                         OnDevice<AwaitOp>);
 
-#define TFDIST_ON_DEVICE(type)                                     \
-  REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")                  \
-                              .Device(tensorflow::DEVICE_GPU)      \
-                              .TypeConstraint<type>("T")           \
-                              .HostMemory("token"),                \
-                          OnDevice<AllReduceOp>);                  \
-  REGISTER_KERNEL_BUILDER(Name("TfdistReduceScatter")              \
-                              .Device(tensorflow::DEVICE_GPU)      \
-                              .TypeConstraint<type>("T")           \
-                              .HostMemory("token"),                \
+#define TFDIST_ON_DEVICE(type)                                \
+  REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")             \
+                              .Device(tensorflow::DEVICE_GPU) \
+                              .TypeConstraint<type>("T")      \
+                              .HostMemory("token"),           \
+                          OnDevice<AllReduceOp>);             \
+  REGISTER_KERNEL_BUILDER(Name("TfdistReduceScatter")         \
+                              .Device(tensorflow::DEVICE_GPU) \
+                              .TypeConstraint<type>("T")      \
+                              .HostMemory("token"),           \
                           OnDevice<ReduceScatterOp>);
 TFDIST_FOR_DEVICE_TYPES(TFDIST_ON_DEVICE)
 #undef TFDIST_ON_DEVICE

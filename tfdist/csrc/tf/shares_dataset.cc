@@ -164,7 +164,8 @@ absl::Status BatchSource::Check(int64_t number) const {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].dims() == 0 || batch[i].dim_size(0) != RowsOf(batch)) {
       return absl::InvalidArgumentError(
-          "The components of a batch must have as many rows each, for Elastic(batch=\"per_worker\") "
+          "The components of a batch must have as many rows each, for "
+          "Elastic(batch=\"per_worker\") "
           "to draw batches of another size from them. Received: shapes " +
           batch[0].shape().DebugString() + " and " + batch[i].shape().DebugString() + "." + remedy);
     }
@@ -203,15 +204,14 @@ void BatchSource::Publish() {
 }
 
 absl::Status BatchSource::Save(const std::string& prefix, IteratorStateWriter* writer) {
-  for (const auto& [key, value] :
-       {std::pair<std::string, int64_t>{"begun", begun_ ? 1 : 0},
-        {"batches_read", batches_read_},
-        {"rows_read", rows_read_},
-        {"begin_offset", begin_.offset},
-        {"end_batches", end_.batches},
-        {"end_offset", end_.offset},
-        {"has_batch", batch_.empty() ? 0 : 1},
-        {"size", static_cast<int64_t>(read_.size())}}) {
+  for (const auto& [key, value] : {std::pair<std::string, int64_t>{"begun", begun_ ? 1 : 0},
+                                   {"batches_read", batches_read_},
+                                   {"rows_read", rows_read_},
+                                   {"begin_offset", begin_.offset},
+                                   {"end_batches", end_.batches},
+                                   {"end_offset", end_.offset},
+                                   {"has_batch", batch_.empty() ? 0 : 1},
+                                   {"size", static_cast<int64_t>(read_.size())}}) {
     TF_RETURN_IF_ERROR(writer->WriteScalar(prefix, key, value));
   }
   for (size_t i = 0; i < read_.size(); ++i) {
@@ -224,15 +224,14 @@ absl::Status BatchSource::Restore(IteratorContext* context, const std::string& p
                                   IteratorStateReader* reader) {
   int64_t begun = 0, has_batch = 0, size = 0;
   begin_ = {0, 0};
-  for (const auto& [key, value] :
-       {std::pair<std::string, int64_t*>{"begun", &begun},
-        {"batches_read", &batches_read_},
-        {"rows_read", &rows_read_},
-        {"begin_offset", &begin_.offset},
-        {"end_batches", &end_.batches},
-        {"end_offset", &end_.offset},
-        {"has_batch", &has_batch},
-        {"size", &size}}) {
+  for (const auto& [key, value] : {std::pair<std::string, int64_t*>{"begun", &begun},
+                                   {"batches_read", &batches_read_},
+                                   {"rows_read", &rows_read_},
+                                   {"begin_offset", &begin_.offset},
+                                   {"end_batches", &end_.batches},
+                                   {"end_offset", &end_.offset},
+                                   {"has_batch", &has_batch},
+                                   {"size", &size}}) {
     TF_RETURN_IF_ERROR(reader->ReadScalar(prefix, key, value));
   }
   begun_ = begun != 0;
@@ -248,7 +247,8 @@ absl::Status BatchSource::Restore(IteratorContext* context, const std::string& p
 
 }  // namespace tfdist::tf
 
-// The dataset of the replicas' rows of each batch: a share refers to the batch's memory where it can.
+// The dataset of the replicas' rows of each batch: a share refers to the batch's memory where it
+// can.
 
 namespace tfdist::tf {
 namespace {
@@ -288,7 +288,8 @@ struct Place {
 absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, Tensor* share) {
   if (batch.dims() == 0) {
     return absl::InvalidArgumentError(
-        "A dataset must yield batches to be split among replicas: the first axis of every component "
+        "A dataset must yield batches to be split among replicas: the first axis of every "
+        "component "
         "is the rows. Received: a scalar. Call `.batch(global_batch_size)` on the dataset.");
   }
   const int64_t least = batch.dim_size(0) / replicas, excess = batch.dim_size(0) % replicas;
@@ -411,9 +412,7 @@ class SharesDataset : public DatasetBase {
         const auto group = FindNamed(settings.communicator);
         place_ = {group->rank(), group->size()};
         return absl::OkStatus();
-      } catch (const Error& error) {
-        return ToStatus(error);
-      }
+      } catch (const Error& error) { return ToStatus(error); }
     }
 
     absl::Status Share(std::vector<Tensor>* element) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -429,8 +428,8 @@ class SharesDataset : public DatasetBase {
       const Place place = replay && replay->gives_whole() ? Place{0, 1} : place_;
       const int64_t replica = place.worker * settings.replicas + next_;
       for (size_t i = 0; i < batch.size(); ++i) {
-        TF_RETURN_IF_ERROR(TakeShare(batch[i], replica, place.workers * settings.replicas,
-                                     &(*element)[i]));
+        TF_RETURN_IF_ERROR(
+            TakeShare(batch[i], replica, place.workers * settings.replicas, &(*element)[i]));
       }
       return absl::OkStatus();
     }
@@ -466,9 +465,7 @@ class SharesDatasetOp : public tensorflow::data::UnaryDatasetOpKernel {
     std::shared_ptr<Replay> replay;
     try {
       if (settings_.replay != 0) replay = FindReplay(settings_.replay);
-    } catch (const Error& error) {
-      OP_REQUIRES_OK(context, ToStatus(error));
-    }
+    } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
     *output = new SharesDataset(context, input, settings_, std::move(replay));
   }
 

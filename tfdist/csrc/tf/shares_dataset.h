@@ -61,7 +61,7 @@ class BatchSource {
   Place begin_, end_;       // of the last batch; only a part of the first of `read_` is before it
   Batch batch_;
   int64_t batches_read_ = 0, rows_read_ = 0;  // without the first one
-  bool begun_ = false;  // whether the first one has been read
+  bool begun_ = false;                        // whether the first one has been read
 };
 
 }  // namespace tfdist::tf

@@ -15,8 +15,8 @@ using tensorflow::Tensor;
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const Tensor& like,
                         const CopyBytes& copy, Variables* variables, float** values) {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
-  TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-      context, tensorflow::HandleFromInput(context, input), &variable));
+  TF_RETURN_IF_ERROR(
+      tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, input), &variable));
   const tensorflow::mutex_lock lock(*variable->mu());
   Tensor* tensor = variable->tensor();
   if (tensor->dtype() != tensorflow::DT_FLOAT || tensor->NumElements() != like.NumElements()) {
@@ -27,9 +27,7 @@ absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const T
   if (!tensor->RefCountIsOne()) {
     Tensor copied;
     TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copied));
-    if (tensor->TotalBytes() > 0) {
-      copy(copied.data(), tensor->data(), tensor->TotalBytes());
-    }
+    if (tensor->TotalBytes() > 0) { copy(copied.data(), tensor->data(), tensor->TotalBytes()); }
     *tensor = copied;
   }
   *values = static_cast<float*>(tensor->data());
@@ -68,9 +66,7 @@ void SelectOp::Compute(OpKernelContext* context) {
     Row* rows = nullptr;
     OP_REQUIRES_OK(context, Allocate(context, selected.rows(), &rows));
     selected.Take(rows);
-  } catch (const Error& error) {
-    OP_REQUIRES_OK(context, ToStatus(error));
-  }
+  } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
 }
 
 absl::Status SelectOp::Ask(OpKernelContext* context, const CopyBytes& copy, Asked* asked) const {
@@ -88,12 +84,12 @@ absl::Status SelectOp::Ask(OpKernelContext* context, const CopyBytes& copy, Aske
           "Tensors that are made sparse together have fewer than 2^31 values. Received: " +
           std::to_string(values) + ".");
     }
-    Candidates candidates{tensor.flat<float>().data(), nullptr, nullptr,
-                          static_cast<size_t>(tensor.NumElements()), scales.flat<float>()(i),
-                          factor_};
+    Candidates candidates{
+        tensor.flat<float>().data(), nullptr, nullptr, static_cast<size_t>(tensor.NumElements()),
+        scales.flat<float>()(i),     factor_};
     if (errors_ > 0) {
-      TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + i, tensor, copy, &asked->variables,
-                                    &candidates.error));
+      TF_RETURN_IF_ERROR(
+          TakeValues(context, tensors_ + i, tensor, copy, &asked->variables, &candidates.error));
     }
     if (momenta_ > 0) {
       TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + errors_ + i, tensor, copy,
@@ -101,7 +97,8 @@ absl::Status SelectOp::Ask(OpKernelContext* context, const CopyBytes& copy, Aske
     }
     asked->candidates.push_back(candidates);
     const int64_t count = counts.flat<int64_t>()(i);
-    asked->selected.push_back(count < 0 ? 0 : std::min(static_cast<size_t>(count), candidates.count));
+    asked->selected.push_back(count < 0 ? 0
+                                        : std::min(static_cast<size_t>(count), candidates.count));
   }
   return absl::OkStatus();
 }
@@ -152,16 +149,14 @@ void ScatterOp::Compute(OpKernelContext* context) {
   OP_REQUIRES_OK(context, Ask(context, &asked));
   try {
     SumRows(asked.rows, asked.count, asked.sums);
-  } catch (const Error& error) {
-    OP_REQUIRES_OK(context, ToStatus(error));
-  }
+  } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
 }
 
 absl::Status ScatterOp::Ask(OpKernelContext* context, Asked* asked) const {
   const Tensor& rows = context->input(0);
   if (rows.dims() != 2 || rows.dim_size(1) != 2) {
-    return absl::InvalidArgumentError("Rows have an index and a value. Received: " +
-                                      rows.shape().DebugString() + ".");
+    return absl::InvalidArgumentError(
+        "Rows have an index and a value. Received: " + rows.shape().DebugString() + ".");
   }
   asked->rows = static_cast<const Row*>(rows.data());
   asked->count = static_cast<size_t>(rows.dim_size(0));

@@ -48,16 +48,16 @@ using Variables = std::vector<Taken>;
 // Copies bytes where tensors are.
 using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
 
-// The values of a float32 variable with as many as a tensor, for nobody else: what others still read
-// is copied. Args: input: of the kernel, the variable's resource.
+// The values of a float32 variable with as many as a tensor, for nobody else: what others still
+// read is copied. Args: input: of the kernel, the variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
-                        const tensorflow::Tensor& like, const CopyBytes& copy,
-                        Variables* variables, float** values);
+                        const tensorflow::Tensor& like, const CopyBytes& copy, Variables* variables,
+                        float** values);
 
 }  // namespace tfdist::tf
 
-// The kernels that make rows of a sparse gradient from tensors, and tensors from rows: an index and a
-// value each, by their bits.
+// The kernels that make rows of a sparse gradient from tensors, and tensors from rows: an index and
+// a value each, by their bits.
 
 namespace tfdist::tf {
 

@@ -82,7 +82,8 @@ int64_t UndoLog::committed() const {
 
 }  // namespace tfdist::tf
 
-// The kernels by which a step counts or leaves no trace: they tell the undo log how far it has come.
+// The kernels by which a step counts or leaves no trace: they tell the undo log how far it has
+// come.
 
 namespace tfdist::tf {
 namespace {
@@ -174,8 +175,8 @@ TFDIST_KERNEL("TfdistStepCommits", StepCommitsOp)
 TFDIST_KERNEL("TfdistRollBack", RollBackOp)
 TFDIST_KERNEL("TfdistRedo", RedoOp)
 // An operation runs where its resources are; a reference to a buffer of a GPU is as good.
-REGISTER_KERNEL_BUILDER(
-    Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"), KeepOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
+                        KeepOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfdistUpdateBegins").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
     UpdateBeginsOp);
@@ -359,9 +360,7 @@ class GroupShapeOp : public OpKernel {
       const auto group = FindNamed(communicator_);
       rank->scalar<int32_t>()() = group->rank();
       size->scalar<int32_t>()() = group->size();
-    } catch (const Error& error) {
-      OP_REQUIRES_OK(context, ToStatus(error));
-    }
+    } catch (const Error& error) { OP_REQUIRES_OK(context, ToStatus(error)); }
   }
 
  private:

@@ -13,8 +13,8 @@ namespace tfdist::tf {
 
 // The log of this process's running step; steps do not overlap.
 //
-// What is kept is a reference to a variable's buffer. TensorFlow's kernels copy a buffer before they
-// change it if anybody else refers to it, so only what a step does change is copied.
+// What is kept is a reference to a variable's buffer. TensorFlow's kernels copy a buffer before
+// they change it if anybody else refers to it, so only what a step does change is copied.
 //
 // A step that is taken back here may stand elsewhere. It can be redone if every rank writes what it
 // alone holds before it gives its part of something that all ranks wait for: then whoever has the

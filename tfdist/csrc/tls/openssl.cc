@@ -74,9 +74,9 @@ int NoPassphrase(char*, int, int, void*) { return -1; }
 
 void Check(bool done, const std::string& what, const std::string& path) {
   if (done) return;
-  throw Error(Code::kInvalidArgument,
-              "The " + what + " for TLS cannot be used: " + path + " (" + openssl::Reason() +
-                  "). Run tfdist doctor with the same settings.");
+  throw Error(Code::kInvalidArgument, "The " + what + " for TLS cannot be used: " + path + " (" +
+                                          openssl::Reason() +
+                                          "). Run tfdist doctor with the same settings.");
 }
 
 }  // namespace
@@ -105,8 +105,7 @@ TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
         "certificate", files.certificate);
   Check(ssl.SSL_CTX_use_PrivateKey_file(context, files.key.c_str(), openssl::kPem) == 1, "key",
         files.key);
-  Check(ssl.SSL_CTX_load_verify_locations(context, files.ca.c_str(), nullptr) == 1, "CA",
-        files.ca);
+  Check(ssl.SSL_CTX_load_verify_locations(context, files.ca.c_str(), nullptr) == 1, "CA", files.ca);
 }
 
 void TlsContext::Free::operator()(openssl::SSL_CTX* context) const {

@@ -1,11 +1,11 @@
 #include "tls/tls_stream.h"
 
+#include <poll.h>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <poll.h>
 #include <utility>
 
 #include "error.h"
@@ -92,7 +92,7 @@ bool TlsStream::Prove() {
       return true;
     }
     if (some < 0 && IsNotYet(errno)) return false;
-    throw Error(Code::kUnavailable, some == 0          ? "it has closed the connection"
+    throw Error(Code::kUnavailable, some == 0         ? "it has closed the connection"
                                     : errno == EPROTO ? openssl::Reason()
                                                       : std::strerror(errno));
   };
@@ -119,9 +119,10 @@ TlsStream::Proof TlsStream::ProofOf(const char* role) const {
   Proof keys, proof;
   const auto* context = reinterpret_cast<const unsigned char*>(role);
   auto* const to = reinterpret_cast<unsigned char*>(keys.data());
-  if (ssl.SSL_export_keying_material(ssl_.get(), to, keys.size(), kLabel, sizeof(kLabel) - 1, context,
-                                     std::strlen(role), 1) != 1) {
-    throw Error(Code::kInternal, std::string("OpenSSL exports no keys: ") + openssl::Reason() + ".");
+  if (ssl.SSL_export_keying_material(ssl_.get(), to, keys.size(), kLabel, sizeof(kLabel) - 1,
+                                     context, std::strlen(role), 1) != 1) {
+    throw Error(Code::kInternal,
+                std::string("OpenSSL exports no keys: ") + openssl::Reason() + ".");
   }
   unsigned int bytes = 0;
   ssl.HMAC(ssl.EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()), to, keys.size(),
@@ -173,8 +174,7 @@ ssize_t TlsStream::Write(const char* data, size_t bytes) {
   if (taken_ == 0) {
     taken_ = std::min(bytes, kMostBytes);
     openssl::Load().ERR_clear_error();
-    const int result =
-        openssl::Load().SSL_write(ssl_.get(), data, static_cast<int>(taken_));
+    const int result = openssl::Load().SSL_write(ssl_.get(), data, static_cast<int>(taken_));
     if (result <= 0) {
       taken_ = 0;
       return Failed(result);
@@ -295,9 +295,8 @@ Connections Connect(int rank, const std::vector<std::string>& names,
   }
   const TlsContext context(files);
   std::vector<Greeting> greetings;
-  Connections connections{
-      InTls(std::move(control_sockets), context, rank, names, &greetings),
-      InTls(std::move(data_sockets), context, rank, names, &greetings)};
+  Connections connections{InTls(std::move(control_sockets), context, rank, names, &greetings),
+                          InTls(std::move(data_sockets), context, rank, names, &greetings)};
   ShakeHands(std::move(greetings), seconds);
   return connections;
 }

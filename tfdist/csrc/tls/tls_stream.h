@@ -18,10 +18,10 @@ class TlsStream : public Stream {
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
   // Goes on with the handshake as far as that goes without waiting, and says whether it is done;
-  // else descriptor() is to be polled for events(). After that of TLS both ends prove that they have
-  // the job's secret, by an HMAC of keys that this connection alone has (RFC 8446, 7.5): a proof
-  // that was given on another connection is worth nothing here. Throws Error(kUnavailable) that says
-  // why the two do not come together.
+  // else descriptor() is to be polled for events(). After that of TLS both ends prove that they
+  // have the job's secret, by an HMAC of keys that this connection alone has (RFC 8446, 7.5): a
+  // proof that was given on another connection is worth nothing here. Throws Error(kUnavailable)
+  // that says why the two do not come together.
   bool Handshake();
   short events() const;
 
@@ -50,11 +50,11 @@ class TlsStream : public Stream {
   size_t proof_received_ = 0;
   Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
-  std::vector<char> out_;   // encrypted, and not sent yet from `sent_` on
+  std::vector<char> out_;  // encrypted, and not sent yet from `sent_` on
   size_t sent_ = 0;
-  size_t taken_ = 0;        // bytes of the caller's that are in `out_`
-  bool ended_ = false;      // the other end has closed the connection
-  int socket_error_ = 0;    // errno of the socket, once it is broken
+  size_t taken_ = 0;      // bytes of the caller's that are in `out_`
+  bool ended_ = false;    // the other end has closed the connection
+  int socket_error_ = 0;  // errno of the socket, once it is broken
 };
 
 // Makes streams of the connections of a group: in the clear, or in TLS once all have shaken hands.

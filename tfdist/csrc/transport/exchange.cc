@@ -18,9 +18,7 @@ constexpr int kSpins = 200;
 }  // namespace
 
 Exchange::Exchange(Fabric& fabric, const Fingerprint& joined)
-    : fabric_(fabric),
-      joined_(joined),
-      streams_(static_cast<size_t>(fabric.topology.size)) {}
+    : fabric_(fabric), joined_(joined), streams_(static_cast<size_t>(fabric.topology.size)) {}
 
 void Exchange::Send(int rank, const void* data, size_t bytes, Fill fill) {
   Stream& stream = At(rank);
@@ -28,9 +26,7 @@ void Exchange::Send(int rank, const void* data, size_t bytes, Fill fill) {
     stream.opened_out = true;
     stream.out.push_back({reinterpret_cast<const char*>(&joined_), sizeof(joined_), {}});
   }
-  if (bytes > 0) {
-    stream.out.push_back({static_cast<const char*>(data), bytes, std::move(fill)});
-  }
+  if (bytes > 0) { stream.out.push_back({static_cast<const char*>(data), bytes, std::move(fill)}); }
 }
 
 void Exchange::Receive(int rank, void* data, size_t bytes, OnBytes on_bytes) {
@@ -40,8 +36,7 @@ void Exchange::Receive(int rank, void* data, size_t bytes, OnBytes on_bytes) {
     const auto compare = [this, rank, &stream](size_t received) {
       if (received == sizeof(Fingerprint)) Compare(rank, stream.theirs);
     };
-    stream.in.push_back(
-        {reinterpret_cast<char*>(&stream.theirs), sizeof(Fingerprint), 0, compare});
+    stream.in.push_back({reinterpret_cast<char*>(&stream.theirs), sizeof(Fingerprint), 0, compare});
   }
   if (bytes > 0) stream.in.push_back({static_cast<char*>(data), bytes, 0, std::move(on_bytes)});
 }
@@ -87,8 +82,7 @@ bool Exchange::AdvanceOut(int rank, Stream& stream) {
 
 bool Exchange::AdvanceIn(int rank, Stream& stream) {
   Incoming& next = stream.in.front();
-  const size_t got =
-      fabric_.link(rank).Read(next.data + next.received, next.bytes - next.received);
+  const size_t got = fabric_.link(rank).Read(next.data + next.received, next.bytes - next.received);
   if (got == 0) return false;
   next.received += got;
   const size_t received = next.received;
@@ -109,9 +103,8 @@ void Exchange::Compare(int rank, const Fingerprint& theirs) {
 }
 
 bool Exchange::Done() const {
-  return std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
-    return stream.out.empty() && stream.in.empty();
-  });
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const Stream& stream) { return stream.out.empty() && stream.in.empty(); });
 }
 
 void Exchange::Wait() {

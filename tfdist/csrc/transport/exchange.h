@@ -6,8 +6,8 @@
 #include <functional>
 #include <vector>
 
-#include "types.h"
 #include "transport/fabric.h"
+#include "types.h"
 
 namespace tfdist {
 
@@ -18,10 +18,10 @@ class Exchange {
  public:
   Exchange(Fabric& fabric, const Fingerprint& joined);
 
-  // The memory stays the caller's until `Run` returns. Results may land in it meanwhile: a part of an
-  // all-reduce's result exists only once its owner has read all of that part, so what is overwritten
-  // has been sent. A link that refers to the memory after `Write` has returned would break this.
-  // `fill`, if any, is called once before the first byte is sent, to write it.
+  // The memory stays the caller's until `Run` returns. Results may land in it meanwhile: a part of
+  // an all-reduce's result exists only once its owner has read all of that part, so what is
+  // overwritten has been sent. A link that refers to the memory after `Write` has returned would
+  // break this. `fill`, if any, is called once before the first byte is sent, to write it.
   using Fill = std::function<void()>;
   void Send(int rank, const void* data, size_t bytes, Fill fill = {});
 

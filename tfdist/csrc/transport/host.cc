@@ -100,9 +100,7 @@ size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const auto& finished = segment_->progress(rank).finished;
-    Wait([&] {
-      return finished.load(kInOrder) + Segment::kSlots >= chunk;
-    });
+    Wait([&] { return finished.load(kInOrder) + Segment::kSlots >= chunk; });
   }
   return begin;
 }

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "control/flight_log.h"
-#include "types.h"
 #include "error.h"
 #include "memory.h"
 #include "transport/segment.h"
+#include "types.h"
 
 namespace tfdist {
 

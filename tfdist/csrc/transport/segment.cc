@@ -1,17 +1,17 @@
 #include "transport/segment.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <linux/futex.h>
 #include <sched.h>
-#include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <thread>
 #include <time.h>
 #include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <thread>
 
 #include "error.h"
 
@@ -79,7 +79,7 @@ size_t Segment::BytesFor(int ranks) {
 
 Segment::Segment(int descriptor, size_t bytes, int ranks)
     : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
-  struct stat status {};
+  struct stat status{};
   // A file that is too short would kill this process at the first access behind its end.
   const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
                     status.st_size >= static_cast<off_t>(bytes);

@@ -3,13 +3,13 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <linux/tcp.h>
-#include <mutex>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <set>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <mutex>
+#include <set>
 
 namespace tfdist {
 namespace {
@@ -34,8 +34,8 @@ void InForkedChild() {
 }  // namespace
 
 Socket::Socket(int descriptor) : descriptor_(descriptor) {
-  static const int hooked = pthread_atfork([] { Open().mutex.lock(); },
-                                           [] { Open().mutex.unlock(); }, InForkedChild);
+  static const int hooked =
+      pthread_atfork([] { Open().mutex.lock(); }, [] { Open().mutex.unlock(); }, InForkedChild);
   (void)hooked;
   {
     const std::lock_guard<std::mutex> lock(Open().mutex);

@@ -1,9 +1,9 @@
 // Streams of bytes over sockets, and TCP statistics of the kernel.
 #pragma once
 
+#include <sys/types.h>
 #include <cstddef>
 #include <cstdint>
-#include <sys/types.h>
 
 namespace tfdist {
 
@@ -24,8 +24,8 @@ class Stream {
   virtual int descriptor() const = 0;
 };
 
-// A stream socket of this process, in the clear. A forked child does not keep it open: the death of its
-// parent must close the connection.
+// A stream socket of this process, in the clear. A forked child does not keep it open: the death of
+// its parent must close the connection.
 class Socket : public Stream {
  public:
   // Takes over the descriptor.

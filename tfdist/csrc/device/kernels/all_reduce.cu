@@ -27,8 +27,8 @@ TFDIST_KERNEL tfdist_meet(Meeting meeting, Waiting waiting) {
   if (AllOfBlock(!HasGivenUp(waiting))) Meet(meeting, waiting);
 }
 
-// The first half of a meeting of streams, one block. A rank that has given up does not come: the others
-// would take what it has not done for done.
+// The first half of a meeting of streams, one block. A rank that has given up does not come: the
+// others would take what it has not done for done.
 TFDIST_KERNEL tfdist_tell(Meeting meeting, Waiting waiting) {
   if (!HasGivenUp(waiting) && IsOther(meeting, Thread())) Tell(meeting, Thread());
 }
@@ -76,16 +76,16 @@ void InOneShot(const List& list, const Staging& staging, const Meeting& meeting,
   }
 }
 
-#define TFDIST_REDUCE(name, T, Op, S)                                                             \
-  TFDIST_KERNEL tfdist_reduce_##name(uint64_t vectors, Staging staging, Waiting waiting,          \
-                                     double divisor) {                                            \
-    if (!HasGivenUp(waiting)) ReducePart<T, Op, S>(vectors, staging, divisor);                    \
-  }                                                                                               \
-  TFDIST_KERNEL tfdist_one_shot_##name(List list, Staging staging, Meeting meeting,               \
-                                       Waiting waiting, double divisor) {                         \
-    if (AllOfBlock(!HasGivenUp(waiting))) {                                                       \
-      InOneShot<T, Op, S>(list, staging, meeting, waiting, divisor);                              \
-    }                                                                                             \
+#define TFDIST_REDUCE(name, T, Op, S)                                                    \
+  TFDIST_KERNEL tfdist_reduce_##name(uint64_t vectors, Staging staging, Waiting waiting, \
+                                     double divisor) {                                   \
+    if (!HasGivenUp(waiting)) ReducePart<T, Op, S>(vectors, staging, divisor);           \
+  }                                                                                      \
+  TFDIST_KERNEL tfdist_one_shot_##name(List list, Staging staging, Meeting meeting,      \
+                                       Waiting waiting, double divisor) {                \
+    if (AllOfBlock(!HasGivenUp(waiting))) {                                              \
+      InOneShot<T, Op, S>(list, staging, meeting, waiting, divisor);                     \
+    }                                                                                    \
   }
 TFDIST_FOR_ALL_REDUCTIONS(TFDIST_REDUCE)
 

@@ -1,5 +1,5 @@
-// How a team encodes a block, and decodes one: as the processor does, to the same bits. Its threads are
-// the lanes of a sum.
+// How a team encodes a block, and decodes one: as the processor does, to the same bits. Its threads
+// are the lanes of a sum.
 #pragma once
 
 #include <cstdint>
@@ -48,13 +48,14 @@ struct Block {
     Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
     if (error) {
       const Pack<kCount> left = *reinterpret_cast<const Pack<kCount>*>(OfMemory(error) + i);
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t k = 0; k < kCount; ++k) pack.values[k] += left.values[k];
     }
     return pack;
   }
 
-  // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at once.
+  // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at
+  // once.
   template <typename Use>
   void ForLane(Use use) const {
     constexpr uint32_t kAtOnce = 16;
@@ -62,9 +63,9 @@ TFDIST_UNROLL
     for (; i + (kAtOnce - 1) * kTeam < count; i += kAtOnce * kTeam) {
       const uint64_t first = i;
       float values[kAtOnce];
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kTeam];
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t k = 0; k < kAtOnce; ++k) use(values[k]);
     }
     for (; i < count; i += kTeam) use((*this)[i]);
@@ -75,7 +76,7 @@ TFDIST_UNROLL
     float own = 0, lanes[kTeam], sum = 0;
     ForLane([&](float value) { own += term(value); });
     TellTeam(own, lanes);
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t k = 0; k < kTeam; ++k) sum += lanes[k];
     return Finite(sum);
   }
@@ -97,15 +98,16 @@ struct Planes {
   const uint32_t places;
 };
 
-// Calls `use(i, place, shift)` for each value of a block, with the place and the bit of its code, of
-// those that this thread sees to, place by place.
+// Calls `use(i, place, shift)` for each value of a block, with the place and the bit of its code,
+// of those that this thread sees to, place by place.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;
-  constexpr uint32_t kPlacesAtOnce = Planes<F>::kBits == 8 ? 4 : 1;  // or there are not enough registers
-TFDIST_UNROLL_BY(kPlacesAtOnce)
+  constexpr uint32_t kPlacesAtOnce =
+      Planes<F>::kBits == 8 ? 4 : 1;  // or there are not enough registers
+  TFDIST_UNROLL_BY(kPlacesAtOnce)
   for (uint32_t k = Lane(); k < places; k += kTeam) {
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t p = 0; p < Planes<F>::kCount; ++p) {
       const uint32_t i = k + p * places;
       if (i < count) use(i, k, p * Planes<F>::kBits);
@@ -141,8 +143,8 @@ uint64_t BytesBefore(const Codec& codec, uint64_t before) {
 
 // A word of the bits of codes.
 template <uint32_t kBits>
-using CodesOf = std::conditional_t<kBits == 32, uint32_t,
-                                   std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
+using CodesOf =
+    std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
 // A thread sees to so many places at once, and in each plane to so many values, which lie together.
 template <typename F, uint32_t kPlaces>
@@ -153,20 +155,20 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
   const auto is_in = [&](uint32_t i) { return kPlaces > 1 || i < block.count; };
   for (uint32_t k = Lane() * kPlaces; k < places; k += kTeam * kPlaces) {
     uint32_t codes = 0;
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
       Pack<kPlaces> values[kAtOnce];  // are loaded before any is written
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
         if (is_in(i)) values[p] = block.At<kPlaces>(i);
       }
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
         if (!is_in(i)) continue;
         Pack<kPlaces> decoded, left;
-TFDIST_UNROLL
+        TFDIST_UNROLL
         for (uint32_t v = 0; v < kPlaces; ++v) {
           const float value = values[p].values[v];
           const uint32_t code = form.Code(value, seed + i + v);
@@ -185,8 +187,7 @@ TFDIST_UNROLL
 
 // Args: out: where the decoded values go, too; null for nowhere.
 template <typename F>
-void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to,
-                 float* out) {
+void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to, float* out) {
   using P = Planes<F>;
   uint8_t* const payload = to + HeaderBytes(F::kCodec);
   if (block.largest >= kInfinity) {

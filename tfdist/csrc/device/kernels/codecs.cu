@@ -1,10 +1,10 @@
-// The encodings of a compressed all-reduce. Sixteen threads see to a block, so that nothing waits for
-// more of them than half of a warp. Nothing here waits for another GPU or for the host.
+// The encodings of a compressed all-reduce. Sixteen threads see to a block, so that nothing waits
+// for more of them than half of a warp. Nothing here waits for another GPU or for the host.
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/names.h"
 #include "device/kernels/forms.h"
+#include "device/kernels/names.h"
 #include "device/kernels/windows.h"
 
 namespace tfdist::device {
@@ -59,8 +59,8 @@ struct Vote {
   typename F::Header header;
 };
 
-// Everyone's values of the own part, in the members' order, then encoded again. F is the form of what
-// has come, S that of the sums.
+// Everyone's values of the own part, in the members' order, then encoded again. F is the form of
+// what has come, S that of the sums.
 template <typename F, typename S, template <typename> class How>
 void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
             const Place& out, const Room& room, uint8_t* to) {
@@ -89,18 +89,18 @@ void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const P
   });
 }
 
-#define TFDIST_CODE(name, F)                                                                      \
-  TFDIST_WIDE_KERNEL tfdist_encode_##name(Batch batch, Place in, Place error, Room room,          \
-                                          uint8_t* to) {                                          \
-    EncodeAll<F>(batch, in, error, room, to);                                                     \
-  }                                                                                               \
-  TFDIST_WIDE_KERNEL tfdist_decode_##name(Codec codec, uint64_t count, const uint8_t* from,       \
-                                          Place out, Room room) {                                 \
-    DecodeAll<F>(codec, count, from, out, room);                                                  \
-  }                                                                                               \
-  TFDIST_WIDE_KERNEL tfdist_sum_##name(Batch batch, Arrived arrived, Place in, Place error,       \
-                                       Place out, Room room, uint8_t* to) {                       \
-    SumAll<F, F, Exact>(batch, arrived, in, error, out, room, to);                                \
+#define TFDIST_CODE(name, F)                                                                \
+  TFDIST_WIDE_KERNEL tfdist_encode_##name(Batch batch, Place in, Place error, Room room,    \
+                                          uint8_t* to) {                                    \
+    EncodeAll<F>(batch, in, error, room, to);                                               \
+  }                                                                                         \
+  TFDIST_WIDE_KERNEL tfdist_decode_##name(Codec codec, uint64_t count, const uint8_t* from, \
+                                          Place out, Room room) {                           \
+    DecodeAll<F>(codec, count, from, out, room);                                            \
+  }                                                                                         \
+  TFDIST_WIDE_KERNEL tfdist_sum_##name(Batch batch, Arrived arrived, Place in, Place error, \
+                                       Place out, Room room, uint8_t* to) {                 \
+    SumAll<F, F, Exact>(batch, arrived, in, error, out, room, to);                          \
   }
 TFDIST_FOR_ALL_FORMS(TFDIST_CODE)
 

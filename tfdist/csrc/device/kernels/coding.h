@@ -11,8 +11,8 @@ namespace tfdist::device {
 struct Batch {
   Codec codec;
   uint64_t count;
-  // The random numbers of so many values, whole blocks, go on from one seed: that of the first chunk,
-  // and so much more for each next one.
+  // The random numbers of so many values, whole blocks, go on from one seed: that of the first
+  // chunk, and so much more for each next one.
   uint64_t chunk;
   uint32_t seed;
   uint32_t seed_step;
@@ -36,8 +36,8 @@ struct Room {
 };
 constexpr uint32_t kRooms = 4;
 
-// Tensors of float32, seen as one run of values: a block that is encoded may begin in one tensor and
-// end in another.
+// Tensors of float32, seen as one run of values: a block that is encoded may begin in one tensor
+// and end in another.
 
 struct Stretch {
   float* values;

@@ -34,8 +34,9 @@ inline uint32_t Blocks() { return gridDim.x; }
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
 inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
-// Tells the compiler that an address is in global memory. Where it is also used as a number, as to see
-// whether it is aligned, the compiler would not know, and would take the slower generic accesses.
+// Tells the compiler that an address is in global memory. Where it is also used as a number, as to
+// see whether it is aligned, the compiler would not know, and would take the slower generic
+// accesses.
 template <typename T>
 T* OfMemory(T* data) {
   __builtin_assume(__isGlobal(data));
@@ -72,7 +73,7 @@ inline uint32_t LargestOfTeam(uint32_t own) {
 
 #define TFDIST_UNROLL _Pragma("unroll")
 #define TFDIST_PRAGMA(text) _Pragma(#text)
-#define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll (times))
+#define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll(times))
 #define TFDIST_KERNEL extern "C" __global__ void __launch_bounds__(512)
 // With up to 64 registers a thread, where the compiler would rather have more threads and too few.
 #define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)

@@ -1,5 +1,5 @@
-// The forms of a codec for kernels: what the values of a block share, which the block's team finds out
-// together, the code of a value, and the value of a code. All arithmetic is the processor's.
+// The forms of a codec for kernels: what the values of a block share, which the block's team finds
+// out together, the code of a value, and the value of a code. All arithmetic is the processor's.
 #pragma once
 
 #include <cstdint>
@@ -120,8 +120,7 @@ struct MeansForm {
 
   template <typename Block>
   MeansForm(const Codec&, const Block& block)
-      : values(TwoMeansValues::Of(block.count,
-                                  [&block](auto term) { return block.Sum(term); })) {}
+      : values(TwoMeansValues::Of(block.count, [&block](auto term) { return block.Sum(term); })) {}
   Header header() const { return values; }
   uint32_t Code(float value, uint32_t) const { return TwoMeansValues::Code(value); }
   static float Value(uint32_t code, Header means) {

@@ -13,8 +13,8 @@ struct alignas(16) Vector {
   uint32_t words[4];
 };
 
-// One tensor, and where its result goes: anywhere, also to the same place. At multiples of 16 bytes it
-// moves by vectors.
+// One tensor, and where its result goes: anywhere, also to the same place. At multiples of 16 bytes
+// it moves by vectors.
 struct Span {
   const char* in;
   char* out;

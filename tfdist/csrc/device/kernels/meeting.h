@@ -8,9 +8,7 @@
 
 namespace tfdist::device {
 
-inline bool HasGivenUp(const Waiting& waiting) {
-  return LoadWord(waiting.ended) != 0;
-}
+inline bool HasGivenUp(const Waiting& waiting) { return LoadWord(waiting.ended) != 0; }
 
 inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.outcome, static_cast<uint64_t>(outcome));
@@ -41,13 +39,15 @@ inline bool IsOther(const Meeting& meeting, uint32_t rank) {
   return rank < meeting.ranks && rank != meeting.rank;
 }
 
-// Tells another rank that this block has come so far. What it has written before is then seen there.
+// Tells another rank that this block has come so far. What it has written before is then seen
+// there.
 inline void Tell(const Meeting& meeting, uint32_t other) {
   StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
 }
 
-// Tells the other ranks that this block has come so far, and waits for the same block of theirs. What
-// each has written before is then seen by all. False if it has given up; the whole block knows.
+// Tells the other ranks that this block has come so far, and waits for the same block of theirs.
+// What each has written before is then seen by all. False if it has given up; the whole block
+// knows.
 inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
   bool met = AllOfBlock(true);
   const uint32_t other = Thread();

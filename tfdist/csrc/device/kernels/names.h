@@ -17,23 +17,24 @@
 
 // The reductions for which there are kernels.
 
-// What the reductions are made of: F(name, type of the values, reduction, type of the partial results).
-// A sum of bools is whether any is true, which is their maximum as bytes; a product is their minimum.
+// What the reductions are made of: F(name, type of the values, reduction, type of the partial
+// results). A sum of bools is whether any is true, which is their maximum as bytes; a product is
+// their minimum.
 #define TFDIST_FOR_REDUCTIONS_OF(F, name, T, S) \
   F(name##_sum, T, Sum, S)                      \
   F(name##_min, T, Min, S)                      \
   F(name##_max, T, Max, S)                      \
   F(name##_product, T, Product, S)
-#define TFDIST_FOR_ALL_REDUCTIONS(F)                          \
-  TFDIST_FOR_REDUCTIONS_OF(F, uint8, uint8_t, uint8_t)        \
-  TFDIST_FOR_REDUCTIONS_OF(F, int8, int8_t, int8_t)           \
-  TFDIST_FOR_REDUCTIONS_OF(F, int32, int32_t, int32_t)        \
-  TFDIST_FOR_REDUCTIONS_OF(F, int64, int64_t, int64_t)        \
-  TFDIST_FOR_REDUCTIONS_OF(F, float16, Float16, float)        \
-  TFDIST_FOR_REDUCTIONS_OF(F, bfloat16, Bfloat16, float)      \
-  TFDIST_FOR_REDUCTIONS_OF(F, float32, float, float)          \
-  TFDIST_FOR_REDUCTIONS_OF(F, float64, double, double)        \
-  F(float16_mean, Float16, Sum, float)                        \
-  F(bfloat16_mean, Bfloat16, Sum, float)                      \
-  F(float32_mean, float, Sum, double)                         \
+#define TFDIST_FOR_ALL_REDUCTIONS(F)                     \
+  TFDIST_FOR_REDUCTIONS_OF(F, uint8, uint8_t, uint8_t)   \
+  TFDIST_FOR_REDUCTIONS_OF(F, int8, int8_t, int8_t)      \
+  TFDIST_FOR_REDUCTIONS_OF(F, int32, int32_t, int32_t)   \
+  TFDIST_FOR_REDUCTIONS_OF(F, int64, int64_t, int64_t)   \
+  TFDIST_FOR_REDUCTIONS_OF(F, float16, Float16, float)   \
+  TFDIST_FOR_REDUCTIONS_OF(F, bfloat16, Bfloat16, float) \
+  TFDIST_FOR_REDUCTIONS_OF(F, float32, float, float)     \
+  TFDIST_FOR_REDUCTIONS_OF(F, float64, double, double)   \
+  F(float16_mean, Float16, Sum, float)                   \
+  F(bfloat16_mean, Bfloat16, Sum, float)                 \
+  F(float32_mean, float, Sum, double)                    \
   F(float64_mean, double, Sum, double)

@@ -21,7 +21,8 @@ struct Lanes {
   T values[kCount];
 };
 
-// Takes a copy, which is loaded at once: what `memcpy` reads from memory itself, GPUs load byte by byte.
+// Takes a copy, which is loaded at once: what `memcpy` reads from memory itself, GPUs load byte by
+// byte.
 template <typename T>
 Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
@@ -29,9 +30,9 @@ Lanes<T> Split(Vector vector) {
   return lanes;
 }
 
-// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector, result)`
-// for each. They are all read before any is written, so that the memory has enough to do. `S` is the
-// type of the partial results.
+// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector,
+// result)` for each. They are all read before any is written, so that the memory has enough to do.
+// `S` is the type of the partial results.
 template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
 void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
                    Put put) {
@@ -39,14 +40,14 @@ void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t st
   S sums[kVectors][kCount];
   const auto read = [&](uint32_t rank, auto use) {
     Vector vectors[kVectors];
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t v = 0; v < kVectors; ++v) {
       vectors[v] = reinterpret_cast<const Vector*>(in[rank])[vector + v * step];
     }
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t v = 0; v < kVectors; ++v) {
       const Lanes<T> lanes = Split<T>(vectors[v]);
-TFDIST_UNROLL
+      TFDIST_UNROLL
       for (uint32_t i = 0; i < kCount; ++i) {
         use(static_cast<S>(Arithmetic<T>::Load(lanes.values[i])), &sums[v][i]);
       }
@@ -56,10 +57,10 @@ TFDIST_UNROLL
   for (uint32_t rank = 1; rank < ranks; ++rank) {
     read(rank, [](S value, S* sum) { *sum = Op::Apply(*sum, value); });
   }
-TFDIST_UNROLL
+  TFDIST_UNROLL
   for (uint32_t v = 0; v < kVectors; ++v) {
     Lanes<T> result;
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t i = 0; i < kCount; ++i) {
       S& sum = sums[v][i];
       if constexpr (!std::is_integral_v<S>) {

@@ -1,5 +1,5 @@
-// Sums the rows of all ranks into tensors, rank by rank, as the processor does: a team sees to a tile,
-// and finds in each rank's rows, whose indices rise, those of its values.
+// Sums the rows of all ranks into tensors, rank by rank, as the processor does: a team sees to a
+// tile, and finds in each rank's rows, whose indices rise, those of its values.
 #include <cstdint>
 
 #include "device/kernels/execution.h"

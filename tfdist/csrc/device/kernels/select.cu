@@ -1,6 +1,6 @@
-// The selection of a sparse gradient's values, to the bits of the processor. The magnitude of the last
-// one that is selected is found digit by digit, from how many values have each; then all tiles are
-// counted, and each knows where its rows go.
+// The selection of a sparse gradient's values, to the bits of the processor. The magnitude of the
+// last one that is selected is found digit by digit, from how many values have each; then all tiles
+// are counted, and each knows where its rows go.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -36,11 +36,11 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
   return magnitude >> digit.shift & ((1u << digit.bits) - 1);
 }
 
-// How many of a tile's values are marked before one of this thread's: each thread has marked its own in
-// a word.
+// How many of a tile's values are marked before one of this thread's: each thread has marked its
+// own in a word.
 uint32_t Before(const uint32_t (&marked)[kTeam], uint32_t bit) {
   uint32_t before = 0;
-TFDIST_UNROLL
+  TFDIST_UNROLL
   for (uint32_t lane = 0; lane < kTeam; ++lane) {
     before += CountBits(marked[lane] & (((lane < Lane() ? 2u : 1u) << bit) - 1));
   }
@@ -56,8 +56,8 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// How many magnitudes have each value of a digit, of those whose digits before are the cut's. A block
-// counts in memory of its own, tensor by tensor.
+// How many magnitudes have each value of a digit, of those whose digits before are the cut's. A
+// block counts in memory of its own, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;
@@ -100,7 +100,7 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
     uint32_t own = 0, all[kTeam], above = 0;
     for (uint32_t i = 0; i < each; ++i) own += counts[begin + i];
     TellTeam(own, all);
-TFDIST_UNROLL
+    TFDIST_UNROLL
     for (uint32_t lane = 0; lane < kTeam; ++lane) above += lane > Lane() ? all[lane] : 0;
     if (above < wanted && wanted <= above + own) {
       uint32_t value = begin + each - 1;
@@ -114,29 +114,29 @@ TFDIST_UNROLL
 }
 
 TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts) {
-  ForTiles(list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin,
-                     uint32_t count) {
-    const uint32_t cut = cuts.magnitudes[number];
-    uint32_t above = 0, equal = 0, all[kTeam];
-    for (uint32_t i = Lane(); i < count; i += kTeam) {
-      if (accumulates) Accumulate(s, begin + i);
-      const uint32_t magnitude = MagnitudeAt(s, begin + i);
-      above += magnitude > cut;
-      equal += magnitude == cut;
-    }
-    TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16
-    Tally tally{};
-TFDIST_UNROLL
-    for (uint32_t lane = 0; lane < kTeam; ++lane) {
-      tally.above += all[lane] >> 16;
-      tally.equal += all[lane] & 0xffff;
-    }
-    if (Lane() == 0) cuts.tallies[tile] = tally;
-  });
+  ForTiles(list,
+           [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
+             const uint32_t cut = cuts.magnitudes[number];
+             uint32_t above = 0, equal = 0, all[kTeam];
+             for (uint32_t i = Lane(); i < count; i += kTeam) {
+               if (accumulates) Accumulate(s, begin + i);
+               const uint32_t magnitude = MagnitudeAt(s, begin + i);
+               above += magnitude > cut;
+               equal += magnitude == cut;
+             }
+             TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16
+             Tally tally{};
+             TFDIST_UNROLL
+             for (uint32_t lane = 0; lane < kTeam; ++lane) {
+               tally.above += all[lane] >> 16;
+               tally.equal += all[lane] & 0xffff;
+             }
+             if (Lane() == 0) cuts.tallies[tile] = tally;
+           });
 }
 
-// How many values come before each tile in its tensor. A block sees to a tensor, each thread to some of
-// its tiles.
+// How many values come before each tile in its tensor. A block sees to a tensor, each thread to
+// some of its tiles.
 TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   uint32_t *const aboves = BlockWords(), *const equals = aboves + ThreadsOfBlock();
   for (uint32_t k = BlockIndex(); k < list.count; k += Blocks()) {
@@ -185,31 +185,31 @@ TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
 
 // Moves what is selected to rows: what is sent is no longer kept.
 TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
-  ForTiles(list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin,
-                     uint32_t count) {
-    const uint32_t cut = cuts.magnitudes[number], most = cuts.equals[number];
-    const Tally earlier = cuts.tallies[tile];
-    uint32_t taken = 0, equal = 0, all[kTeam];
-    for (uint32_t i = Lane(), bit = 1; i < count; i += kTeam, bit <<= 1) {
-      const uint32_t magnitude = MagnitudeAt(s, begin + i);
-      if (magnitude > cut) taken |= bit;
-      if (magnitude == cut) equal |= bit;
-    }
-    TellTeam(equal, all);
-    ForBits(equal, [&](uint32_t bit) {
-      if (earlier.equal + Before(all, bit) < most) taken |= 1u << bit;
-    });
-    TellTeam(taken, all);
-    Row* const to = rows + cuts.rows[number] + earlier.above + Smaller(earlier.equal, most);
-    ForBits(taken, [&](uint32_t bit) {
-      const uint32_t i = begin + bit * kTeam + Lane();
-      const float value = CandidateAt(s, i);
-      to[Before(all, bit)] = {static_cast<int32_t>(s.first + i), value};
-      if (IsNotFinite(value)) AddTo(cuts.not_finite + number, 1);
-      if (s.error) s.error[i] = 0;
-      if (s.momentum) s.momentum[i] = 0;
-    });
-  });
+  ForTiles(
+      list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
+        const uint32_t cut = cuts.magnitudes[number], most = cuts.equals[number];
+        const Tally earlier = cuts.tallies[tile];
+        uint32_t taken = 0, equal = 0, all[kTeam];
+        for (uint32_t i = Lane(), bit = 1; i < count; i += kTeam, bit <<= 1) {
+          const uint32_t magnitude = MagnitudeAt(s, begin + i);
+          if (magnitude > cut) taken |= bit;
+          if (magnitude == cut) equal |= bit;
+        }
+        TellTeam(equal, all);
+        ForBits(equal, [&](uint32_t bit) {
+          if (earlier.equal + Before(all, bit) < most) taken |= 1u << bit;
+        });
+        TellTeam(taken, all);
+        Row* const to = rows + cuts.rows[number] + earlier.above + Smaller(earlier.equal, most);
+        ForBits(taken, [&](uint32_t bit) {
+          const uint32_t i = begin + bit * kTeam + Lane();
+          const float value = CandidateAt(s, i);
+          to[Before(all, bit)] = {static_cast<int32_t>(s.first + i), value};
+          if (IsNotFinite(value)) AddTo(cuts.not_finite + number, 1);
+          if (s.error) s.error[i] = 0;
+          if (s.momentum) s.momentum[i] = 0;
+        });
+      });
 }
 
 // What is not finite has shown, for it is selected first; no step after this one needs more.

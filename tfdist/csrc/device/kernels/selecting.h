@@ -18,13 +18,13 @@ struct Target {
 };
 using Targets = TiledList<Target>;
 
-// Where indices do not rise, another rank's rows begin. Two ranks' whose indices go on rising are one
-// run: no index is in it twice.
+// Where indices do not rise, another rank's rows begin. Two ranks' whose indices go on rising are
+// one run: no index is in it twice.
 struct RowRuns {
-  uint32_t most;    // as many as there are ranks
-  uint32_t* wrong;  // not 0 if rows are not what ranks send
-  uint32_t* falls;  // how often indices do not rise
-  uint32_t* found;  // where, in any order; room for `most`
+  uint32_t most;     // as many as there are ranks
+  uint32_t* wrong;   // not 0 if rows are not what ranks send
+  uint32_t* falls;   // how often indices do not rise
+  uint32_t* found;   // where, in any order; room for `most`
   uint32_t* begins;  // of all runs, in their order, and the end of the last; room for `most` + 1
 };
 
@@ -62,7 +62,8 @@ struct Tally {
 
 // What kernels find out about the tensors of an operation, and tell the next ones.
 struct Cuts {
-  // Of each tensor. Selected are magnitudes above this one, and so many that are equal: the first ones.
+  // Of each tensor. Selected are magnitudes above this one, and so many that are equal: the first
+  // ones.
   uint32_t* magnitudes;
   uint32_t* equals;
   uint32_t* rows;        // how many are selected; then, how many are of the tensors before

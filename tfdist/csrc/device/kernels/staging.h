@@ -18,11 +18,12 @@ enum class Outcome : uint64_t { kRunning, kAborted, kLate };
 struct Waiting {
   const uint64_t* abort;  // in the host's memory: not 0 to give up
   uint64_t* outcome;      // in the host's memory
-  uint64_t* ended;        // in the GPU's own, for the kernels behind: not 0 once there is an outcome
-  uint64_t nanoseconds;   // how long at most
+  uint64_t* ended;       // in the GPU's own, for the kernels behind: not 0 once there is an outcome
+  uint64_t nanoseconds;  // how long at most
 };
 
-// Where the ranks of a host meet. Each has a word of each other one's in its memory, for each block.
+// Where the ranks of a host meet. Each has a word of each other one's in its memory, for each
+// block.
 struct Meeting {
   uint32_t rank;
   uint32_t ranks;

@@ -23,8 +23,8 @@ uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
   return first;
 }
 
-// Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's team sees to, with
-// the place of its values in the tensor.
+// Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's team sees to,
+// with the place of its values in the tensor.
 template <typename T, typename Use>
 void ForTiles(const TiledList<T>& list, Use use) {
   for (uint64_t i = TeamOfGrid(); i < list.tiles; i += TeamsOfGrid()) {

@@ -16,8 +16,8 @@ constexpr uint32_t kTile = 32 * kTeam;  // values: a word has a bit for each tha
 
 constexpr uint32_t TilesOf(uint32_t count) { return (count + kTile - 1) / kTile; }
 
-// Some of an operation's tensors, passed to kernels by value. `T` has the `count` of its values and the
-// number of its `first_tile` among all of the operation's.
+// Some of an operation's tensors, passed to kernels by value. `T` has the `count` of its values and
+// the number of its `first_tile` among all of the operation's.
 template <typename T>
 struct TiledList {
   static constexpr uint32_t kMost = 64;

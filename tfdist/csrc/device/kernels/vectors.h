@@ -34,7 +34,7 @@ inline Vector LoadVector(const List& list, uint64_t vector) {
   const uint64_t offset = (vector - span.begin) * kVectorBytes;
   if (IsWhole(span, span.in, offset)) return *reinterpret_cast<const Vector*>(span.in + offset);
   Vector value{};
-TFDIST_UNROLL
+  TFDIST_UNROLL
   for (uint32_t i = 0; i < kVectorBytes; ++i) {
     if (offset + i >= span.bytes) continue;
     const uint32_t byte = static_cast<uint8_t>(span.in[offset + i]);
@@ -50,7 +50,7 @@ inline void StoreVector(const List& list, uint64_t vector, const Vector& value) 
     *reinterpret_cast<Vector*>(span.out + offset) = value;
     return;
   }
-TFDIST_UNROLL
+  TFDIST_UNROLL
   for (uint32_t i = 0; i < kVectorBytes; ++i) {
     if (offset + i >= span.bytes) continue;
     span.out[offset + i] = static_cast<char>(value.words[i / 4] >> (i % 4 * 8));

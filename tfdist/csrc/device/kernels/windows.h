@@ -1,11 +1,11 @@
-// The values of one block where its team works on them: in their tensor, or in a copy where they are in
-// several.
+// The values of one block where its team works on them: in their tensor, or in a copy where they
+// are in several.
 #pragma once
 
 #include <cstdint>
 
-#include "device/kernels/execution.h"
 #include "device/kernels/coding.h"
+#include "device/kernels/execution.h"
 
 namespace tfdist::device {
 
@@ -25,13 +25,15 @@ class Window {
 
   void Fetch() const {
     if (!copied_) return;
-    for (uint32_t i = Lane(); i < count_; i += kTeam) values_[i] = *At(Find(begin_ + i), begin_ + i);
+    for (uint32_t i = Lane(); i < count_; i += kTeam)
+      values_[i] = *At(Find(begin_ + i), begin_ + i);
     MeetTeam();
   }
   void Return() const {
     if (!copied_) return;
     MeetTeam();
-    for (uint32_t i = Lane(); i < count_; i += kTeam) *At(Find(begin_ + i), begin_ + i) = values_[i];
+    for (uint32_t i = Lane(); i < count_; i += kTeam)
+      *At(Find(begin_ + i), begin_ + i) = values_[i];
   }
 
  private:
