@@ -276,6 +276,37 @@ def _top_level_imports(path: pathlib.Path) -> set[str]:
     return names - {own_package}
 
 
+def test_extras_are_optional():
+    """A module that needs an extra is imported where it is used, or by others that need it."""
+    extras = {
+        "matplotlib",
+        "prometheus_client",
+        "pandas",
+        "pyarrow",
+        "pyspark",
+        "ray",
+        "tensorboard",
+    }
+    imported: dict[str, set[str]] = {}
+    for path in FILES:
+        imported[_module(path)] = names = set()
+        body = list(_parse(path).body)
+        for node in body:
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+                continue
+            body += getattr(node, "body", []) if isinstance(node, (ast.If, ast.Try)) else []
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    needing = {m for m, names in imported.items() if {n.split(".")[0] for n in names} & extras}
+    while more := {m for m, names in imported.items() if names & needing} - needing:
+        needing |= more
+    allowed = ("tfdist._src.monitoring.collector", "tfdist.ray", "tfdist.spark")
+    allowed += ("tfdist._src.ray", "tfdist._src.spark")
+    assert not [module for module in needing if not module.startswith(allowed)]
+
+
 def test_import_is_fast():
     code = "import sys, tfdist; sys.exit(any(m in sys.modules for m in ('tensorflow', 'keras')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tfdist import __version__
 from tfdist._src.comm.tracing import Activity
-from tfdist._src.monitoring.collector import Collector, Snapshot
+from tfdist._src.monitoring.collector import Collector
+from tfdist._src.monitoring.snapshot import Snapshot
 from tfdist._src.monitoring.training import BOUNDS, Histogram, Trained, record
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "monitoring" / "dashboard.json"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import Metric
@@ -16,85 +14,20 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector as BaseCollector
 
-from tfdist._src.cluster.this_worker import topology
-from tfdist._src.comm import tracing
-from tfdist._src.comm.communicator_interface import Traffic
-from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.tracing import Activity
-from tfdist._src.monitoring.training import BOUNDS, Histogram, Trained, record
+from tfdist._src.monitoring.snapshot import Snapshot, take
+from tfdist._src.monitoring.training import BOUNDS, Histogram, record
 from tfdist._version import __version__
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The state of this process, and its counts since it started.
-
-    Attributes:
-        rank: its rank in the job.
-        workers: the number of workers in the job.
-        host: the name of its host.
-        strategy: the class of its strategy.
-        trained: its steps and their rows.
-        activity: what they have waited for; None if the native core does not run.
-        sent_bytes: sent to other hosts by the native core; None if it does not run, or no longer.
-        device_bytes: of the tensors in its GPUs' collectives that did not pass through the hosts'
-            memory; None as for `sent_bytes`.
-        recoveries: how often training has gone on after the loss of a worker.
-    """
-
-    rank: int
-    workers: int
-    host: str
-    strategy: str
-    trained: Trained
-    activity: Activity | None = None
-    sent_bytes: int | None = None
-    device_bytes: int | None = None
-    recoveries: int = 0
-
-
-_strategy = ""
-_host = ""
-
-
-def describe(strategy: str, host: str) -> None:
-    """Records the class of the strategy that this process has made, and its host if it is set."""
-    global _strategy, _host
-    _strategy, _host = strategy, host
-
-
-def take() -> Snapshot:
-    """The state now; from any thread."""
-    job, waited = topology(), tracing.read()
-    traffic = None if waited is None else _traffic()
-    return Snapshot(
-        rank=job.rank,
-        workers=job.size,
-        host=_host or socket.gethostname(),
-        strategy=_strategy,
-        trained=record.read(),
-        activity=waited,
-        sent_bytes=None if traffic is None else traffic.sent_bytes,
-        device_bytes=None if traffic is None else traffic.device_bytes,
-        recoveries=record.recoveries,
-    )
-
-
-def _traffic() -> Traffic | None:
-    try:
-        return statistics()
-    except RuntimeError:  # The process is about to end and has left its groups.
-        return None
 
 
 class Collector(BaseCollector):
     """This process's metrics, for any registry of `prometheus_client`.
 
-    With `TFDIST_METRICS_PORT` tfdist serves them itself. A process that already serves metrics
-    adds them to its own with this class, before it calls `fit`.
+    With `TFDIST_METRICS_PORT`, tfdist serves them itself. A process that already serves metrics
+    registers this class with its own registry before it calls `fit`.
 
     Args:
-        snapshot: returns the values; those of this process by default.
+        snapshot: returns the values; this process's values by default.
 
     Example:
         ```python
@@ -107,7 +40,7 @@ class Collector(BaseCollector):
         record.keeps_durations = True
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics; those of the native core only if it runs."""
+        """Yields the metrics; the native core's metrics only if it runs."""
         now = self._snapshot()
         labels = {
             "version": __version__,

@@ -18,11 +18,11 @@ from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.rendezvous.acceptor import Rejections
 from tfdist._src.cluster.this_worker import topology
-from tfdist._src.monitoring.collector import describe
+from tfdist._src.monitoring.snapshot import describe
 from tfdist._src.options import Options
 
 _MOST = 8
-"""Connections at a time: of more, the oldest is closed of the address that has the most."""
+"""The limit on connections. Beyond it, the address with the most loses its oldest connection."""
 _SILENCE_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
 _LONGEST_REASON = 200
@@ -33,10 +33,10 @@ class _Handler(WSGIRequestHandler):
     timeout = _SILENCE_SECONDS
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests deserve no line."""
+        """Suppresses the line for each request."""
 
     def log_error(self, format: str, *args: Any) -> None:
-        """Reports a request that cannot be answered."""
+        """Reports a failed request."""
         self.server.reject(self.client_address, format % args)
 
 
@@ -69,7 +69,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, name="tfdist-metrics", daemon=True).start()
 
     def reject(self, address: Any, reason: str) -> None:
-        """Reports that a connection has got no answer, at the latest with others of its address."""
+        """Reports that a connection received no answer, perhaps later with others of its host."""
         text = printable(reason)[:_LONGEST_REASON]
         with self._lock:
             self._rejections.add(
@@ -77,7 +77,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             )
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Called for each connection."""
+        """Called for each connection; closes another one if there are too many."""
         with self._lock:
             if len(self._open) >= _MOST:
                 counts = Counter(address for address, _ in self._open.values())
@@ -106,7 +106,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.reject(client_address, str(sys.exc_info()[1]))
 
     def _drop(self, request: socket.socket, reason: str) -> None:
-        """Ends a connection, and with it soon the thread that serves it."""
+        """Ends a connection, and so also its thread soon after."""
         with contextlib.suppress(OSError):
             peer = request.getpeername()
             request.shutdown(socket.SHUT_RDWR)
@@ -118,7 +118,7 @@ _begun = False
 
 
 def serve(options: Options, strategy: str) -> None:
-    """Serves metrics from the process's first strategy on.
+    """Serves metrics, starting with the process's first strategy.
 
     Args:
         options: the settings.
@@ -132,11 +132,11 @@ def serve(options: Options, strategy: str) -> None:
 
 
 def start(options: Options, job: Topology) -> MetricsServer | None:
-    """Starts the server; on failure says why.
+    """Starts the server; on failure, prints the reason.
 
     Args:
         options: the host and the first port.
-        job: the workers, among which this process has its port.
+        job: the workers; this process's position among them determines its port.
 
     Returns:
         The server; None if it cannot be started.

@@ -1,0 +1,76 @@
+"""The state of this process and its counts, at one moment; needs no package for metrics."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from tfdist._src.cluster.this_worker import topology
+from tfdist._src.comm import tracing
+from tfdist._src.comm.communicator_interface import Traffic
+from tfdist._src.comm.functions import statistics
+from tfdist._src.comm.tracing import Activity
+from tfdist._src.monitoring.training import Trained, record
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of this process, and its counts since it started.
+
+    Attributes:
+        rank: its rank in the job.
+        workers: the number of workers in the job.
+        host: the name of its host.
+        strategy: the class of its strategy.
+        trained: its steps and their rows.
+        activity: its waiting times and other counts; None if the native core does not run.
+        sent_bytes: bytes that the native core sent to other hosts; None if it does not run, or no
+            longer runs.
+        device_bytes: bytes of tensors in its GPUs' collectives that did not pass through the hosts'
+            memory; None as for `sent_bytes`.
+        recoveries: the number of times training has continued after the loss of a worker.
+    """
+
+    rank: int
+    workers: int
+    host: str
+    strategy: str
+    trained: Trained
+    activity: Activity | None = None
+    sent_bytes: int | None = None
+    device_bytes: int | None = None
+    recoveries: int = 0
+
+
+_strategy = ""
+_host = ""
+
+
+def describe(strategy: str, host: str) -> None:
+    """Records the class of this process's strategy, and its host if set."""
+    global _strategy, _host
+    _strategy, _host = strategy, host
+
+
+def take() -> Snapshot:
+    """Returns the state now; may be called from any thread."""
+    job, waited = topology(), tracing.read()
+    traffic = None if waited is None else _traffic()
+    return Snapshot(
+        rank=job.rank,
+        workers=job.size,
+        host=_host or socket.gethostname(),
+        strategy=_strategy,
+        trained=record.read(),
+        activity=waited,
+        sent_bytes=None if traffic is None else traffic.sent_bytes,
+        device_bytes=None if traffic is None else traffic.device_bytes,
+        recoveries=record.recoveries,
+    )
+
+
+def _traffic() -> Traffic | None:
+    try:
+        return statistics()
+    except RuntimeError:  # The process is ending and has left its groups.
+        return None
