@@ -44,7 +44,7 @@ _AUTOGRAPH_PREFIX = "in user code:"
 
 
 def cause(error: BaseException) -> str:
-    """An error's type and the first line of its message.
+    """Returns an error's type and the first line of its message.
 
     Example:
         >>> cause(ValueError("wrong\\nin detail"))
@@ -61,12 +61,12 @@ def cause(error: BaseException) -> str:
 
 
 def plain(error: tf.errors.OpError) -> str:
-    """An operation's message, without TensorFlow's description of its location in the graph."""
+    """Returns an operation's message without TensorFlow's description of its graph location."""
     lines = [line.strip() for line in str(error.message).splitlines()]
     lines = [line for line in lines if line]
     ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
     text = lines[ends[0] - 1] if ends and ends[0] else str(error.message)
-    # Decorations of the message of an operation that ran eagerly.
+    # TensorFlow adds these parts to the message of an operation that ran eagerly.
     return re.sub(r"^\{\{function_node \S+ ?\}\} | \[Op:\w+\] name: *$", "", text)
 
 
@@ -81,7 +81,7 @@ class Communicators:
 
     Args:
         options: the settings.
-        label: a part of their names, for groups within one process; "" for the job's.
+        label: a part of their names, for groups within one process; "" for the job's group.
     """
 
     def __init__(self, options: Options, label: str = "") -> None:
@@ -98,16 +98,16 @@ class Communicators:
 
     @property
     def local(self) -> list[NativeCommunicator]:
-        """Those of this worker's devices."""
+        """The communicators of this worker's devices."""
         return self._devices
 
     @property
     def exist(self) -> bool:
-        """Whether there is one with the other workers."""
+        """Whether a communicator with the other workers exists."""
         return bool(self._named)
 
     def named(self, session: Session, name: str, timeout: float | None) -> NativeCommunicator:
-        """The communicator of all workers under a name, opened at the first call."""
+        """Returns the communicator of all workers under a name, opened at the first call."""
         if name not in self._named:
             options = self._with(timeout)
             found = gpu.find(self._gpus, options) if name == self._on_gpus else ()
@@ -125,7 +125,7 @@ class Communicators:
     def on_gpus(
         self, session: Session, devices: list[str], timeout: float | None
     ) -> list[NativeCommunicator]:
-        """For each GPU of this worker, its handle on the communicator of those of all workers."""
+        """Returns for each GPU of this worker its handle on the communicator of all GPUs."""
         self._gpus = self._gpus or devices
         communicator = self.named(session, self._on_gpus, timeout)
         return [communicator.on_gpu(index) for index in range(len(devices))]
@@ -138,7 +138,7 @@ class Communicators:
         timeout: float | None,
         gpus: Sequence[str],
     ) -> NativeCommunicator | None:
-        """A communicator of some workers, opened at the first call."""
+        """Returns a communicator of some workers, opened at the first call."""
         key = f"{name} of {members}"
         if key not in self._parts:
             options = self._with(timeout)
@@ -150,7 +150,7 @@ class Communicators:
         return self._parts[key]
 
     def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
-        """For each device of this worker, its communicator with the others; opened once."""
+        """Returns for each device of this worker its communicator with the others; opened once."""
         if not self._devices:
             self._devices = device_communicator.open_local_communicators(
                 self._of_devices, names, self._options
@@ -160,17 +160,17 @@ class Communicators:
         return self._devices
 
     def close(self, cause: str | None = None) -> None:
-        """Closes all of them.
+        """Closes all communicators.
 
         Args:
-            cause: why they have failed: nobody is waited for.
+            cause: why they have failed, so that no rank is awaited; None if they have not.
         """
         for communicator in (*self._named.values(), *self._parts.values(), *self._devices):
             if communicator is not None:
                 _close(communicator, cause)
 
     def close_for_change(self, cause: str | None) -> None:
-        """Closes all of them, and those that the user has split off, whose ranks were others."""
+        """Closes all communicators, including split ones of the user, whose ranks are obsolete."""
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
@@ -178,9 +178,9 @@ class Communicators:
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
-        """Connects the same objects with the workers of another session; all workers call this.
+        """Connects the same objects to the workers of another session; called by all workers.
 
-        Rank 0's list of names counts: a worker that is new to the group may have others.
+        Rank 0's list of names is used, since a worker that is new to the group may have others.
         """
         if self._devices:
             device_communicator.reopen_local_communicators(
@@ -237,20 +237,20 @@ class Group:
         topology: the workers and this process's rank.
         session: the control connections among them.
         options: the settings from the environment.
-        elastic: see below.
-        joiner: see below.
-        label: tells its communicators from those of other groups of this process.
+        elastic: see the attribute.
+        joiner: see the attribute.
+        label: distinguishes its communicators from other groups of this process.
 
     Attributes:
         topology: as given, until `regroup`.
         session: as given, until `regroup`.
         options: as given.
-        elastic: whether the workers may become others, set before data is distributed. A single
-            worker has communicators then, and models see no static number of rows.
+        elastic: whether the workers may change; set before data is distributed. If so, even a
+            single worker has communicators, and models see no static number of rows.
         joiner: waits to be admitted to the running job that this process has found; None otherwise.
-        membership: decides who belongs to the group; None until that is needed.
-        role_of: what the worker with a rank does that others do not, as a clause for messages about
-            its loss; None where all do the same.
+        membership: decides on the members of the group; None until it is needed.
+        role_of: returns the role of a rank, as a clause for messages about its loss; None if all
+            workers have the same role.
     """
 
     def __init__(
@@ -280,14 +280,14 @@ class Group:
         self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
-        """The native communicator of all workers under a name; all of them call this.
+        """Returns the native communicator of all workers under a name; called by all of them.
 
         Args:
-            timeout: seconds a collective may take, if the communicator is created by this call,
-                otherwise ignored with a warning; by default the value in the settings.
+            timeout: the seconds that a collective may take; by default the value in the settings.
+                Ignored with a warning unless this call creates the communicator.
 
         Raises:
-            NativeUnavailableError: the core cannot be compiled or loaded here.
+            NativeUnavailableError: the core cannot be compiled or loaded on this worker.
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
         return self._communicators.named(self.session, name, timeout)
@@ -295,29 +295,29 @@ class Group:
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
     ) -> NativeCommunicator | None:
-        """A native communicator of some workers, created at the first call of all of them.
+        """Returns a native communicator of some workers, created when all first call this.
 
         Args:
-            name: the name of the groups, the same on all workers; there is one communicator per
-                name and members.
-            members: the ranks in this worker's group; empty for a worker in none.
+            name: the name of the groups, the same on all workers. There is one communicator for
+                each name and list of members.
+            members: the ranks in this worker's group; empty for a worker in no group.
             timeout: as for `native`.
             gpus: TensorFlow's names of this worker's GPUs, if operations run on them.
         """
         return self._communicators.part(self.session, name, members, timeout, gpus)
 
     def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
-        """For each GPU of this worker, its handle on the communicator of all workers' GPUs.
+        """Returns for each GPU of this worker its handle on the communicator of all GPUs.
 
-        All workers call this; see `native`.
+        Called by all workers; see `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
     def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
-        """For each device of this worker, its handle on the native communicator of all of them.
+        """Returns for each device of this worker its handle on their native communicator.
 
         Raises:
-            NativeUnavailableError: the core cannot be compiled or loaded here.
+            NativeUnavailableError: the core cannot be compiled or loaded on this worker.
         """
         me = str(self.topology.me) if self.topology.workers else "this process"
         names = [f"{me} {device.rsplit('device:')[-1]}" for device in devices]
@@ -325,23 +325,23 @@ class Group:
 
     @property
     def generation(self) -> int:
-        """How often the group has changed since the job started."""
+        """The number of changes of the group since the job started."""
         return self.topology.generation
 
     def follow(self, compressor: Compressor) -> None:
-        """Has a compressor make its routes anew after each change of the group, while it lives."""
+        """Makes a compressor create new routes after each change of the group, while it lives."""
         self._compressors = [one for one in self._compressors if one() is not None]
         self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
-        """Has `regroup` refuse, for a reason: a clause that begins with what cannot follow."""
+        """Makes `regroup` fail, with a clause that begins with the feature that cannot change."""
         self._fixed_because = self._fixed_because or reason
 
     def check_can_change(self) -> None:
-        """Checks that other workers can take the place of these.
+        """Checks that other workers can replace the present ones.
 
         Raises:
-            UnsupportedError: something in use cannot follow a change of the group.
+            UnsupportedError: a feature in use does not support a change of the group.
         """
         obstacle = self._fixed_because
         if not (obstacle or self._communicators.exist):
@@ -353,14 +353,14 @@ class Group:
             )
 
     def regroup(self, session: Session) -> None:
-        """Goes on with the workers of another session, which may have other ranks, or be new.
+        """Continues with the workers of another session, who may have other ranks, or be new.
 
-        All workers of that session call this together, while no step runs. This object, the
-        communicators and what refers to them stay; those that the user has split off are closed.
-        If it fails, it can be called again, with another session.
+        All workers of that session call this together, while no step runs. This object, its
+        communicators and references to them stay valid, except for communicators that the user has
+        split off, which are closed. After a failure, it can be called again with another session.
 
         Raises:
-            UnsupportedError: something in use cannot follow a change of the group.
+            UnsupportedError: a feature in use does not support a change of the group.
             ProgramMismatchError: the workers compress differently.
             TfdistError: the workers cannot be connected, or another one is lost.
         """
@@ -375,7 +375,7 @@ class Group:
         self._renew_compressors()
 
     def _renew_compressors(self) -> None:
-        """Rank 0's routes count: a worker that is new may have made none so far."""
+        """Recreates the compressors' routes; checks that all workers have the same ones."""
         living = filter(None, (reference() for reference in self._compressors))
         used = [compressor for compressor in living if compressor.routes]
         routes = json.dumps([compressor.routes for compressor in used])
@@ -384,7 +384,7 @@ class Group:
             compressor.renew()
 
     def serve_tensorflow(self) -> None:
-        """Starts TensorFlow's server, through which its collectives reach the other workers.
+        """Starts TensorFlow's server, which connects its collectives to the other workers.
 
         Raises:
             UnsupportedError: TensorFlow has already run an operation.
@@ -408,7 +408,7 @@ class Group:
         self.session.on_peer_left(self._expect_no_more_steps)
 
     def close(self) -> None:
-        """Leaves the group, as happens at process exit."""
+        """Leaves the group, as at process exit."""
         self._communicators.close()
         self.session.close()
 
@@ -457,7 +457,7 @@ class Group:
         return message
 
     def described(self, rank: int) -> str:
-        """The worker with a rank, and its role if it has one."""
+        """Describes a rank's worker, including its role if it has one."""
         # A single process has no cluster.
         worker = str(self.topology.workers[rank]) if self.topology.workers else "this process"
         return worker if self.role_of is None else f"{worker}, {self.role_of(rank)},"
@@ -473,7 +473,7 @@ class Group:
         return getattr(self._here, "in_step", False)
 
     def fail(self, message: str) -> None:
-        """Fails the workers that wait for this one in native collectives, with a message."""
+        """Fails native collectives on the workers that wait for this one, with a message."""
         for communicator in (*registry.every(), *self._communicators.local):
             if isinstance(communicator, NativeCommunicator):
                 communicator.step_failed(message)
@@ -485,7 +485,7 @@ class Group:
             self.session.close(cause)
 
     def exchange(self, topic: str, text: str) -> list[str]:
-        """Every worker's text for a topic, in rank order; called by all workers."""
+        """Returns every worker's text for a topic, in rank order; called by all workers."""
         if self.topology.size == 1:
             return [text]
         return [t.decode() for t in self.session.exchange(topic, text.encode())]
@@ -494,7 +494,7 @@ class Group:
         """Checks that all workers pass the same text for a topic.
 
         Raises:
-            ProgramMismatchError: they do not; the message names the first two that differ.
+            ProgramMismatchError: the texts differ; the message names the first two that do.
         """
         texts = self.exchange(topic, text)
         for rank, other in enumerate(texts):
@@ -521,20 +521,20 @@ _LAST_STEP_SECONDS = 5.0
 
 
 def introduce(session: Session) -> None:
-    """Has rank 0 learn from this process how it goes, whenever it is asked."""
+    """Registers this process's status report, which rank 0 collects on request."""
     session.report.made_by(report.reporter(session))
 
 
 _joined: Group | None = None
-_joined_by: Topology | None = None  # the cluster as the program describes it
+_joined_by: Topology | None = None  # the cluster as described by the program
 
 
 def join(found: Found, *, elastic: bool = False) -> Group:
-    """Joins the group, or returns the membership that this process already has.
+    """Joins the group, or returns the group that this process has already joined.
 
     Args:
         found: the cluster and this process's rank in it.
-        elastic: whether the workers may become others; see `Group`.
+        elastic: whether the workers may change; see `Group`.
 
     Raises:
         ClusterError: the process is already a member of another group.
@@ -559,10 +559,10 @@ def join(found: Found, *, elastic: bool = False) -> Group:
 
 
 def join_devices(devices: Sequence[str]) -> Group:
-    """The group of one process that all its strategies of these devices share.
+    """Returns the one-process group shared by all strategies of these devices.
 
     Args:
-        devices: TensorFlow's names, as `tf.config.list_logical_devices` gives them.
+        devices: TensorFlow's names, as returned by `tf.config.list_logical_devices`.
     """
     key = tuple(devices)
     if key not in _of_devices:
@@ -585,7 +585,7 @@ def joined_group() -> Group | None:
 
 
 def _alone(topology: Topology) -> Topology:
-    """This process by itself, until it is admitted to the running job that it has found."""
+    """Returns this process's topology before it is admitted to the running job it has found."""
     return dataclasses.replace(topology, workers=(topology.me,), rank=0)
 
 

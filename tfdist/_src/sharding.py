@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Variables of one type, laid end to end and divided into equal shards.
+    """Variables of one type, concatenated and divided into equal shards.
 
     A shard boundary may fall within a variable; the last shards may contain padding.
 
@@ -90,7 +90,7 @@ class Bucket:
         return self.shard_size * self.ranks - self.size
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """The first element of a rank's shard and the one past its last, without padding."""
+        """A rank's shard as the index of its first element and its end index, without padding."""
         ends = rank * self.shard_size, (rank + 1) * self.shard_size
         return min(ends[0], self.size), min(ends[1], self.size)
 
@@ -159,7 +159,7 @@ def check_elementwise(optimizer: Any) -> None:
 
 
 def is_stateless(optimizer: Any) -> bool:
-    """Whether an optimizer has no state to shard, as plain SGD."""
+    """Whether an optimizer has no state to shard, such as plain SGD."""
     optimizer = inner_optimizer(optimizer)
     state = ("momentum", "use_ema", "gradient_accumulation_steps")
     return type(optimizer) is keras.optimizers.SGD and not any(
@@ -196,7 +196,7 @@ class Shard(keras.Variable):  # type: ignore[misc]
 
     Args:
         variable: the model variable.
-        piece: which of its elements.
+        piece: the range of its elements.
         device: the device that holds them.
     """
 
@@ -212,12 +212,12 @@ class Shard(keras.Variable):  # type: ignore[misc]
         self._path = getattr(variable, "path", variable.name)
 
     def of(self, whole: Any) -> tf.Tensor:
-        """This shard's elements of a value of the full variable's shape."""
+        """Returns this shard's elements of a value of the full variable's shape."""
         flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
         return flat[self.piece.start : self.piece.stop]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """This shard's elements of slices, whose indices may repeat."""
+        """Returns this shard's elements of slices, whose indices may repeat."""
         row = int(self.variable.shape[1:].num_elements())
         start, stop = self.piece.start, self.piece.stop
         rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
@@ -232,7 +232,7 @@ class Shard(keras.Variable):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def local_variables(device: str) -> Iterator[None]:
-    """Creates variables local to this process, whatever strategy is in scope."""
+    """Creates variables local to this process, regardless of the strategy in scope."""
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
         known = ("initial_value", "trainable", "name", "dtype", "shape")
@@ -243,18 +243,18 @@ def local_variables(device: str) -> Iterator[None]:
 
 
 class NeighbourCopies:
-    """A copy of the slots of the rank before this one; that of rank 0 is the last one.
+    """A copy of the slots of the previous rank; rank 0 copies the last rank's slots.
 
     Args:
-        slots: for each kind of slot, this rank's, bucket by bucket.
-        buckets: the buckets, each with the numbers of its slots among these.
+        slots: for each kind of slot, this rank's slots, bucket by bucket.
+        buckets: the buckets, each with the numbers of its slots in `slots`.
         dtypes: the buckets' types.
         rank: this rank.
-        communicator: over the ranks.
+        communicator: the communicator over the ranks.
 
     Attributes:
-        rank: whose slots are copied.
-        stale: whether they have changed since, other than by a step.
+        rank: the rank whose slots are copied.
+        stale: whether slots have changed since the copy, other than by a step.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class NeighbourCopies:
         return list(self._copies.values())
 
     def exchange(self) -> None:
-        """Sends this rank's slots to the next rank, and keeps those of the one before."""
+        """Sends this rank's slots to the next rank, and keeps the previous rank's slots."""
         for dtype, copy in self._copies.items():
             sent = [tf.zeros([0], dtype), *map(tf.convert_to_tensor, self._sent[dtype])]
             received = _pass_on(self._communicator, pack(sent))
@@ -299,13 +299,13 @@ class NeighbourCopies:
         self.stale = False
 
     def of(self, kind: int, bucket: int) -> tf.Tensor:
-        """The other rank's slots of a kind in a bucket, end to end."""
+        """Returns the other rank's slots of a kind in a bucket, concatenated."""
         dtype, begin, end = self._places[kind, bucket]
         return self._copies[dtype][begin:end]
 
 
 def _pass_on(group: NativeCommunicator, tensor: tf.Tensor) -> tf.Tensor:
-    """Sends a vector to the next rank, and returns that of the one before, of any size."""
+    """Sends a vector of any size to the next rank, and returns the previous rank's vector."""
     rank, size = group.place()
     with tf.device(group.device):
         rows = tf.shape(tensor, tf.int64)[0]
@@ -319,20 +319,20 @@ class ShardedVariables:
     """The variables that an optimizer trains, sharded among the ranks.
 
     The gradients of a bucket are reduce-scattered as soon as they are available, and its updated
-    elements are all-gathered. Together these transfer as many bytes as an all-reduce.
+    elements are all-gathered. Together these transfer the same number of bytes as an all-reduce.
 
     Args:
         variables: the model variables.
-        communicator: over the replicas.
+        communicator: the communicator over the replicas.
         device: this replica's device.
 
     Attributes:
         variables: the model variables.
         shards: this rank's shards, bucket by bucket.
         buckets: the buckets, each with the numbers of its shards.
-        ranks: among how many ranks the variables are sharded.
+        ranks: the number of ranks that the variables are sharded among.
         rank: this rank.
-        copies: keeps a copy of another rank's slots, if there is to be one.
+        copies: a copy of another rank's slots; None if none is kept.
         unbuilt: the variables that the optimizer had before it was built for the shards.
     """
 
@@ -347,7 +347,7 @@ class ShardedVariables:
         first = min(bytes_, FIRST_BYTES)
         groups = plan(specs, bytes_, first_bytes=first, alone_bytes=bytes_)
         sizes = [int(spec.shape.num_elements()) for spec in specs]
-        with registry.unnoted():  # For other numbers everything is built and traced anew.
+        with registry.unnoted():  # If they change, everything is built and traced again.
             self.rank, self.ranks = communicator.rank, communicator.size
         self.buckets: list[tuple[Bucket, list[int]]] = []
         self.shards: list[Shard] = []
@@ -365,16 +365,16 @@ class ShardedVariables:
         return [tf.as_dtype(self.variables[b.variables[0]].dtype) for b, _ in self.buckets]
 
     def note_set(self) -> None:
-        """Records that something else than a step has set slots, on all ranks."""
+        """Records that slots were set outside of a step, on all ranks."""
         if self.copies is not None:
             self.copies.stale = True
 
     def owner_of(self, variable: Any) -> Any:
-        """The model variable that a shard is part of; any other variable itself."""
+        """Returns the model variable that a shard belongs to, or any other variable unchanged."""
         return self._owners.get(id(variable), variable)
 
     def refresh(self) -> None:
-        """Copies the variables' values, which may have been assigned, to the shards."""
+        """Copies the variables' values to the shards, since they may have been assigned."""
         for shard in self.shards:
             shard.assign(shard.of(shard.variable))
 
@@ -406,7 +406,7 @@ class ShardedVariables:
         return results
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """For each of `shards`, its elements of its variable's full value, or None for None."""
+        """Returns for each of `shards` its elements of its variable's full value, None for None."""
         results: list[Any] = []
         for shard in self.shards:
             value = values[shard.piece.variable]
@@ -445,7 +445,7 @@ class ShardedVariables:
             padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
             if padding:
                 parts.append(tf.zeros([padding], dtype))
-            # A worker without a shard of the bucket takes part with zeros.
+            # A worker without a shard of the bucket contributes zeros.
             (part,) = gathered_parts([parts[0] if len(parts) == 1 else pack(parts)])
             last = bucket is several[-1][0]
             with tf.control_dependencies(before_last() if last else []):
@@ -471,7 +471,7 @@ class ShardedVariables:
         Args:
             values: for each of `shards`, its value.
             numbers: the variables to assign; all by default.
-            announce: called with all that has been gathered, before any of it is assigned.
+            announce: called with all gathered values, before any of them is assigned.
             **how: passed to `gather`.
         """
         gathered: dict[int, tf.Tensor] = {}
@@ -481,11 +481,11 @@ class ShardedVariables:
             self.variables[number].assign(value)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the ranks."""
+        """Sums a tensor over the ranks."""
         return self._communicator.all_reduce([tensor])[0]
 
     def _flatten(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
-        """The gradients of a bucket laid end to end, with zeros for missing ones."""
+        """Concatenates the gradients of a bucket, with zeros for missing ones."""
         flats = []
         dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
         for number, size in zip(bucket.variables, bucket.sizes, strict=True):
@@ -509,8 +509,8 @@ def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
 
 
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
-    """The sharded variables an optimizer was built for; None if it is unsharded or unbuilt."""
-    # A model's `optimizer` attribute may be anything.
+    """The sharded variables that an optimizer was built for; None if it is unsharded or unbuilt."""
+    # A model's `optimizer` attribute may have any type.
     if not isinstance(optimizer, BaseOptimizer):
         return None
     return _sharded.get(inner_optimizer(optimizer))
@@ -541,7 +541,7 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 class FullSlot:
-    """A full slot, of which this rank holds some shards.
+    """A full slot; this rank holds some shards of it.
 
     Args:
         sharded: the variables that the optimizer is built for.
@@ -562,7 +562,7 @@ class FullSlot:
         """This rank's shards of the flattened slot.
 
         Returns:
-            For each the first element, the variable, and what assigns it.
+            For each shard, the index of its first element, its variable, and a function to assign.
         """
 
         def assigns(slot: Any) -> Callable[[Any], None]:
@@ -589,15 +589,15 @@ class FullSlot:
 
 
 class FullState:
-    """The variables of a sharded optimizer, as an unsharded one has them.
+    """The variables of a sharded optimizer in the form of an unsharded one.
 
     Args:
-        optimizer: sharded and built.
+        optimizer: a sharded optimizer that is built.
 
     Attributes:
         blank: the unsharded counterpart, whose variables have no values.
         blanks: its variables.
-        variables: for each of these, a `FullSlot` or a variable of `optimizer`.
+        variables: for each of `blanks`, a `FullSlot` or a variable of `optimizer`.
 
     Raises:
         ValueError: the counterpart has different slots.
@@ -657,7 +657,7 @@ class FullState:
         """Gathers the full slots; called by all ranks.
 
         Args:
-            communicator: over the ranks among which the optimizer is sharded.
+            communicator: the communicator over the ranks that share the optimizer's state.
             keep: whether this rank needs the slots.
         """
         for n, values in zip(sorted(self._slot_indices), self.own, strict=True):
@@ -678,7 +678,7 @@ def _tracked(
 
 
 def full_variables(optimizer: Any) -> list[Any]:
-    """An optimizer's variables as if it were unsharded, for assigning full values."""
+    """An optimizer's variables in unsharded form, for assigning full values."""
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return FullState(optimizer).variables

@@ -1,10 +1,10 @@
 """The workers of a job and the connections between them.
 
-What has started the job tells its `Topology` (TF_CONFIG, a ClusterResolver, Slurm, …); `meet` waits
-for all its workers and returns a `Session`, which exchanges small byte strings and detects lost
-workers; a `Membership` lets those that are left, and newcomers, form a new group with a session of
-its own; `connect` builds the `Mesh` over which a group of workers sends tensors. Nothing here
-imports TensorFlow.
+A `Topology` describes the job, as read from its environment (TF_CONFIG, a ClusterResolver, Slurm,
+…). `meet` waits for all its workers and returns a `Session`, which exchanges small byte strings and
+detects lost workers. A `Membership` lets the remaining workers and newcomers form a new group with
+its own session. `connect` builds the `Mesh` over which a group of workers sends tensors. This
+package does not import TensorFlow.
 """
 
 from tfdist._src.cluster.cluster_spec import Topology, Worker

@@ -13,7 +13,7 @@ _REMEDY = 'Write it as "host:port", for example "10.0.0.7:2222" or "[fd00::7]:22
 
 
 def shown(value: object, limit: int = 200) -> str:
-    """The value as quoted in an error message: its repr, truncated to `limit` characters."""
+    """Returns a value as quoted in an error message: its repr, truncated to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
@@ -23,7 +23,7 @@ def split(address: object, where: str = "the address") -> tuple[str, int]:
 
     Args:
         address: `"host:port"`, with an IPv6 host in brackets.
-        where: what the error message calls the address.
+        where: the name of the address in the error message.
 
     Returns:
         The host without brackets, and the port.
@@ -68,7 +68,7 @@ class Worker:
     Attributes:
         task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
         task_index: its index within that job.
-        address: the `"host:port"` at which it listens; "" if that is yet unknown.
+        address: the `"host:port"` at which it listens; "" if it is not known yet.
     """
 
     task_type: str
@@ -90,7 +90,7 @@ class Topology:
         rank: this process's position in `workers`.
         task_type: this process's job, possibly `"evaluator"`; None without a cluster.
         task_index: its index within that job; None without a cluster.
-        generation: how often the group has formed anew in the same processes.
+        generation: how often the group has formed again in the same processes.
 
     Example:
         >>> alone = Topology()
@@ -133,7 +133,7 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """A digest that two processes share exactly if cluster and generation are the same."""
+        """Returns a digest that is equal exactly if the cluster and generation are the same."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"
@@ -146,12 +146,12 @@ _NO_SERVERS = "this strategy has no parameter servers ('ps'): every worker holds
 
 @dataclass(frozen=True)
 class Source:
-    """What error messages call the parts of a cluster description.
+    """The names of the parts of a cluster description in error messages.
 
     Attributes:
-        cluster: name of the jobs, for example `TF_CONFIG["cluster"]`.
-        task_type: name of this process's job.
-        task_index: name of its index.
+        cluster: the name of the jobs, for example `TF_CONFIG["cluster"]`.
+        task_type: the name of this process's job.
+        task_index: the name of its index.
     """
 
     cluster: str
@@ -166,13 +166,13 @@ def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Sour
         jobs: maps each job to its addresses, a list or a dict of index to address.
         task_type: this process's job.
         index: its index in that job, an integer or its digits.
-        at: what error messages call the three.
+        at: the names of these three in error messages.
 
     Returns:
         The workers in rank order, the chief first; without workers for an evaluator.
 
     Raises:
-        ClusterError: the description is invalid; the message says where and how to fix it.
+        ClusterError: the description is invalid; the message says where, and how to fix it.
 
     Example:
         >>> at = Source("cluster", "type", "index")
@@ -208,7 +208,7 @@ def _listed() -> str:
 
 
 def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
-    """The validated addresses of each job, in order."""
+    """Returns the validated addresses of each job, in order."""
     addresses: dict[str, list[str]] = {}
     places: dict[tuple[str, int], str] = {}
     for job, entries in jobs.items():
@@ -241,7 +241,7 @@ def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
 
 
 def _entries(entries: object, where: str) -> list[str]:
-    """A job's addresses in index order, from a list or from a dict of index to address."""
+    """Returns a job's addresses in index order, from a list or a dict of index to address."""
     if isinstance(entries, Mapping):
         numbered = {_number(key): address for key, address in entries.items()}
         if len(numbered) != len(entries) or set(numbered) != set(range(len(entries))):
@@ -287,7 +287,7 @@ def _index(index: object, job: str, addresses: Mapping[str, list[str]], at: Sour
 
 
 def _number(value: object) -> int | None:
-    """The value as an index, if it is an integer >= 0 or its digits."""
+    """Returns the value as an index if it is an integer >= 0 or its digits; otherwise None."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
@@ -296,12 +296,12 @@ def _number(value: object) -> int | None:
 
 
 def port_of(first: int, addresses: Sequence[str], rank: int) -> int:
-    """Returns a port that counts up from the first one over the workers of a host.
+    """Returns a port for a worker, counting up from the first one over the workers of its host.
 
     Args:
         first: the setting, the same on all workers.
         addresses: `"host:port"` of every worker in rank order; empty for a single process.
-        rank: the worker's.
+        rank: the worker's rank.
 
     Example:
         >>> addresses = ["a:4000", "a:4001", "b:4000", "b:4001"]

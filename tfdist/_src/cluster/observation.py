@@ -30,13 +30,13 @@ _MAX_TEXT = 2000
 
 @dataclass(frozen=True)
 class Seen:
-    """A rank as rank 0 sees it.
+    """The state of a rank as rank 0 sees it.
 
     Attributes:
         rank: the rank.
-        worker: what messages call it.
-        silence: seconds since rank 0 last heard of it; None if it is not connected.
-        gone: why it is not, such as "has left the job"; "" if it is.
+        worker: its name in messages.
+        silence: seconds since rank 0 last heard from it; None if it is not connected.
+        gone: the reason why it is not connected, such as "has left the job"; "" if it is.
         report: its report; None if it did not answer in time.
     """
 
@@ -50,12 +50,12 @@ class Seen:
 def encode_answer(
     workers: Sequence[str], presences: Sequence[Presence], reports: dict[int, bytes]
 ) -> bytes:
-    """The frame to send. The reports are passed on as they came.
+    """Returns the frame to send; it contains the reports unchanged.
 
     Args:
-        workers: what messages call each rank.
-        presences: of each rank.
-        reports: by rank, of those that have answered.
+        workers: the name of each rank in messages.
+        presences: the presence of each rank.
+        reports: the reports of the ranks that have answered, by rank.
     """
     ranks = [
         [worker, presence.silence, presence.gone, len(reports.get(rank, b""))]
@@ -66,10 +66,10 @@ def encode_answer(
 
 
 def decode_answer(header: framing.Header, payload: bytes) -> list[Seen]:
-    """The ranks in their order.
+    """Returns the ranks in an answer, in order.
 
     Raises:
-        WireError: it is no answer.
+        WireError: the frame is not a valid answer.
     """
     ranks = header.get("ranks")
     if header["kind"] != "answer" or not isinstance(ranks, list) or not ranks:
@@ -93,7 +93,7 @@ def _is_entry(*values: Any) -> bool:
 
 
 def _report(text: bytes) -> dict[str, Any] | None:
-    """A report, whose content may be anything."""
+    """Decodes a report, which may have any content."""
     if not text:
         return None
     try:
@@ -104,11 +104,11 @@ def _report(text: bytes) -> dict[str, Any] | None:
 
 
 PATIENCE_SECONDS = 3.0
-"""How long the ranks have to answer."""
+"""The time limit for the reports of the ranks."""
 
 _SEND_SECONDS = 10.0
 MOST = 4
-"""How many observers may be answered at the same time."""
+"""The maximum number of observers answered at the same time."""
 _CHUNK = 64 * 1024
 
 
@@ -121,7 +121,7 @@ class _Reply:
         self._rest = memoryview(frame)
 
     def advance(self) -> bool:
-        """Sends what can be sent without blocking; returns whether that was the rest."""
+        """Sends as much as possible without blocking; returns whether all has been sent."""
         with contextlib.suppress(BlockingIOError):
             while self._rest:
                 self._rest = self._rest[self.sock.send(self._rest[:_CHUNK]) :]
@@ -129,15 +129,15 @@ class _Reply:
 
 
 class Answering:
-    """The observers of one period of listening, all served by the thread that calls this.
+    """Answers the observers of one period of listening, in the calling thread.
 
-    An observer sends nothing but its handshake: having proven the secret, it gets an answer, and
-    the connection ends. Those that come while the ranks are being asked get the same answer.
+    An observer sends only its handshake. Once it has proven the secret, it receives an answer, and
+    the connection ends. Observers that connect while the ranks are being asked share one answer.
 
     Args:
-        selector: where the connections are registered, with a function to call as data.
+        selector: registers the connections, with a function to call as data.
         session: the session of rank 0.
-        wake: ends the wait for the selector, from any thread.
+        wake: ends the selector's wait, from any thread.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class Answering:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are observers that wait for their answer."""
+        """Whether any observers wait for their answer."""
         return bool(self._waiting or self._replies)
 
     def tick(self) -> None:
-        """Goes on with what is due; call it after every wait."""
+        """Does any work that is due; call it after every wait."""
         now = time.monotonic()
         if self._gathering and (self._gathering.is_complete or now >= self._deadline):
             frame = self._answer(self._gathering.reports)
@@ -181,7 +181,7 @@ class Answering:
             sock.close()
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
-        """Answers an observer, soon."""
+        """Accepts an observer, which is answered soon."""
         if len(self._waiting) + len(self._replies) >= MOST:
             send_at_once(sock, framing.encode({"kind": "busy"}))
             sock.close()
@@ -218,19 +218,19 @@ _ME = "tfdist doctor"
 
 
 def ask(address: str, options: Options) -> list[Seen]:
-    """Asks once, without disturbing the job.
+    """Requests the state of a job from rank 0, once and without disturbing the job.
 
     Args:
-        address: rank 0's `"host:port"`, as in the cluster of its workers.
-        options: `secret` and the TLS options, those of the workers.
+        address: rank 0's `"host:port"`, as in the workers' cluster.
+        options: the workers' `secret` and TLS options.
 
     Returns:
-        The ranks in their order.
+        The ranks in order.
 
     Raises:
-        ClusterError: the address is none, or the job has another secret or version of tfdist.
-        TlsError: the two do not trust each other, or only one uses TLS.
-        RendezvousError: nobody answers there, or something else than the rank 0 of a job.
+        ClusterError: the address is invalid, or the job has another secret or version of tfdist.
+        TlsError: the two ends do not trust each other, or only one uses TLS.
+        RendezvousError: no process answers there, or it is not rank 0 of a job.
 
     Example:
         >>> ask("10.0.0.1:8470", Options(secret="..."))[0].report["steps"]  # doctest: +SKIP
@@ -288,10 +288,10 @@ def _screen(theirs: Identity) -> None:
 
 
 def observe(session: Session, options: Options, announce: Announce = say) -> None:
-    """Has rank 0 answer observers at its address from now on, while the workers do not need it.
+    """Makes rank 0 answer observers at its address while the workers do not need that address.
 
-    Calling it again has no effect, nor does it on other ranks. Jobs without a secret that others
-    than this host's processes can reach are not observed: strangers would get answers.
+    This has no effect on other ranks, or if it is called again. A job without a secret that other
+    hosts can reach is not observed, since strangers would get answers.
 
     Args:
         session: the session.

@@ -26,7 +26,7 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Topology:
         environ: variables to read; this process's environment by default.
 
     Returns:
-        The topology; that of a single process if TF_CONFIG is not set.
+        The topology; a single process if TF_CONFIG is not set.
 
     Raises:
         ClusterError: TF_CONFIG is invalid; see `from_tf_config`.
@@ -51,7 +51,7 @@ def from_tf_config(text: str | None) -> Topology:
         The topology.
 
     Raises:
-        ClusterError: the text is invalid; the message says what, where, and how to fix it.
+        ClusterError: the text is invalid; the message names the problem, its place and the remedy.
 
     Example:
         >>> from_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, '
@@ -110,17 +110,17 @@ _RESOLVER = cluster_spec.Source(
 
 
 class ClusterSpec(Protocol):
-    """The part of `tf.train.ClusterSpec` that is used."""
+    """The part of `tf.train.ClusterSpec` that tfdist uses."""
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Maps each job to its addresses, a list or a dict of index to address."""
+        """Returns the addresses of each job, as a list or a dict of index to address."""
 
 
 class ClusterResolver(Protocol):
-    """The part of `tf.distribute.cluster_resolver.ClusterResolver` that is used."""
+    """The part of `tf.distribute.cluster_resolver.ClusterResolver` that tfdist uses."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster's jobs and addresses."""
+        """Returns the cluster's jobs and addresses."""
 
     @property
     def task_type(self) -> str | None:
@@ -128,7 +128,7 @@ class ClusterResolver(Protocol):
 
     @property
     def task_id(self) -> int | None:
-        """Its index in that job."""
+        """This process's index in that job."""
 
 
 def from_resolver(resolver: ClusterResolver) -> Topology:
@@ -138,7 +138,7 @@ def from_resolver(resolver: ClusterResolver) -> Topology:
         resolver: its `cluster_spec()`, `task_type` and `task_id` are used.
 
     Returns:
-        The topology; that of a single process if the cluster is empty.
+        The topology; a single process if the cluster is empty.
 
     Raises:
         ClusterError: the resolver does not know this process's task, or describes an invalid

@@ -10,7 +10,7 @@ _is_admitted = True
 
 
 def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
-    """Records the job that this process has joined, or by which it has yet to be admitted."""
+    """Records the job that this process has joined, or waits to join if not `is_admitted`."""
     global _joined, _is_admitted
     _joined, _is_admitted = topology, is_admitted
 
@@ -18,8 +18,9 @@ def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
 def rank() -> int:
     """The rank of this worker, starting at 0; the chief is rank 0.
 
-    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
-    and others set. Ranks number workers, not devices: a worker with four GPUs has one rank.
+    Until a strategy is created, it is read from the environment: from `TF_CONFIG`, or from the
+    variables of Slurm, mpirun and others. Ranks number workers, not devices: a worker with four
+    GPUs has one rank.
 
     Raises:
         ClusterError: the environment's description of the job is invalid.
@@ -35,8 +36,8 @@ def rank() -> int:
 def size() -> int:
     """The number of workers in the job; 1 without a cluster.
 
-    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
-    and others set. The number of replicas on all devices of all workers is
+    Until a strategy is created, it is read from the environment: from `TF_CONFIG`, or from the
+    variables of Slurm, mpirun and others. The number of replicas on all devices of all workers is
     `strategy.num_replicas_in_sync`.
 
     Raises:
@@ -53,7 +54,7 @@ def size() -> int:
 def is_chief() -> bool:
     """Whether this is rank 0, the worker that writes files and prints on behalf of the job.
 
-    A process that waits to be admitted to a running job is not.
+    False for a process that waits to be admitted to a running job.
 
     Raises:
         ClusterError: the environment's description of the job is invalid.
@@ -68,7 +69,7 @@ def is_chief() -> bool:
 
 
 def topology() -> Topology:
-    """The job that this process has joined; until then, the one that its environment describes.
+    """Returns the job that this process has joined or, until then, the one in its environment.
 
     Raises:
         ClusterError: the environment's description of the job is invalid.

@@ -1,12 +1,11 @@
 """Distributes datasets among workers.
 
-Of files that were sharded by hand, each worker would read only a share of its share.
-
 If every worker can read the whole dataset, its global batches are kept: each replica takes its
 rows of each batch, and the first replicas take one row more if the rows do not divide evenly. All
 workers then see the same batches as a single process, in the same order. With a dataset of files,
 an auto-shard policy of OFF or a dataset function, each worker reads separate batches, and the
-workers agree before each step on whether any of them has rows left.
+workers agree before each step on whether any of them has rows left. Files must not also be sharded
+by hand: each worker would read only a share of its share.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from tfdist.errors import ProgramMismatchError
 
 
 def describe_files(dataset: Any) -> str:
-    """The names of a dataset's files, without their folders, in short: the same on all workers."""
+    """Summarizes the names of a dataset's files without folders, the same on all workers."""
     return ", ".join(map(_described, dataset_sources(dataset)))
 
 
@@ -62,7 +61,7 @@ def check_same_files(group: Group, described: Sequence[str]) -> None:
         described: `describe_files` of each worker; "" if it does not read a share of files.
 
     Raises:
-        ProgramMismatchError: they were not.
+        ProgramMismatchError: the workers were given different files.
     """
     for rank, files in enumerate(described):
         if files != described[0]:
@@ -111,7 +110,7 @@ def agree_on_end(
         files: `describe_files` of the dataset, if this worker reads a share of its files.
 
     Raises:
-        ProgramMismatchError: the workers must read the same data, and do not.
+        ProgramMismatchError: the workers must read the same data, but do not.
     """
     texts = extended.group.exchange("number of batches", json.dumps([batches, same_data, files]))
     answers = [tuple(json.loads(text)) for text in texts]
@@ -200,7 +199,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
 
 @functools.cache
 def _say_that_files_are_shared_out(is_chief: bool) -> None:
-    """Says once that AUTO gives other batches than one process has, as nobody has chosen that."""
+    """Reports once that AUTO yields different batches than one process, since it is the default."""
     if is_chief:
         say(
             "tfdist: The dataset reads files, of which each worker reads its share "
@@ -210,22 +209,22 @@ def _say_that_files_are_shared_out(is_chief: bool) -> None:
 
 
 def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:
-    """Distributes no batch of a dataset, on a worker that others share it out without."""
+    """Distributes no batch of a dataset, on a worker that has no share of it."""
     options = _default_options(extended)
     distributed = get_distributed_dataset(
         dataset.take(0), extended.input_workers(options), extended.strategy, options=options
     )
-    # Others have batches, so the workers agree on the end, as `distribute_dataset` has them do.
+    # The other workers have batches, so the workers agree on the end, as in `distribute_dataset`.
     set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=False)
     return distributed
 
 
 class Absent(NamedTuple):
-    """Stands for None in distributed batches, where TensorFlow takes no None."""
+    """Represents None in distributed batches, in places where TensorFlow does not accept None."""
 
 
 def without_absent(batch: Any) -> Any:
-    """A batch, or its spec, with None for what a dataset has for it: `Absent` or an optional."""
+    """Restores None in a batch or its spec, in place of `Absent` and optionals."""
     stand_ins = (Absent, tf.experimental.Optional, tf.OptionalSpec)
 
     def restored(part: Any) -> Any:
@@ -235,7 +234,7 @@ def without_absent(batch: Any) -> Any:
 
 
 def _with_absent(dataset: Any) -> Any:
-    """The dataset with `Absent` for None and Keras's empty optionals, if Keras's loops read it."""
+    """Replaces None and Keras's empty optionals by `Absent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
     if current_watcher() is None or not any(map(is_for_none, specs)):
         return dataset
@@ -269,15 +268,15 @@ def distribute_datasets_from_function(
 
 
 def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
-    # The default iterator, made to feed several devices, reads ahead, which would be lost with the
-    # group, and makes the process return memory to the kernel after every step.
+    # The default iterator is made for several devices. It reads ahead, so that batches would be
+    # lost with the group, and makes the process return memory to the kernel after every step.
     devices = extended.worker_devices
     plain = current_replay() is not None or (len(devices) == 1 and "CPU" in devices[0])
     return plain_input() if plain else None
 
 
 def as_tensors(batch: Any) -> Any:
-    """A batch of tensors, ragged or sparse ones, and None."""
+    """Converts a batch to tensors; ragged and sparse tensors and None stay unchanged."""
     kept = (tf.RaggedTensor, tf.SparseTensor)
     return tf.nest.map_structure(
         lambda v: v if v is None or isinstance(v, kept) else tf.convert_to_tensor(v), batch
@@ -285,7 +284,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def form_of(batch: Any) -> BatchForm:
-    """What is known of a global batch, a nest of arrays and tensors."""
+    """Returns the known properties of a global batch, a nest of arrays and tensors."""
     sizes = {}
     for i, leaf in enumerate(tf.nest.flatten(batch)):
         shape = tf.TensorShape(getattr(leaf, "shape", ()))
@@ -296,7 +295,7 @@ def form_of(batch: Any) -> BatchForm:
 
 
 def batch_rows(batch: Any) -> int | None:
-    """The number of rows of a batch, if each dense component of it has the same, known one.
+    """The number of rows of a batch, if it is known and equal for all dense components.
 
     Args:
         batch: a nest of tensors, or of their specs.
@@ -307,14 +306,14 @@ def batch_rows(batch: Any) -> int | None:
 
 
 def _replay_draws_anew() -> bool:
-    """Whether batches have other numbers of rows than the dataset's."""
+    """Whether the row counts of batches differ from the dataset's."""
     replay = current_replay()
     return replay is not None and replay.keeps_rows
 
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """Makes distributed datasets split their batches, whatever their auto-shard policy.
+    """Makes distributed datasets split their batches, regardless of their auto-shard policy.
 
     The concatenated rows of all workers are then in the dataset's order.
     """
@@ -326,22 +325,22 @@ def in_order() -> Iterator[None]:
 
 
 def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
-    """What is known of the batches of a distributed iterator.
+    """Returns the known properties of the batches of a distributed iterator.
 
     Args:
-        iterator: made by `distribute_dataset` and the like.
-        rows: the number of rows of the next global batches; None if it is unknown.
+        iterator: an iterator over a dataset from this module.
+        rows: the number of rows of the next global batches; None if unknown.
     """
     return BatchForm(rows, getattr(iterator, "whole", ()), hasattr(iterator, "batch_rows"))
 
 
 def note_next(form: BatchForm) -> None:
-    """Notes what is known of the next batches of this thread."""
+    """Records the known properties of the next batches of this thread."""
     _local.next = form
 
 
 def form_of_next() -> BatchForm:
-    """What has been noted last."""
+    """Returns the properties recorded last."""
     return getattr(_local, "next", BatchForm())
 
 
@@ -353,7 +352,7 @@ def _in_order() -> bool:
 
 
 def splits_batches(dataset: Any) -> bool:
-    """Whether workers split each batch, rather than shard the files or nothing.
+    """Whether workers split each batch, rather than shard the files or read separate batches.
 
     As in TensorFlow, the policy AUTO shards files if the dataset reads any.
     """

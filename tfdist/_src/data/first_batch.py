@@ -1,6 +1,6 @@
 """Checks that all workers read the same global batches, by comparing the first of each epoch.
 
-Where workers come in the middle of an epoch, the next batch is compared, too.
+If workers join in the middle of an epoch, the next batch is also compared.
 
 Each worker takes its rows of every batch, so data sharded by hand would silently lose rows. The
 check does not run the input pipeline a second time: the first element is duplicated, and the
@@ -49,13 +49,13 @@ def checksum(values: np.ndarray, before: int = 0) -> int:
         before: the checksum of the preceding data.
     """
     values = _some(values)
-    # Strings are objects.
+    # String arrays have dtype object.
     words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
     return zlib.crc32(words, before)
 
 
 def fingerprint(values: np.ndarray) -> list[float]:
-    """JSON-serializable numbers, to be compared by `matches`."""
+    """Returns JSON-serializable numbers, to be compared by `matches`."""
     if values.dtype.kind not in "fV":  # V: bfloat16 and float8.
         return [checksum(values)]
     flat = _some(values).reshape(-1).astype(np.float64)
@@ -82,7 +82,7 @@ def _some(values: np.ndarray) -> np.ndarray:
 # Operations that draw random numbers while data is read. If batches are produced in parallel, the
 # order of their draws is not deterministic.
 _RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
-# Used by Keras to shuffle arrays, in a deterministic order.
+# Keras shuffles arrays with this operation, in a deterministic order.
 _SHUFFLES_IN_ORDER = "RandomShuffle"
 _PYTHON = "PyFunc"
 
@@ -101,7 +101,7 @@ def values_of(element: Any) -> list[Any]:
 
 
 def _is_data(leaf: Any) -> bool:
-    # Not the optionals that represent None.
+    # Exclude the optionals that represent None.
     return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant
 
 
@@ -113,9 +113,9 @@ class Leaf:
         name: the name of its part of the batch.
         same_rows: whether it has the same number of rows on all workers.
         same_values: whether it is identical on all workers.
-        component: the number of the component of the batch that it is or is a part of.
-        is_dense: whether its first dimension is the rows, rather than that of a part of a ragged or
-            sparse tensor.
+        component: the number of the batch component that contains it.
+        is_dense: whether its first dimension is the rows; False for parts of ragged and sparse
+            tensors.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Leaf:
     is_dense: bool = True
 
     def seen(self, values: np.ndarray) -> list[Any]:
-        """Its name, spec and fingerprint, as far as they are the same on all workers."""
+        """Its name, and the parts of its spec and fingerprint that are equal on all workers."""
         if self.same_values:
             return [self.name, spec_of(values), fingerprint(values)]
         return [self.name, f"{len(values)} rows" if self.same_rows else "", []]
@@ -135,7 +135,7 @@ def leaves_of(dataset: Any) -> list[Leaf]:
     """The tensors of an element, and which of their properties are the same on all workers.
 
     If inputs are randomly augmented, the targets are still the same. With TensorFlow's random
-    operations, floating-point targets may have been mixed as well, but not integers.
+    operations, floating-point targets may also have been mixed, but not integers.
     """
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
@@ -160,12 +160,12 @@ def leaves_of(dataset: Any) -> list[Leaf]:
 
 
 def difference(chiefs: list[Any], others: list[Any], which: str) -> tuple[str, str] | None:
-    """What differs on two workers, as text; None if nothing does.
+    """Describes the first difference between two workers' batches; None if there is none.
 
     Args:
-        chiefs: what `Leaf.seen` returns there, for each leaf.
-        others: the same of another worker.
-        which: which batch it is.
+        chiefs: the results of `Leaf.seen` on the chief, for each leaf.
+        others: the results on another worker.
+        which: the batch, such as "first".
     """
     if len(chiefs) != len(others):
         return _described(chiefs, which), _described(others, which)
@@ -187,10 +187,10 @@ class FirstBatch:
 
     Args:
         group: the workers.
-        tells_rows: whether batches are to tell their numbers of rows; see `WithRows`.
+        tells_rows: whether batches include their numbers of rows; see `WithRows`.
 
     Attributes:
-        whole: the components that have other rows than the last batch; see `BatchForm`.
+        whole: the components with a different number of rows than the batch; see `BatchForm`.
     """
 
     def __init__(self, group: Group, *, tells_rows: bool = False) -> None:
@@ -206,7 +206,7 @@ class FirstBatch:
 
     @property
     def watches(self) -> bool:
-        """Whether there is a dataset of which all workers read the same batches."""
+        """Whether a dataset is watched, with the same batches on all workers."""
         return self._watches
 
     def watch(self, dataset: Any, replicas: int | None, *, per_worker_hint: bool) -> Any:
@@ -241,9 +241,9 @@ class FirstBatch:
         """Compares the first batch of a new iterator; called by all workers.
 
         Args:
-            iterator: over the distributed form of a dataset from `watch`; one that was already
-                compared is left unchanged.
-            is_new: whether this worker came later, and is to fail alone if it differs.
+            iterator: an iterator over the distributed form of a dataset from `watch`; left
+                unchanged if it was already compared.
+            is_new: whether this worker joined later; it then fails alone if its batch differs.
 
         Raises:
             ProgramMismatchError: the workers read different data.
@@ -255,12 +255,12 @@ class FirstBatch:
         self._compare("first", is_new=is_new)
 
     def compare_next(self, iterator: Any, replay: Replay, *, is_new: bool) -> None:
-        """Compares the next batch, where new workers have joined; called by all workers.
+        """Compares the next batch after new workers have joined; called by all workers.
 
         Args:
-            iterator: as for `compare`, at any place; None if this worker reads no more of it.
-            replay: what the dataset passes through.
-            is_new: whether this worker is one of those.
+            iterator: as for `compare`, at any position; None if this worker has read it to the end.
+            replay: the `Replay` that the dataset passes through.
+            is_new: whether this worker is new.
 
         Raises:
             ProgramMismatchError: as for `compare`.
@@ -282,7 +282,7 @@ class FirstBatch:
         }
 
     def _compare(self, which: str, *, is_new: bool) -> None:
-        """Compares what the workers see; each that is new, and all others, with the first other."""
+        """Compares the batches of earlier workers and of this one with the first earlier one's."""
         texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new]))
         batches, new = zip(*map(json.loads, texts), strict=True)
         there = [rank for rank, came in enumerate(new) if not came] or list(range(len(new)))
@@ -302,7 +302,7 @@ class FirstBatch:
             self.whole = components_apart(sizes)
 
     def refuse_unlike_rows(self) -> None:
-        """Refuses batches such as graphs of nodes and edges, where they cannot be divided.
+        """Rejects batches whose components differ in rows, such as the nodes and edges of a graph.
 
         Raises:
             UnsupportedError: the components of the last batch have different numbers of rows.
@@ -316,7 +316,7 @@ class FirstBatch:
             )
 
     def skip(self, iterator: Any) -> None:
-        """Leaves out the comparison of a new iterator, which the other workers have begun before.
+        """Skips the comparison of a new iterator that the other workers have already begun.
 
         Args:
             iterator: as for `compare`.
@@ -336,16 +336,16 @@ def different_data(
     per_worker_hint: bool,
     is_new: bool = False,
 ) -> ProgramMismatchError:
-    """The error for a worker that reads different data than the chief.
+    """Returns the error for a worker whose data differs from the chief's.
 
     Args:
         group: the workers.
         rank: the worker's rank.
-        chiefs: what the chief reads.
-        others: what the worker reads.
-        reference: the rank of the worker that counts as the chief here.
+        chiefs: the chief's data.
+        others: the worker's data.
+        reference: the rank of the worker that acts as the chief here.
         per_worker_hint: whether to suggest how to read separate data on each worker.
-        is_new: whether the worker has joined others that were training already.
+        is_new: whether the worker joined while the others were training.
     """
     chief, other = (group.topology.workers[one] for one in (reference, rank))
     return ProgramMismatchError(
@@ -359,12 +359,12 @@ def different_data(
 
 
 def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
-    """The error for a step of which the workers have shares of unlike batches; called by all.
+    """Returns the error for a step with shares of different batches; called by all workers.
 
     Args:
         group: the workers.
-        own: the number of rows that this worker has of the step's batches.
-        whole: the number of rows of the whole batch; 0 if it is unknown.
+        own: the number of this worker's rows of the step's batches.
+        whole: the number of rows of the whole batch; 0 if unknown.
     """
     texts = group.exchange("rows of a step", json.dumps([own, whole]))
     shares, batches = zip(*map(json.loads, texts), strict=True)
@@ -415,5 +415,5 @@ _local = threading.local()
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> np.ndarray:
-    """The rows of all devices."""
+    """Concatenates the rows of all devices."""
     return np.concatenate([part.numpy() for part in parts])

@@ -1,4 +1,4 @@
-"""The rows of a batch that each replica reads, also of batches that are repeated."""
+"""The rows that each replica reads of a batch, and the repetition of batches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ T = TypeVar("T")
 
 
 class RowsRead(NamedTuple):
-    """How much of a dataset an iterator has read.
+    """The amount of a dataset that an iterator has read.
 
     Attributes:
-        batches: of the dataset's own batches.
-        rows: their rows.
-        pending: of these, how many are still to be given.
-        pending_batches: in how many of the dataset's own batches these are.
+        batches: the number of the dataset's own batches that were read.
+        rows: the number of rows in these batches.
+        pending: the number of these rows that are still to be returned.
+        pending_batches: the number of the dataset's own batches that contain the pending rows.
     """
 
     batches: int = 0
@@ -37,27 +37,27 @@ class RowsRead(NamedTuple):
 
     @property
     def given(self) -> int:
-        """The rows that have been given."""
+        """The number of rows that have been returned."""
         return self.rows - self.pending
 
 
 class Replay:
-    """Says what the datasets that pass through this give next.
+    """Controls the next output of the datasets that pass through it.
 
-    The last batch once more, if no step stands for it. And if a worker's part of a batch is to have
-    as many rows as before in another group, batches that are drawn anew from the dataset's rows, in
-    their order. This happens inside the iterator, so that what reads it need not know. What follows
-    in the input pipeline must not read ahead. Datasets refer to it by its number; see
+    Repeats the last batch if no committed step used it. If a worker's part of a batch must keep its
+    number of rows in another group, forms new batches from the dataset's rows, in order. Both
+    happen inside the iterator, so that its consumer need not know. Later stages of the input
+    pipeline must not read ahead. Datasets refer to this object by its number; see
     `shares.split_batches`.
 
     Args:
         keeps_rows: whether a worker's part of a batch keeps its number of rows.
 
     Attributes:
-        number: the core's number of it.
+        number: the number of this object in the core.
         keeps_rows: as given.
-        is_used: whether a dataset passes through it; not if each worker has batches of its own.
-        has_whole: whether it can give a worker whole batches.
+        is_used: whether a dataset passes through it; False if each worker has its own batches.
+        has_whole: whether it can return whole batches to a worker.
     """
 
     def __init__(self, *, keeps_rows: bool = False) -> None:
@@ -77,17 +77,17 @@ class Replay:
         return given.value
 
     def request(self) -> None:
-        """Has the next batch be the last one again."""
+        """Makes the iterator return the previous batch once more."""
         self._core.tfd_replay_request(self.number)
 
     def show_next(self, take_next: Callable[[], T]) -> T:
-        """Lets this worker see the whole next batch, which is then given as if it had not.
+        """Shows this worker the whole next batch, and then returns the batch again as usual.
 
         Args:
-            take_next: takes a batch; returns something false if there is none.
+            take_next: takes a batch; returns a false value at the end.
 
         Returns:
-            What `take_next` does.
+            The result of `take_next`.
         """
         self._core.tfd_replay_give_whole(self.number, True)
         try:
@@ -99,27 +99,27 @@ class Replay:
         return batch
 
     def keep_rows(self, workers: int, batch: int = 0) -> None:
-        """Keeps the number of rows that a worker has of one of the dataset's own batches.
+        """Fixes a worker's rows per batch at its share of one of the dataset's own batches.
 
         Args:
-            workers: among how many workers that is divided.
-            batch: its rows; 0 for those of the first batch that is read.
+            workers: the number of workers that share such a batch.
+            batch: its number of rows; 0 for the first batch that is read.
         """
         self._workers = workers
         self._core.tfd_replay_keep_rows(self.number, workers, batch)
 
     @property
     def workers(self) -> int:
-        """Among how many workers one of the dataset's own batches is divided; 0 for any number."""
+        """The number of workers that share one of the dataset's own batches; 0 for any number."""
         return self._workers
 
     @property
     def own_batch(self) -> int:
-        """The rows of the dataset's own batches; 0 if none is known yet."""
+        """The number of rows of the dataset's own batches; 0 if unknown."""
         return self._batch(1)[0]
 
     def batch_for(self, workers: int) -> int:
-        """The rows of a batch for a number of workers; 0 if none is known yet."""
+        """The number of rows of a batch for a number of workers; 0 if unknown."""
         return self._batch(workers)[1]
 
     def _batch(self, workers: int) -> tuple[int, int]:
@@ -128,10 +128,10 @@ class Replay:
         return own.value, rows.value
 
     def skip(self, rows: int, discard_next: Callable[[], object]) -> None:
-        """Leaves out the next rows.
+        """Skips the next rows.
 
         Args:
-            rows: how many.
+            rows: the number of rows.
             discard_next: takes the next batch.
         """
         while rows:
@@ -141,10 +141,10 @@ class Replay:
             rows -= some
 
     def read(self, *, before_last: bool = False) -> RowsRead:
-        """What the iterator that was read last has read.
+        """The amount that the most recently read iterator has read.
 
         Args:
-            before_last: whether its last batch counts as not given.
+            before_last: whether to count its last batch as not yet returned.
         """
         counts = [ctypes.c_int64() for _ in range(4)]
         self._core.tfd_replay_rows(self.number, before_last, *map(ctypes.byref, counts))
@@ -156,7 +156,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def replaying(replay: Replay | None) -> Iterator[None]:
-    """Has the datasets that are distributed in this thread pass through `replay`."""
+    """Makes the datasets that are distributed in this thread pass through `replay`."""
     _local.replay = replay
     try:
         yield
@@ -165,31 +165,31 @@ def replaying(replay: Replay | None) -> Iterator[None]:
 
 
 def current_replay() -> Replay | None:
-    """What datasets that are distributed in this thread pass through, if anything."""
+    """The `Replay` for datasets that are distributed in this thread, if any."""
     return getattr(_local, "replay", None)
 
 
-# Autograph takes longer to convert such functions than TensorFlow to trace them.
+# Autograph would take longer to convert such functions than TensorFlow takes to trace them.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
 def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
     """Splits every batch for this worker's replicas.
 
-    Batches are prefetched before they are split, so that an iterator follows a change of the group:
-    a share of rows is usually a reference to a part of the batch.
+    Batches are prefetched before they are split, so that an iterator can follow a change of the
+    group. A share of rows is usually a reference to a part of the batch.
 
     Args:
         dataset: yields global batches; the first axis of every component is the rows.
         workers: the communicator with one participant per worker.
         count: the number of this worker's replicas.
-        fixed: the number of all replicas if it does not change.
+        fixed: the number of all replicas, if it does not change.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
 
     Raises:
-        UnsupportedError: batches are to be drawn anew, and have sparse or ragged tensors.
+        UnsupportedError: batches are to be formed from rows, but have sparse or ragged tensors.
     """
     batches, replay = dataset.prefetch(1), current_replay()
     specs = tf.nest.flatten(dataset.element_spec)
@@ -226,7 +226,7 @@ def _natively(
     *,
     splits: bool,
 ) -> Any:
-    """Has our operation give each replica's rows, or the whole batch and the replica's number."""
+    """Returns a dataset of replicas' rows, or of whole batches with the replicas' numbers."""
     name = workers.lasting_name
     if replay is not None:
         replay.is_used, replay.has_whole = True, splits
@@ -244,7 +244,7 @@ def _natively(
 
 
 def _for_each_replica(batches: Any, count: int) -> Any:
-    """Each batch once for each of this worker's replicas, with the replica's number."""
+    """Repeats each batch for each of this worker's replicas, with the replica's number."""
 
     def repeat(*batch: Any) -> Any:
         element = as_element(batches.element_spec, batch)
@@ -254,7 +254,7 @@ def _for_each_replica(batches: Any, count: int) -> Any:
 
 
 def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
-    """Splits components of every type, of batches with the number of a replica.
+    """Splits batches that are paired with a replica's number; components may have any type.
 
     TensorFlow runs the functions ahead of time, unless they read a place that may change.
     """
@@ -268,7 +268,7 @@ def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | 
 
 
 def _not_ahead(dataset: Any) -> Any:
-    """The dataset without the prefetch that TensorFlow would put at its end."""
+    """Returns the dataset without the prefetch that TensorFlow would append."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
     return dataset.with_options(options)
@@ -277,16 +277,16 @@ def _not_ahead(dataset: Any) -> Any:
 def take_share(
     batch: Any, replica: Any, replicas: Any, fixed: int | None, *, own_memory: bool = False
 ) -> Any:
-    """One replica's rows of every component of a batch.
+    """Returns one replica's rows of every component of a batch.
 
     Args:
         batch: the batch.
         replica: the replica's number.
         replicas: the number of replicas.
         fixed: the same, if it does not change.
-        own_memory: whether to copy the rows. A dataset's batch may be the memory of an array that a
-            Python generator has yielded. TensorFlow knows that of the batch, but not of a slice of
-            it, which the next operation would overwrite with its result.
+        own_memory: whether to copy the rows. The memory of a dataset's batch may belong to an array
+            from a Python generator. TensorFlow knows this for the batch, but not for a slice of it,
+            which the next operation would overwrite with its result.
     """
 
     def take(component: Any) -> Any:
@@ -324,17 +324,17 @@ class WithRows(NamedTuple):
 
 
 def with_rows(batch: Any, replicas: int) -> WithRows:
-    """Returns a batch with its number of rows, for the shares of so many replicas."""
+    """Returns a batch with its number of rows, for the shares of `replicas` replicas."""
     return WithRows(batch, tf.tile(told_rows(_rows_of(batch)), [replicas]))
 
 
 def without_rows(batch: Any) -> tuple[Any, Any]:
-    """Returns a batch, or its spec, and what it tells of its rows; None if that is nothing."""
+    """Returns a batch, or its spec, and the encoding of its number of rows, if it has one."""
     return batch if isinstance(batch, WithRows) else (batch, None)
 
 
 def told_rows(rows: Any) -> tf.Tensor:
-    """A number of less than 2**30 as two halves, each followed by its square; int32.
+    """Encodes a number below 2**30 as two halves, each followed by its square; int32.
 
     If the numbers of n workers are equal, n times the sum of the squares is the square of the sum.
     """
@@ -343,7 +343,7 @@ def told_rows(rows: Any) -> tf.Tensor:
 
 
 def _rows_of(batch: Any) -> Any:
-    """The number of rows of the first component that has any; 0 if none has."""
+    """The number of rows of the first component with rows; 0 if there is none."""
     for component in tf.nest.flatten(batch):
         if isinstance(component, tf.RaggedTensor):
             return tf.cast(component.nrows(), tf.int32)
@@ -355,22 +355,22 @@ def _rows_of(batch: Any) -> Any:
 
 
 def as_element(spec: Any, parts: tuple[Any, ...]) -> Any:
-    """An element of a dataset from the arguments with which a dataset calls a function.
+    """Returns an element of a dataset, given the arguments of a function called by the dataset.
 
     Args:
-        spec: the spec of an element. A dataset passes the parts of a tuple, not of a named one.
+        spec: the spec of an element. A dataset unpacks a plain tuple, but not a named one.
         parts: the arguments.
     """
     return parts if type(spec) is tuple else parts[0]
 
 
 class BatchForm(NamedTuple):
-    """What is known of a global batch while its step is traced.
+    """The known properties of a global batch while its step is traced.
 
     Attributes:
-        rows: its number of rows; None if that is unknown.
-        whole: the numbers of the components, flat, that have other rows than the batch, such as
-            the edges of a graph besides its nodes. Each replica computes with all of them.
+        rows: its number of rows; None if unknown.
+        whole: the numbers of the flat components whose row count differs from the batch's, such as
+            the edges of a graph with a batch of nodes. Each replica computes with all of them.
         shared: whether all workers have read the batch, and each replica takes its share of it.
         given: whether the batch was passed to a call such as `train_on_batch`, so that its step is
             the first to compare it.
@@ -383,10 +383,10 @@ class BatchForm(NamedTuple):
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """The components that have another number of rows than those which hold the most bytes.
+    """Returns the components with a row count other than the one that has the most bytes.
 
     Args:
-        sizes: the rows and the bytes of dense components, by their number.
+        sizes: the numbers of rows and bytes of dense components, by component number.
 
     Example:
         >>> components_apart({0: (10, 160), 1: (26, 208), 2: (10, 40)})
@@ -428,7 +428,7 @@ def fixed_rows(rows: int | None, replicas: int) -> int | None:
 
 
 def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor with an unknown number of rows while a function is traced."""
+    """Returns the tensor with an unknown number of rows while a function is traced."""
     if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
         return tensor
     shape = [None, *tensor.shape[1:]]
@@ -436,7 +436,7 @@ def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _static_rows(component: Any, fixed: int | None) -> int | None:
-    """What the model may know of the number of rows of a share."""
+    """The number of rows of a share, if the model may know it."""
     return None if fixed is None else fixed_rows(component.shape[0], fixed)
 
 

@@ -1,4 +1,4 @@
-"""What Keras's callbacks remember from batch to batch and from epoch to epoch."""
+"""The state that Keras's callbacks keep between batches and between epochs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def plain_logs(logs: Any) -> dict[str, Any]:
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:
-    """The attributes in which one of Keras's callbacks, or a subclass, keeps count; by name."""
+    """The attributes that hold the counts of a Keras callback or a subclass, by name."""
     names: dict[str, Any] = {}
     for kind, attributes in _ATTRIBUTES.items():
         if isinstance(callback, getattr(keras.callbacks, kind, ())):
@@ -57,7 +57,7 @@ def set_best_weights(callback: Any, weights: list[Any]) -> None:
 
 
 class CsvFile:
-    """The file of a `CSVLogger` whose training has begun.
+    """The file of a `CSVLogger` after training has begun.
 
     Args:
         logger: the callback.
@@ -68,19 +68,19 @@ class CsvFile:
 
     @property
     def is_written(self) -> bool:
-        """Whether this worker writes the file; the others discard what they log."""
+        """Whether this worker writes the file; the other workers discard their logs."""
         file = self._logger.csv_file
         return file is not None and not file.closed and file.name == self._logger.filename
 
     def read(self) -> dict[str, Any]:
-        """Its contents so far, and its columns."""
+        """Returns the contents so far, and the columns."""
         self._logger.csv_file.flush()
-        # As bytes: the csv module's line ends must stay.
+        # Read bytes, to keep the line ends of the csv module.
         with file_utils.File(self._logger.filename, "rb") as file:
             return {"contents": file.read().decode(), "keys": self._logger.keys}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Replaces the contents by those of an earlier run, which are then added to."""
+        """Replaces the contents with an earlier run's; later rows are appended."""
         logger = self._logger
         logger.csv_file.close()
         with file_utils.File(logger.filename, "wb") as file:

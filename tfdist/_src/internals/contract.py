@@ -1,7 +1,7 @@
 """The Keras and TensorFlow functions that tfdist replaces, with their expected parameters.
 
-If versions differ in a parameter list, all known lists are given. Any other list is refused, since
-correct gradients and files depend on these functions.
+If the versions have different parameter lists, all known lists are given. Any other list is
+rejected, since correct gradients and files depend on these functions.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tfdist._src.internals.tensorflow import DistributedDatasetAndIteratorSpec, 
 from tfdist._version import NEWEST_TESTED, is_newer
 from tfdist.errors import UnsupportedError
 
-# Keras imports from this name while it exports, and TensorFlow would then load the module again and
-# replace `tf.saved_model`, together with what tfdist has replaced in it.
+# Keras imports this module by name when it exports. Without an entry, TensorFlow would load it
+# again and replace `tf.saved_model`, including the functions that tfdist has replaced in it.
 sys.modules.setdefault("tensorflow.saved_model", tf.saved_model)
 
 
@@ -219,7 +219,7 @@ _STARS: dict[Any, str] = {
 def check_targets(targets: dict[str, Target]) -> None:
     """Checks that the functions tfdist replaces exist, with the expected parameters.
 
-    Warns, once, of versions that tfdist has not been tested with.
+    Warns, once, about versions that tfdist has not been tested with.
 
     Raises:
         UnsupportedError: a function is missing or has different parameters.

@@ -19,10 +19,10 @@ from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 @functools.cache
 def plain_input() -> tf.distribute.InputOptions:
-    """The options for a plain iterator, whose elements go to a worker's devices one by one.
+    """The options for a plain iterator, which distributes elements to a worker's devices in turn.
 
-    TensorFlow's default iterator reads ahead for each device. With these options it makes a plain
-    one, but takes an element from it for one device only.
+    TensorFlow's default iterator reads ahead for each device. With these options it creates a plain
+    iterator, but takes an element from it for one device only.
     """
     base = _SingleWorkerDatasetIteratorBase
     base.get_next_as_list = _one_per_device(base.get_next_as_list)
@@ -34,7 +34,7 @@ def plain_input() -> tf.distribute.InputOptions:
 
 
 def _one_per_device(next_elements: Any) -> Any:
-    """Has a plain iterator give as many elements as it feeds devices; they are read in order."""
+    """Makes a plain iterator yield one element for each device; they are read in order."""
 
     @functools.wraps(next_elements)
     def elements(self: Any, *arguments: Any, **named: Any) -> list[Any]:
@@ -47,20 +47,20 @@ def _one_per_device(next_elements: Any) -> Any:
 
 
 def is_for_none(spec: Any) -> bool:
-    """Whether a spec is of None, or of the empty optionals with which Keras replaces it."""
+    """Whether a spec describes None, or Keras's replacement for it, empty optionals."""
     return isinstance(spec, (NoneTensorSpec, tf.OptionalSpec))
 
 
 def derived_dataset(
     dataset: Any, operation: Callable[..., Any], element_spec: Any, **attributes: Any
 ) -> Any:
-    """A dataset that an operation makes from another one.
+    """Returns a dataset that an operation derives from another one.
 
     Args:
-        dataset: the other one.
+        dataset: the other dataset.
         operation: takes its variant tensor, `output_types`, `output_shapes` and `attributes`.
         element_spec: the structure of an element.
-        attributes: others of the operation's.
+        attributes: additional attributes of the operation.
     """
     variant = operation(
         dataset._variant_tensor,
@@ -97,33 +97,33 @@ def dataset_operations(dataset: Any) -> set[str]:
 
 
 def shuffles(dataset: Any) -> bool:
-    """Whether the iterators of a dataset may each give its elements in another order."""
+    """Whether iterators over a dataset may differ in the order of their elements."""
     return any("ShuffleDataset" in name for name in dataset_operations(dataset))
 
 
 def caches(dataset: Any) -> bool:
-    """Whether a part of a dataset is read once, and remembered."""
+    """Whether a part of a dataset is read once and cached."""
     return any("CacheDataset" in name for name in dataset_operations(dataset))
 
 
 def shuffle_buffers(dataset: Any) -> list[int]:
-    """How many elements each shuffle of a dataset keeps."""
+    """The buffer size of each shuffle of a dataset."""
     return [int(part._buffer_size) for part, _ in _shuffles_of(dataset)]
 
 
 def shuffle_passes(dataset: Any) -> int:
-    """How often a shuffle draws while the dataset is read once: each time that it is repeated."""
+    """The number of draws of a shuffle in one pass over the dataset: one for each repetition."""
     return max((passes for _, passes in _shuffles_of(dataset)), default=1)
 
 
 def common_shuffles(one: Any, other: Any) -> bool:
-    """Whether two datasets have a shuffle in common, whose iterators draw one after the other."""
+    """Whether two datasets share a shuffle, whose iterators draw one after the other."""
     ones, others = ({id(part) for part, _ in _shuffles_of(data)} for data in (one, other))
     return bool(ones & others)
 
 
 def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
-    """The shuffles that a dataset is made with, and how often each is read in one pass over it."""
+    """The shuffles in a dataset, each with the number of its passes per pass over the dataset."""
     parts = [(dataset, 1)]
     for part, passes in parts:
         repeats = int(part._count) if "RepeatDataset" in type(part).__name__ else 1
@@ -132,7 +132,7 @@ def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
 
 
 def _inputs_of(dataset: Any) -> list[Any]:
-    """The datasets from which one is made directly, or that a strategy has distributed."""
+    """The direct inputs of a dataset, or the dataset that a strategy has distributed."""
     if hasattr(dataset, "_inputs"):
         return list(dataset._inputs())
     original = getattr(dataset, "_original_dataset", None)
@@ -140,7 +140,7 @@ def _inputs_of(dataset: Any) -> list[Any]:
 
 
 def dataset_sources(dataset: Any) -> list[Any]:
-    """The strings that a pipeline begins with, such as names of files, and the shards it takes.
+    """The source strings of a pipeline, such as file names, and the shards that it reads.
 
     Returns:
         A list of strings for each source, and a number for each `Dataset.shard`, the last first.

@@ -1,4 +1,4 @@
-"""Public names for what tfdist uses of TensorFlow's mirrored strategy engine."""
+"""Public names for the parts of TensorFlow's mirrored strategy engine that tfdist uses."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
     """
 
     def __init__(self, container: tf.distribute.Strategy, devices: Sequence[str]) -> None:
-        # Not the parent's constructor, which reads TF_CONFIG and creates TensorFlow's collectives.
+        # Skip the parent's constructor: it reads TF_CONFIG and creates TensorFlow's collectives.
         distribute_lib.StrategyExtendedV1.__init__(self, container)
         logger = tf.get_logger()
         level = logger.level
-        logger.setLevel("WARNING")  # It would say that this is a MirroredStrategy.
+        logger.setLevel("WARNING")  # The engine would log that this is a MirroredStrategy.
         try:
             self._initialize_single_worker(list(devices))
         finally:
@@ -69,18 +69,18 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
 
 
 def await_other_replicas() -> None:
-    """Has this process's other replicas be traced up to the same call.
+    """Traces this process's other replicas up to the same call.
 
-    Operations with side effects, such as functions of Python, run in the order in which they are
-    traced. What a replica does behind a collective, which needs the others, must not come before
-    what they do first. In the branches of a conditional this has no effect.
+    Operations with side effects, such as Python functions, run in the order of their tracing. The
+    operations after a collective, which needs all replicas, must not precede operations that other
+    replicas run before it. In the branches of a conditional, this function has no effect.
     """
     if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
         tf.distribute.get_replica_context().merge_call(lambda _: None)
 
 
 def on_replica_id(callback: Callable[[Any], None]) -> None:
-    """Calls back, with the strategy, whenever a replica's context is asked for its number.
+    """Registers a callback that gets the strategy when code reads a replica context's number.
 
     Calling this again has no effect.
     """
@@ -103,7 +103,7 @@ def devices_of(variable: Any) -> tuple[str, ...]:
 
 
 def copy_here(variable: Any) -> Any:
-    """The copy of a distributed variable on the current device, or else the first one."""
+    """The copy of a distributed variable on the current device, if any, or else the first one."""
     return variable._get_on_device_or_primary()
 
 
@@ -113,23 +113,23 @@ def first_spec(spec: Any) -> Any:
 
 
 def set_batches(distributed: Any, count: int, *, ends_together: bool) -> None:
-    """Sets the number of batches of a distributed dataset and how its end is detected.
+    """Sets a distributed dataset's number of batches, and how its end is detected.
 
     Args:
         distributed: a distributed dataset.
         count: its number of batches, or `tf.data`'s constants for unknown or infinite.
         ends_together: whether all workers have the same number of batches, so that they need not
-            agree on the end before each.
+            agree on the end before each batch.
     """
     distributed._cardinality = count
     distributed._enable_get_next_as_optional = not ends_together
 
 
 def end_of(spec: Any) -> tuple[bool, bool]:
-    """How the end of a distributed dataset or iterator is detected, as a traced function reads it.
+    """Returns how the end of a distributed dataset or iterator is detected in traced functions.
 
     Args:
-        spec: its `TypeSpec`.
+        spec: the `TypeSpec` of the dataset or iterator.
 
     Returns:
         Whether it has no end, and whether the workers agree on the end before each batch.

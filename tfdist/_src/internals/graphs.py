@@ -21,22 +21,22 @@ from tensorflow.python.ops import control_flow_util_v2 as _control_flow_util_v2
 _KEPT = "_tfdist_functions"
 _mark = _control_flow_util_v2.maybe_set_lowering_attr
 _traces_lock = threading.Lock()
-_traces = 0  # that are under way
+_traces = 0  # the number of running traces
 
 
 class _InParts(_control_flow_ops.XLAControlFlowContext):  # type: ignore[misc]
-    """The context of a graph of which XLA compiles parts."""
+    """The context of a graph that XLA compiles in parts."""
 
 
 def trace_for_xla(function: Callable[[], Any]) -> Any:
-    """Traces a function without arguments as one that XLA compiles, into a graph of its own.
+    """Traces a function without arguments into a separate graph, for compilation by XLA.
 
-    Its loops and conditionals become parts of the graph where XLA does not compile them, as they do
-    without XLA. Called as functions they would be slower, since oneDNN is not used inside them.
+    Loops and conditionals that XLA does not compile become parts of the graph, as without XLA. As
+    function calls they would be slower, since oneDNN is not used inside functions.
 
     Returns:
-        The `FuncGraph`: its `captures` are pairs of an outer tensor and its placeholder, and
-        `structured_outputs` what the function has returned.
+        The `FuncGraph`: its `captures` are pairs of an outer tensor and its placeholder, and its
+        `structured_outputs` are the function's results.
     """
 
     def traced_function() -> Any:
@@ -72,7 +72,7 @@ def _lower(operation: Any, lower_using_switch_merge: bool | None = None) -> None
 
 
 def captured_from(tensor: Any) -> Any:
-    """What a tensor is outside of all the graphs that have captured it."""
+    """Returns the original of a tensor, outside of all the graphs that have captured it."""
     graph = getattr(tensor, "graph", None)
     for outer, inner in getattr(graph, "captures", ()):
         if inner is tensor:
@@ -81,19 +81,19 @@ def captured_from(tensor: Any) -> Any:
 
 
 def variables_read(graph: Any) -> list[Any]:
-    """The variables that have been read while a graph was traced, as far as they exist."""
+    """The variables that were read while a graph was traced, if they still exist."""
     return [variable for r in graph._weak_variables if (variable := r()) is not None]
 
 
 def in_xla_context() -> bool:
-    """Whether XLA will compile what is added to the default graph."""
+    """Whether XLA will compile the operations that are added to the default graph."""
     return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
 
 
 def is_compiled_whole() -> bool:
     """Whether XLA will compile the default graph as it is, rather than parts of it.
 
-    So it does with a `tf.function` that has `jit_compile=True`, and with functions called there.
+    This is the case in a `tf.function` with `jit_compile=True`, and in functions called there.
     """
     for graph in _graphs_around():
         context = _control_flow_util.GetContainingXLAContext(graph._get_control_flow_context())
@@ -103,12 +103,12 @@ def is_compiled_whole() -> bool:
 
 
 def is_in_loop() -> bool:
-    """Whether what is added to the default graph is a part of a `tf.while_loop`."""
+    """Whether operations that are added to the default graph are part of a `tf.while_loop`."""
     return any(map(_control_flow_util_v2.in_while_loop_defun, _graphs_around()))
 
 
 def _graphs_around() -> Iterator[Any]:
-    """The default graph, and those that contain it."""
+    """The default graph, and the graphs that contain it."""
     graph = _ops.get_default_graph()
     while graph is not None:
         yield graph
@@ -116,19 +116,19 @@ def _graphs_around() -> Iterator[Any]:
 
 
 def branches_of(conditional: Any) -> tuple[Any, Any]:
-    """The `FuncGraph`s of an `If` operation's branches: of its then branch, and of the other."""
+    """The `FuncGraph`s of an `If` operation's branches: the then branch, and the else branch."""
     then_graph, else_graph = _cond_v2.get_func_graphs(conditional)
     return then_graph, else_graph
 
 
 def mark_what_is_only_read(conditional: Any, branches: tuple[Any, Any]) -> None:
-    """Says which variables an `If` operation only reads, so that other readers need not wait."""
+    """Marks variables that an `If` operation only reads, so that other readers need not wait."""
     _cond_v2._set_read_only_resource_inputs_attr(conditional, branches)
 
 
 @contextlib.contextmanager
 def marking_operations(name: str, numbers: Sequence[int] | None = None) -> Iterator[None]:
-    """Operations that are added to the default graph in this context have another attribute.
+    """Adds an attribute to operations created in the default graph within this context.
 
     Args:
         name: the attribute's name, which begins with an underscore.
@@ -142,9 +142,9 @@ def marking_operations(name: str, numbers: Sequence[int] | None = None) -> Itera
 
 
 def identities(values: Sequence[Any], gradient: str) -> list[Any]:
-    """Adds an `IdentityN` operation with a gradient of its own to the default graph.
+    """Adds an `IdentityN` operation with a custom gradient to the default graph.
 
-    Unlike those of `tf.custom_gradient`, it keeps no graph alive.
+    Unlike `tf.custom_gradient`, it keeps no graph alive.
 
     Args:
         values: tensors of the default graph.
@@ -159,15 +159,15 @@ def identities(values: Sequence[Any], gradient: str) -> list[Any]:
     def backward(*gradients: Any) -> Any:
         return function(operation, *gradients)
 
-    # A tape asks for what has been recorded; a graph's gradient, for the registered function.
+    # A tape uses the recorded function; the gradient of a graph uses the registered one.
     _record.record_operation(gradient, results, list(values), backward)
     return results
 
 
 def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
-    """The same tensor, without what the default graph knows of its sizes along some axes."""
+    """Returns the same tensor with its static sizes along some axes removed."""
     shape = [None if axis in axes else size for axis, size in enumerate(value.shape)]
-    # A forward accumulator cannot trace the derivative of an operation with a shape.
+    # A forward accumulator cannot trace the derivative of an operation with a `shape` attribute.
     with _record.stop_recording():
         result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)
     _record.record_operation("Identity", [result], [value], lambda gradient: [gradient])
@@ -175,22 +175,22 @@ def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
 
 
 def keep_functions(graph: Any, of: Any) -> None:
-    """Keeps the functions that a graph calls for as long as another graph exists.
+    """Keeps the functions called by a graph alive as long as another graph exists.
 
-    A definition that is imported into a graph names functions, but does not keep them.
+    A definition that is imported into a graph refers to functions by name, without keeping them.
     """
     kept = getattr(graph, _KEPT, [])
     setattr(graph, _KEPT, [*kept, *of._functions.values()])
 
 
 def add_control_inputs(operation: Any, others: list[Any]) -> None:
-    """Has an operation of a graph wait for others of it."""
+    """Makes an operation wait for other operations of its graph."""
     if others:
         operation._add_control_inputs(others)
 
 
 def is_call(operation: Any) -> bool:
-    """Whether the type of an operation is the name of a function, as in TensorFlow 1."""
+    """Whether an operation's type is the name of a function, as in TensorFlow 1."""
     return operation.graph._get_function(operation.type) is not None
 
 
@@ -198,8 +198,8 @@ def called_graph(operation: Any, function: str) -> Any:
     """The `FuncGraph` of a function that an operation calls.
 
     Args:
-        operation: calls it, in a graph.
-        function: its name.
+        operation: an operation of a graph that calls the function.
+        function: the function's name.
     """
     graph = operation.graph
     while graph is not None:
@@ -209,7 +209,7 @@ def called_graph(operation: Any, function: str) -> Any:
             sizes = len(signature.input_arg), len(signature.output_arg)
             if sizes == (len(found.graph.inputs), len(found.graph.outputs)):
                 return found.graph
-            # Values have been added for a gradient, after the function was defined.
+            # A gradient has added inputs or outputs after the function was defined.
             shapes = [tensor.shape for tensor in found.graph.inputs[: len(signature.input_arg)]]
             with found.graph.outer_graph.as_default():
                 return _function_def_to_graph.function_def_to_graph(found.cached_definition, shapes)
@@ -226,7 +226,7 @@ def copy_operation(operation: Any, inputs: list[Any]) -> Any:
         inputs: the inputs of the copy.
 
     Returns:
-        The new operation. It has no control inputs besides those of the current context.
+        The new operation. Its only control inputs are the ones of the current context.
     """
     graph = _ops.get_default_graph()
     given = {
@@ -240,9 +240,9 @@ def copy_operation(operation: Any, inputs: list[Any]) -> Any:
 
 
 def keep_functions_of(operation: Any) -> None:
-    """Gives the default graph the functions that an operation of another graph calls.
+    """Adds the functions that an operation of another graph calls to the default graph.
 
-    It keeps them, and the Python functions that are called from there.
+    The default graph keeps them alive, and also the Python functions that they call.
     """
     graph = _ops.get_default_graph()
     kept = getattr(graph, _KEPT, [])
@@ -266,8 +266,8 @@ def trace_into_graph(name: str, function: Any, arguments: tuple[Any, ...]) -> An
 
     Args:
         name: the graph's name.
-        function: takes them.
-        arguments: nests of `tf.TypeSpec`s.
+        function: the Python function.
+        arguments: its arguments, as nests of `tf.TypeSpec`s.
 
     Returns:
         The `FuncGraph`.

@@ -16,15 +16,15 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 from tfdist._src.internals.datasets import caches, common_shuffles, shuffle_passes, shuffles
 
-# Errors of iterators that cannot be serialized, such as those of Python generators.
+# Errors of iterators that cannot be serialized, such as iterators of Python generators.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
 _IGNORE_EXTERNAL_STATE = 1
-# The name under which an iterator saves how many numbers a shuffle has drawn.
+# The name under which an iterator saves the count of numbers drawn by a shuffle.
 _DRAWN = b"num_random_samples"
 
 
 def position_of(iterator: Any) -> bytes | None:
-    """The position of an iterator, with the contents of its buffers and its shuffles' seeds.
+    """The position of an iterator, including the contents of its buffers and its shuffles' seeds.
 
     Args:
         iterator: over a dataset or a distributed one.
@@ -45,12 +45,12 @@ def position_of(iterator: Any) -> bytes | None:
 
 
 def set_position(iterator: Any, position: bytes) -> None:
-    """Moves an iterator over a dataset to a position of one over the same dataset.
+    """Moves an iterator over a dataset to the position of another iterator over the same dataset.
 
-    The shuffles of later iterators over this dataset go on with the seeds of that one, too.
+    The shuffles of later iterators over this dataset also continue with the seeds of that one.
 
     Raises:
-        ValueError: the position is not one of such an iterator.
+        ValueError: the position belongs to another dataset.
     """
     plain = _plain(iterator)
     if plain is None:
@@ -70,7 +70,7 @@ def _plain_text(error: tf.errors.OpError) -> str:
 
 
 def has_seeds(position: bytes) -> bool:
-    """Whether a position has the seeds of shuffles; once all data has been read, it lacks them."""
+    """Whether a position includes the seeds of shuffles; after all data is read, it lacks them."""
     return _DRAWN in position
 
 
@@ -83,13 +83,13 @@ def _plain(iterator: Any) -> OwnedIterator | None:
 
 
 def take_over(epochs: Any, earlier: Any) -> None:
-    """Makes Keras's new epoch iterator go on in place of an earlier one over the same data."""
+    """Makes Keras's new epoch iterator continue in place of an earlier one over the same data."""
     vars(epochs).update(vars(earlier))
 
 
 @contextlib.contextmanager
 def within_epoch(epochs: Any) -> Iterator[None]:
-    """Within this context Keras's epoch iterator enters an epoch that its data has begun."""
+    """Within this context, Keras's epoch iterator enters an epoch already begun by its data."""
     adapter = epochs.data_adapter
     adapter.on_epoch_begin = lambda: None
     try:
@@ -104,38 +104,38 @@ def new_iterator(epochs: Any) -> Any:
 
 
 def lasting_iterator(epochs: Any) -> Any:
-    """The iterator that the next epoch goes on with, if epochs have a given number of steps."""
+    """The iterator that the next epoch continues, if epochs have a given number of steps."""
     return epochs._current_iterator if epochs.steps_per_epoch else None
 
 
 def unread_iterator(epochs: Any, read: Any) -> Any:
-    """The iterator that has been made at the end of an epoch, if Keras knew how long that was.
+    """The iterator that was created at the end of an epoch, if Keras knew the epoch's length.
 
     Args:
         epochs: Keras's epoch iterator.
-        read: the one that has been read.
+        read: the iterator that has been read.
     """
     return None if epochs._current_iterator is read else epochs._current_iterator
 
 
 def batches_seen(epochs: Any) -> int:
-    """Keras's count of the batches that have been taken from its iterator."""
+    """Keras's count of the batches taken from its iterator."""
     return int(epochs._steps_seen)
 
 
 def set_batches_seen(epochs: Any, batches: int) -> None:
-    """Sets Keras's count of the batches that have been taken from its iterator."""
+    """Sets Keras's count of the batches taken from its iterator."""
     epochs._steps_seen = batches
 
 
 def last_of(epochs: Any, step: Any) -> int:
-    """The number of the last batch of what Keras's epoch iterator has yielded for a step."""
-    # Keras 3.8 yields the number of the first one only.
+    """The number of the last batch that Keras's epoch iterator has yielded for a step."""
+    # Keras 3.8 yields only the number of the first batch.
     return int(step[-2]) if len(step) > 2 else int(step[0]) + int(epochs.steps_per_execution) - 1
 
 
 def rows_of_batches(epochs: Any, last: int) -> int | None:
-    """The number of rows of each batch that Keras's epoch iterator gives next, if it is known.
+    """The number of rows of each batch that Keras's epoch iterator yields next, if known.
 
     Args:
         epochs: Keras's epoch iterator.
@@ -150,23 +150,23 @@ def rows_of_batches(epochs: Any, last: int) -> int | None:
 
 
 def replace_dataset(epochs: Any, distributed: Any) -> None:
-    """Has the next epoch of Keras's epoch iterator read another distributed dataset."""
+    """Makes the next epoch of Keras's epoch iterator read another distributed dataset."""
     epochs._distributed_dataset = distributed
     epochs._current_iterator = None
 
 
 def set_number_of_batches(epochs: Any, batches: int | None) -> None:
-    """Sets how many batches Keras's epoch iterator takes from its iterator; None if unknown."""
+    """Sets the number of batches that Keras takes from its iterator; None if unknown."""
     epochs._num_batches = batches
 
 
 def initial_epoch(model: Any) -> int:
-    """The epoch that a callback has the running call of `fit` begin with; 0 if none has."""
+    """The first epoch of the running call of `fit`, as set by a callback; 0 if none has set it."""
     return int(model._initial_epoch or 0)
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Has the running call of `fit` begin with an epoch; None for that of its argument."""
+    """Sets the first epoch of the running call of `fit`; None for its argument."""
     model._initial_epoch = epoch
 
 
@@ -176,12 +176,12 @@ def validation_epochs(model: Any) -> Any:
 
 
 def forget_validation_data(model: Any) -> None:
-    """Has the running call of `fit` distribute its validation data anew."""
+    """Makes the running call of `fit` distribute its validation data again."""
     model._eval_epoch_iterator = None
 
 
 def replay_epochs(adapter: Any, count: int) -> None:
-    """Tells the data of one of Keras's adapters of epochs that have been, without reading any."""
+    """Calls the epoch methods of an adapter's data for past epochs, without reading any data."""
     if not isinstance(adapter, PyDatasetAdapter):
         return
     for _ in range(count):
@@ -190,7 +190,7 @@ def replay_epochs(adapter: Any, count: int) -> None:
 
 
 def changes_between_epochs(adapter: Any) -> bool:
-    """Whether the data of one of Keras's adapters are told when epochs begin or end."""
+    """Whether an adapter's data overrides the methods called when epochs begin or end."""
     if not isinstance(adapter, PyDatasetAdapter):
         return False
     mine, base = type(adapter.py_dataset), keras.utils.PyDataset
@@ -199,7 +199,7 @@ def changes_between_epochs(adapter: Any) -> bool:
 
 
 def remembers_epochs(adapter: Any) -> bool:
-    """Whether the data of one of Keras's adapters is read in the first epoch, and remembered."""
+    """Whether one of Keras's adapters has data that is cached in the first epoch."""
     dataset = _dataset_of(adapter)
     if not isinstance(dataset, tf.data.Dataset):
         return False
@@ -207,30 +207,30 @@ def remembers_epochs(adapter: Any) -> bool:
 
 
 def draws_anew(adapter: Any) -> bool:
-    """Whether iterators over the data of one of Keras's adapters may differ, and can be saved."""
+    """Whether iterators over an adapter's data may differ, and their positions can be saved."""
     dataset = _dataset_of(adapter)
     return dataset is not None and shuffles(dataset) and not caches(dataset)
 
 
 def draw_together(one: Any, other: Any) -> bool:
-    """Whether the data of two of Keras's adapters have a shuffle in common."""
+    """Whether the data of two of Keras's adapters share a shuffle."""
     first, second = _dataset_of(one), _dataset_of(other)
     return first is not None and second is not None and common_shuffles(first, second)
 
 
 def shuffles_per_epoch(adapter: Any) -> int:
-    """How often a shuffle of the data of one of Keras's adapters draws in an epoch."""
+    """The number of draws per epoch of a shuffle in the data of one of Keras's adapters."""
     dataset = _dataset_of(adapter)
     return 1 if dataset is None else shuffle_passes(dataset)
 
 
 def _dataset_of(adapter: Any) -> Any:
-    """The dataset that `fit` was given; None if it was given other data."""
+    """The dataset passed to `fit`; None for other kinds of data."""
     return adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
 
 
 def stop_reading(adapter: Any) -> None:
-    """Ends the threads and processes in which one of Keras's adapters reads its data."""
+    """Ends the threads and processes that read data for one of Keras's adapters."""
     enqueuer = getattr(adapter, "enqueuer", None)
     if enqueuer is not None:
         enqueuer.stop()

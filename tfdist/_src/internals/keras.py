@@ -39,7 +39,7 @@ class Sharing(enum.Enum):
     """How a replica's thread shares an attribute of Keras's global state with its caller.
 
     Keras treats a thread's state as its own: it replaces some objects, and changes others in place.
-    A change in place of an object that two threads hold is seen by both, a replacement by one.
+    If two threads share an object, both see a change in place, but only one sees a replacement.
     """
 
     SETTING = "the caller's value; the caller gets what the replica sets"
@@ -63,7 +63,7 @@ SHARED = {
     "_keras_mask_dict": Sharing.SETTING,
     "saving_attr_skiplist_*": Sharing.SETTING,
     "saving_attr_skipset_*": Sharing.SETTING,
-    # Contexts, which hold the value that they restore.
+    # Contexts that hold the value which they restore.
     "autocast_scope": Sharing.SCOPE,
     "current_call_ctx": Sharing.SCOPE,
     "custom_objects_scope_dict": Sharing.SCOPE,
@@ -75,24 +75,24 @@ SHARED = {
     "symbolic_scope": Sharing.SCOPE,
     "tracking_on": Sharing.SCOPE,
     "use_legacy_config": Sharing.SCOPE,
-    # Contexts that are a stack in one list.
+    # Contexts that form a stack in one list.
     "name_scope_stack": Sharing.STACK,
     "remat_scope_stack": Sharing.STACK,
     "uninitialized_variables": Sharing.WAITING,
 }
-"""The attributes of Keras 3.8 to 3.15 under the TensorFlow backend, where `*` is any text."""
+"""The attributes of Keras 3.8 to 3.15 under the TensorFlow backend; `*` matches any text."""
 
 
 def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function to run in another thread with the calling thread's Keras state.
 
-    The function has the state that it would have in the calling thread, such as the settings of
-    `keras.config` and the generator for draws without a seed, and leaves it as it would there. So
-    `SHARED` says for each attribute; others are settings.
+    The function sees the state that it would see in the calling thread, such as the settings of
+    `keras.config` and the generator for draws without a seed. Its changes to the state take effect
+    in the calling thread. `SHARED` defines this for each attribute; others are settings.
     """
     callers = vars(global_state.GLOBAL_STATE_TRACKER)
     if not tf.executing_eagerly():
-        # As TensorFlow does with a replica's function; the wrapper is not converted.
+        # TensorFlow does the same with a replica's function; the wrapper is not converted.
         function = autograph.tf_convert(function, autograph_context.control_status_ctx())
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -110,12 +110,12 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _given(name: str, value: Any) -> Any:
-    """What a replica's thread gets of its caller's value of an attribute."""
+    """Returns the value of an attribute for a replica's thread, given its caller's value."""
     match SHARED.get(name), value:
         case Sharing.STACK, list():
             return [*value]
         case Sharing.WAITING, list():
-            # Another replica that has not returned may have given a value to some.
+            # Another replica may have initialized some variables, and not have returned yet.
             return _without_values(value)
         case _:
             return value
@@ -127,7 +127,7 @@ def _give_back(callers: MutableMapping[str, Any], name: str, value: Any, given: 
         case Sharing.SETTING if value is not given:
             callers[name] = value
         case Sharing.WAITING:
-            # Whoever defers the variables of the calling thread holds its list.
+            # The code that defers variables in the calling thread refers to this list.
             waiting = callers.get(name)
             waiting = callers[name] = [] if waiting is None else waiting
             waiting += [v for v in value or () if all(v is not other for other in waiting)]
@@ -192,7 +192,7 @@ __all__ = [
 
 
 def made_under(model: Any) -> Any:
-    """The strategy that a model or an epoch iterator was created under, if any."""
+    """The strategy under which a model or an epoch iterator was created, if any."""
     return model._distribute_strategy
 
 
@@ -202,17 +202,17 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
-    """Builds a model from the shapes and types of a batch, and its losses, metrics and optimizer.
+    """Builds a model from a batch's shapes and types, with its losses, metrics and optimizer.
 
     Calls the model as its first step does without a strategy, since layers that it creates in its
     first call can keep the value of `training`. Keras's `_symbolic_build` always passes False.
 
-    Only the steps of a model that has its own know what it calculates losses and metrics of. These
-    are then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
+    If a model has its own steps, only these know the arguments of its losses and metrics. They are
+    then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
 
     Args:
-        model: under a strategy, whose scope is entered.
-        batch: what a step takes, of which only shapes and types are read.
+        model: the model, under a strategy in scope.
+        batch: the input of a step; only its shapes and types are read.
         training: whether the first step trains.
     """
     x, y, weights = unpack_x_y_sample_weight(tf.nest.map_structure(_symbolic, batch))
@@ -236,12 +236,12 @@ def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
 def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
     """Builds the losses and metrics that `build_by_spec` leaves to the model's own training step.
 
-    Calls that step in a graph that never runs, as a replica, without updates.
+    Traces that step as a replica, without updates, in a graph that never runs.
 
     Args:
-        model: under a strategy, whose scope is entered.
-        batch: what the step takes, of which only shapes and types are read.
-        optimizers: those that the step may apply.
+        model: the model, under a strategy in scope.
+        batch: the input of the step; only its shapes and types are read.
+        optimizers: the optimizers that the step may apply.
     """
     parts = (model._compile_loss, model._compile_metrics)
     if all(part is None or part.built for part in parts):
@@ -258,7 +258,7 @@ def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def unbuilt_on_failure(model: Any) -> Iterator[None]:
-    """Has layers that an error leaves without their state count as unbuilt, as before.
+    """Marks layers as unbuilt again if an error leaves them without their state.
 
     Keras marks a layer without a `build` of its own as built before it calls it.
     """
@@ -311,7 +311,7 @@ def backup_path(callback: Any) -> Any:
 
 
 def variables_of_archive(archive: Any) -> list[Any]:
-    """The variables that the endpoints of a `keras.export.ExportArchive` use: TensorFlow's."""
+    """The TensorFlow variables that the endpoints of a `keras.export.ExportArchive` use."""
     trainable, others = archive._get_variables_used_by_endpoints()
     return [*trainable, *others]
 
@@ -339,12 +339,12 @@ def nodes_of(graph: Functional) -> list[Any]:
 
 
 def is_transparent(nested: Any, around: Any) -> bool:
-    """Whether a model that is nested in another one only runs its graph."""
+    """Whether a model that is nested in another one does nothing but run its graph."""
     return (
         nested.compute_dtype == around.compute_dtype
         and nested.variable_dtype == around.variable_dtype
         and nested.activity_regularizer is None
-        # By default a model passes on only the masks that its layers compute.
+        # By default a model propagates only the masks that its layers compute.
         and not nested.supports_masking
         # Since Keras 3.9 a model may recompute its activations in the backward pass.
         and getattr(nested, "_remat_mode", None) is None
@@ -370,7 +370,7 @@ def sublayers_of(layer: Any) -> list[Any]:
 
 
 def own_losses(layers: Iterable[Any]) -> list[Any]:
-    """The losses of `add_loss` and activity regularizers, without those of variables."""
+    """The losses of `add_loss` and activity regularizers, without losses of variables."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
 
@@ -384,7 +384,7 @@ def metrics_of(model: Any) -> list[Any]:
 
 
 def is_of_arrays(adapter: Any) -> bool:
-    """Whether the data of one of Keras's adapters are arrays in memory."""
+    """Whether the data of one of Keras's adapters consists of arrays in memory."""
     return isinstance(adapter, data_adapters.ArrayDataAdapter)
 
 
@@ -397,7 +397,7 @@ def describe_arrays(adapter: Any) -> str:
 
 
 def is_of_one_generator(adapter: Any) -> bool:
-    """Whether the data of one of Keras's adapters come from one Python generator."""
+    """Whether one Python generator supplies the data of one of Keras's adapters."""
     return isinstance(adapter, data_adapters.GeneratorDataAdapter)
 
 
@@ -405,7 +405,7 @@ def global_seed_state(*, create: bool = False) -> Any:
     """The variable of Keras's generator for draws without a seed; None if nothing has drawn yet.
 
     Args:
-        create: whether to create it then.
+        create: whether to create it if it does not exist.
     """
     made = global_state.get_global_attribute("global_seed_generator")
     if made is None and create:
@@ -414,9 +414,9 @@ def global_seed_state(*, create: bool = False) -> Any:
 
 
 def is_seed_state(variable: Any) -> bool:
-    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by the name it has.
+    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by its name.
 
-    Keras marks the state in no other way, and generators need not belong to the model.
+    Keras does not mark the state in any other way, and generators need not belong to the model.
     """
     name: str = variable.name.partition(":")[0]
     return name.rpartition("/")[2] == "seed_generator_state"

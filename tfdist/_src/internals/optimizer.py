@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._src.internals.keras import BaseOptimizer, LossScaleOptimizer, Variable
 from tfdist._src.internals.variables import deferred_variables
 
-# Keras optimizers whose `apply` calls that of other optimizers.
+# Keras optimizers whose `apply` calls the `apply` of other optimizers.
 _OUTER = tuple(
     getattr(keras.optimizers, name)
     for name in ("LossScaleOptimizer", "MultiOptimizer")
@@ -38,14 +38,14 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def updating_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: those nested in this one, at any depth, or itself."""
+    """The optimizers that update variables: all nested in this one, at any depth, or itself."""
     if not isinstance(optimizer, _OUTER):
         return [optimizer]
     return [one for inner in _nested(optimizer) for one in updating_optimizers(inner)]
 
 
 def wrappers(optimizer: Any) -> list[Any]:
-    """The optimizers around those that update variables, outermost first."""
+    """The optimizers that wrap the updating ones, outermost first."""
     if not isinstance(optimizer, _OUTER):
         return []
     return [optimizer, *(one for inner in _nested(optimizer) for one in wrappers(inner))]
@@ -56,7 +56,7 @@ def _nested(optimizer: Any) -> list[Any]:
 
 
 def overrides(optimizer: Any, name: str) -> bool:
-    """Whether an optimizer's class overrides a method of Keras's."""
+    """Whether an optimizer's class overrides one of Keras's methods."""
     owner = next(kind for kind in type(optimizer).__mro__ if name in vars(kind))
     return owner is not BaseOptimizer and owner not in _OUTER
 
@@ -78,14 +78,14 @@ def under_strategy(optimizer: Any, strategy: Any) -> Iterator[None]:
 
 
 def trainable_variables_of(optimizer: Any) -> list[Any]:
-    """The variables an optimizer was built for."""
+    """The variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)
 
 
 def variables_written_by(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that its `apply` may write, including those of nested ones."""
+    """The variables that an optimizer's `apply` may write, including nested optimizers' ones."""
     parts = [*wrappers(optimizer), *updating_optimizers(optimizer)]
-    # Metrics like to log the learning rate, which Keras's optimizers only read.
+    # Metrics often log the learning rate, which Keras's optimizers only read.
     fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]
     written = [v for v in optimizer.variables if not any(v is f for f in fixed)]
     for part in updating_optimizers(optimizer):
@@ -104,12 +104,12 @@ def key_of(optimizer: Any, variable: Any) -> Any:
 
 
 def check_known(optimizer: Any, variables: Any) -> None:
-    """Checks that an optimizer was built for these variables; otherwise Keras raises ValueError."""
+    """Checks that an optimizer was built for these variables; otherwise raises ValueError."""
     optimizer._check_variables_are_known(variables)
 
 
 def without_empty(optimizer: Any, grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
-    """Drops variables without a gradient, about which Keras warns, and their gradients."""
+    """Drops variables without a gradient, since Keras warns about them, and their gradients."""
     return optimizer._filter_empty_gradients(grads, variables)  # type: ignore[no-any-return]
 
 
@@ -142,11 +142,11 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
             paths; None leaves it unbuilt.
 
     Returns:
-        The copy, and for each of its variables the index in `variables` of the one it is a slot
-        of; None for those of the optimizer as a whole, such as the iteration count.
+        The copy, and for each of its variables the index in `variables` of the variable that it is
+        a slot of; None for variables of the whole optimizer, such as the iteration count.
     """
     inner = inner_optimizer(optimizer)
-    # Custom objects that the script may not have registered.
+    # Pass custom classes that the script may not have registered.
     parts = (*wrappers(optimizer), inner, inner._learning_rate)
     makers = [part if inspect.isfunction(part) else type(part) for part in parts]
     named = {maker.__name__: maker for maker in makers}
@@ -155,7 +155,7 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
         copies = (*wrappers(copy), inner_optimizer(copy))
         for part in copies:
             part._distribution_strategy = Anywhere()
-            # Slots initialized as copies of the variables stay blank as well.
+            # Slots that are initialized as copies of variables also stay without values.
             part.assign = lambda variable, value: None
         shape_reads: dict[int, int] = {}
         if variables is not None:
@@ -167,7 +167,7 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
 
 
 def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
-    """For each variable of an optimizer, its model variable, and its index among its slots."""
+    """The key of each variable of an optimizer: its model variable, and its index as a slot."""
     seen: Counter[int | None] = Counter()
     keys = []
     for owner in owners:
@@ -189,7 +189,7 @@ def _owner(name: str, last_read: int | None) -> int | None:
 
 
 class _Placeholder(Variable):  # type: ignore[misc]
-    """Replaces a model variable while slots are created, and marks them with its number.
+    """Replaces a model variable while slots are created, and labels them with its number.
 
     Args:
         variable: the model variable.
@@ -219,7 +219,7 @@ class _Placeholder(Variable):  # type: ignore[misc]
 
     @property
     def value(self) -> Any:
-        """This object, which Keras asks for its key and its device."""
+        """This object; Keras reads its key and its device."""
         return self
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
@@ -227,12 +227,12 @@ class _Placeholder(Variable):  # type: ignore[misc]
 
 
 def accumulators(optimizer: Any) -> list[Any]:
-    """The variables in which an optimizer accumulates gradients, if it does."""
+    """The gradient accumulators of an optimizer, if it has any."""
     return list(getattr(optimizer, "_accumulated_gradients", None) or [])
 
 
 def batches_of(optimizer: Any) -> Any:
-    """The variable that counts batches, several of which may make up one iteration."""
+    """The variable that counts batches; one iteration may take several batches."""
     return optimizer._iterations
 
 
@@ -240,12 +240,11 @@ def batches_of(optimizer: Any) -> Any:
 def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[None]:
     """Within this context, an optimizer updates with its learning rate times a factor.
 
-    Only its updates see the product: the learning rate or the schedule, which others read, set and
-    save, stays as it is. A context that was never left, as its training was interrupted, ends when
-    another one is entered.
-
+    Only its updates see the product: the learning rate or schedule stays unchanged for other code
+    that reads, sets or saves it. If interrupted training never left an earlier context, that
+    context ends when another one is entered.
     Args:
-        optimizer: one that updates variables.
+        optimizer: an optimizer that updates variables.
         factor: returns the factor, a scalar; called when an update reads the learning rate.
     """
     updates = 0
@@ -270,7 +269,7 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
         return rate * tf.cast(factor(), rate.dtype)
 
     _end_scaling(optimizer)
-    # The optimizer may have methods of its own instead of its class's.
+    # The instance may already override the methods of its class.
     before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
     scaled = {name: counted(getattr(optimizer, name)) for name in before}
     vars(optimizer)[_UNSCALED] = unscaled = before | {"_get_current_learning_rate": None}
@@ -308,34 +307,34 @@ _MULTI = getattr(keras.optimizers, "MultiOptimizer", ())  # Not in the oldest Ke
 
 
 def is_multi(optimizer: Any) -> bool:
-    """Whether an optimizer passes each variable on to another one."""
+    """Whether an optimizer delegates each variable to another one."""
     return isinstance(optimizer, _MULTI)
 
 
 def has_updated(optimizer: Any) -> bool:
-    """Whether an optimizer has counted an update, also before it was restored."""
+    """Whether an optimizer has counted an update, possibly before it was restored."""
     return bool(int(optimizer._iterations.value) > 0)
 
 
 def build_again(optimizer: Any, variables: Sequence[Any], unbuilt: Sequence[Any]) -> None:
-    """Builds an optimizer once more, with new slots; its other variables keep their values.
+    """Builds an optimizer again, with new slots; its other variables keep their values.
 
     Args:
-        optimizer: one that updates variables.
-        variables: as for its `build`.
-        unbuilt: the variables that it had before it was built.
+        optimizer: an optimizer that updates variables.
+        variables: the variables to build it for.
+        unbuilt: the variables that it had before it was first built.
     """
     with _made_anew(optimizer, unbuilt):
         optimizer.build(variables)
 
 
 def build_multi_again(optimizer: Any, variables: Sequence[Any], unbuilt: Unbuilt) -> None:
-    """Like `build_again`, for an optimizer that passes each variable on to another one.
+    """Like `build_again`, for an optimizer that delegates each variable to another one.
 
     Args:
-        optimizer: one for which `is_multi` holds.
-        variables: as for its `build`.
-        unbuilt: the state before it was built.
+        optimizer: an optimizer that satisfies `is_multi`.
+        variables: the variables to build it for.
+        unbuilt: its state before it was first built.
     """
     optimizer._inner_optimizers[:] = unbuilt.inner
     optimizer.built = False
@@ -350,7 +349,7 @@ class Unbuilt:
     """The state of an optimizer before it is built.
 
     Attributes:
-        inner: the optimizers that it passes variables on to; it may find others as it is built.
+        inner: the optimizers that it delegates variables to; building may add others.
         variables: the optimizers that are built with it, or itself, each with its variables.
     """
 
@@ -360,7 +359,7 @@ class Unbuilt:
 
 @contextlib.contextmanager
 def noting_unbuilt(optimizer: Any) -> Iterator[Unbuilt]:
-    """Notes the state of an optimizer that is built inside."""
+    """Records the state of an optimizer before it is built within this context."""
     if not is_multi(optimizer):
         yield Unbuilt(variables=[(optimizer, list(optimizer.variables))])
         return
@@ -382,7 +381,7 @@ def noting_unbuilt(optimizer: Any) -> Iterator[Unbuilt]:
 
 @contextlib.contextmanager
 def _made_anew(optimizer: Any, unbuilt: Sequence[Any]) -> Iterator[None]:
-    """Unbuilds an optimizer, which may be built inside."""
+    """Marks an optimizer as unbuilt, to be built again within this context."""
     single = {name: v for name, v in vars(optimizer).items() if isinstance(v, Variable)}
     tracked, kept = ({id(v) for v in some} for some in (optimizer.variables, unbuilt))
     for variable in optimizer.variables:
@@ -395,5 +394,5 @@ def _made_anew(optimizer: Any, unbuilt: Sequence[Any]) -> Iterator[None]:
         new = vars(optimizer)[name]
         if new is not old:
             new.assign(old)
-            if id(old) not in tracked:  # as inside an optimizer that scales the loss
+            if id(old) not in tracked:  # inside an optimizer that scales the loss
                 optimizer._tracker.untrack(new)

@@ -53,10 +53,10 @@ _PICOSECONDS = 1000  # in a nanosecond
 
 
 class ProfiledOp(NamedTuple):
-    """One run of an operation, or of a GPU's kernel.
+    """One run of an operation, or of a kernel on a GPU.
 
     Attributes:
-        name: `name:type` of an operation; a kernel's name.
+        name: `name:type` for an operation, or a kernel's name.
         begin: nanoseconds since 1970.
         end: nanoseconds since 1970.
     """
@@ -67,16 +67,16 @@ class ProfiledOp(NamedTuple):
 
 
 def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
-    """The operations in a profile, for each thread and each stream of a device that ran some.
+    """The operations in a profile, for each thread and device stream that ran any.
 
     Args:
         profile: the content of an `.xplane.pb` file.
 
     Returns:
-        Names of thread pools and streams, which several may share, with what ran there.
+        Names of thread pools and streams, each with its operations; several may have one name.
 
     Raises:
-        google.protobuf.message.DecodeError: it is no such file.
+        google.protobuf.message.DecodeError: the content is not a profile.
     """
     space = xplane_pb2.XSpace()
     space.ParseFromString(profile)
@@ -103,7 +103,7 @@ def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
 
 
 def _start(space: xplane_pb2.XSpace) -> int:
-    """When the profiler was started, from which its times count."""
+    """The start time of the profiler, which its times are relative to."""
     for plane in space.planes:
         for stat in plane.stats:
             if plane.stat_metadata[stat.metadata_id].name == "profile_start_time":
@@ -149,7 +149,7 @@ __all__ = [
 
 
 class DatasetOfBatches(DistributedDataset):  # type: ignore[misc]
-    """A distributed dataset whose iterators know how many rows a global batch has.
+    """A distributed dataset whose iterators know the number of rows of a global batch.
 
     Args:
         dataset: the rows of this worker's replicas.
@@ -159,7 +159,7 @@ class DatasetOfBatches(DistributedDataset):  # type: ignore[misc]
         batch_rows: the number of rows of each global batch; None if it is unknown.
 
     Attributes:
-        batch_rows: the same, of the dataset and of its iterators.
+        batch_rows: as given; also an attribute of the iterators.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def default_variable_creator(**arguments: Any) -> Any:
 
 
 def only_reads_resources(operation: str) -> None:
-    """Declares that operations of a type need not run in turn with others of their resources."""
+    """Declares that operations of a type only read resources and need no ordering with others."""
     _control_dependencies.register_read_only_resource_op(operation)
 
 
@@ -246,7 +246,7 @@ def on_function_call(
 
     Args:
         before: called before each call.
-        after: called with the function, the exception that it raises if any, and the result of
+        after: called with the function, the exception that it raised, if any, and the result of
             `before`.
     """
     original = Function.__call__
@@ -276,8 +276,8 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
     """Traces a `tf.function`.
 
     Returns:
-        The concrete function. If it makes variables whose initial values only its run can compute,
-        also the concrete function for that run; see `initialized`.
+        The concrete function. If it creates variables whose initial values can only be computed by
+        a run, also the concrete function for that run; see `initialized`.
     """
     late = False
     initialize = function._initialize_uninitialized_variables
@@ -299,7 +299,7 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def tracing_summaries() -> Iterator[None]:
-    """Has `tf.summary` add its operations on every replica, instead of on the first one alone."""
+    """Makes `tf.summary` add its operations on every replica, not only on the first one."""
     state = _summaries._summary_state
     before = state.is_recording_distribution_strategy
     state.is_recording_distribution_strategy = True
@@ -310,7 +310,7 @@ def tracing_summaries() -> Iterator[None]:
 
 
 def initialized(function: Any) -> Any:
-    """Whether the variables that a `tf.function` has made have values; a bool scalar."""
+    """Whether the variables created by a `tf.function` have values; a bool scalar."""
     import tensorflow as tf
 
     made = [variable for ref in function._created_variables if (variable := ref()) is not None]
@@ -335,9 +335,9 @@ def traced_stack() -> list[tuple[str, int]]:
 
 
 def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function for another thread, where operations get the lines of the user's code.
+    """Wraps a function for another thread, so that its operations keep the user's source lines.
 
-    Autograph has generated what this thread runs. TensorFlow knows the lines in this thread only.
+    This thread runs code generated by autograph, and only this thread has the mapping of lines.
     """
     map_here = _tf_stack._source_mapper_stacks[threading.get_ident()][-1]
     lines = dict(map_here.get_effective_source_map())
@@ -353,7 +353,7 @@ def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
-    """The lines of another thread."""
+    """Maps lines as in another thread."""
 
     def __init__(self, lines: dict[Any, Any]) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ def global_seed() -> Any:
 
 
 def element_type(tensor: Any) -> Any:
-    """Returns the type of the elements of a list of tensors; None if the tensor is no list."""
+    """Returns the element type of a list of tensors; None if the tensor is not a list."""
     known = _handle_data.get_resource_handle_data(tensor)
     if not known.is_set or len(known.shape_and_type) != 1:
         return None
@@ -377,7 +377,7 @@ def element_type(tensor: Any) -> Any:
 
 
 def are_results_watched() -> bool:
-    """Whether something looks at operations' results, such as `enable_check_numerics`."""
+    """Whether a callback watches operations' results, such as `enable_check_numerics`."""
     return bool(_context.context().op_callbacks)
 
 
@@ -385,7 +385,7 @@ def end_in_background(iterator: Any) -> None:
     """Destroys a distributed iterator in a background thread once it is no longer used.
 
     Destruction may take as long as the iterator has existed, up to a minute, since its autotuning
-    thread can miss the cancellation and keep sleeping. All workers would wait for the slowest.
+    thread can miss the cancellation and keep sleeping. All workers would wait for the slowest one.
     """
     finalizer = weakref.finalize(iterator, _drop_in_background, iterator._iterators)
     finalizer.atexit = False
@@ -404,7 +404,7 @@ def take_next(iterator: Any) -> list[Any]:
     """Takes the next element of a distributed iterator on this worker only.
 
     Returns:
-        The part of each of this worker's devices; none if there are no more.
+        One part for each of this worker's devices; empty at the end of the data.
     """
     parts = [one for part in iterator._iterators for one in part.get_next_as_optional_list()]
     return [part.get_value() for part in parts] if all(p.has_value() for p in parts) else []

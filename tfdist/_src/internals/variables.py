@@ -55,9 +55,9 @@ _deferring: list[int] = []  # The threads that defer, once for each nested scope
 
 @contextlib.contextmanager
 def _deferring_in_this_thread() -> Iterator[None]:
-    """Replaces methods of Keras's classes, while any thread needs it, for those threads only.
+    """Replaces methods of Keras's classes, only for the threads that defer variables.
 
-    Meanwhile other threads may load models and create variables, which get their values as usual.
+    Other threads may load models and create variables in the meantime, with values as usual.
     """
     thread = threading.get_ident()
     with _lock:
@@ -134,7 +134,7 @@ def _where_deferring(
 
 
 def spec_of_resource(resource: tf.Tensor) -> tf.TensorSpec | None:
-    """The spec of the value of a variable, by its resource; None for resources of other kinds."""
+    """The spec of a variable's value, by its resource; None for resources of other kinds."""
     if resource.dtype != tf.resource:
         return None
     data = get_eager_safe_handle_data(resource)
@@ -179,7 +179,7 @@ def materialize_value(variable: Any) -> None:
 
 
 def set_value_on_cpu(variable: Any, value: Any) -> None:
-    """Sets the value of a variable without one, on the CPU whatever strategy is in scope."""
+    """Sets the value of a variable without one, on the CPU regardless of the strategy in scope."""
     with tf.device("CPU:0"):
         variable._value = ResourceVariable(
             value, trainable=variable.trainable, dtype=variable.dtype
@@ -193,5 +193,5 @@ def free_value(variable: Any) -> None:
 
 
 def replace_value(variable: Any) -> None:
-    """Replaces a variable's `tf.Variable` by a new one of the same value, in the current scope."""
+    """Replaces a variable's `tf.Variable` with an equal new one, in the current scope."""
     variable._initialize(tf.convert_to_tensor(variable._value))

@@ -1,6 +1,6 @@
 """The calls of `fit` of a job, which a joining process replays, and their data.
 
-An error that all workers raise ends the call on all of them; the group stays, for the next call.
+An error that all workers raise ends the call on all of them; the group remains for the next call.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
 class CallHasEnded(Exception):
-    """Leaves a call of `fit` that the workers of the job have ended before this process came.
+    """Leaves a call of `fit` that the other workers ended before this process joined.
 
     Args:
-        history: what its `History` was.
+        history: the contents of its `History`.
     """
 
     def __init__(self, history: dict[str, Any]) -> None:
@@ -40,13 +40,13 @@ class CallHasEnded(Exception):
 
 
 class FitCalls:
-    """The calls of `fit` on a group of workers that may change, as one of them counts them.
+    """Counts the calls of `fit` on a group of workers that may change, on one of them.
 
-    A script calls `fit` in the same order on all workers, so a number tells which call it is.
+    A script calls `fit` in the same order on all workers, so a number identifies a call.
 
     Attributes:
-        number: of the last call, from 1.
-        running: whether it has not ended.
+        number: the number of the last call, from 1.
+        running: whether that call is still running.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class FitCalls:
         self.number, self.running = self.number + 1, True
 
     def describe(self, arguments: dict[str, Any], model: keras.Model) -> None:
-        """Notes what must be the same on all workers.
+        """Records the properties that must be the same on all workers.
 
         Args:
-            arguments: those of the running call, as far as they are compared.
-            model: in training, with its variables.
+            arguments: the compared arguments of the running call.
+            model: the model in training, with its variables.
         """
         self._description = (
             f"fit {arguments or ''}".strip()
@@ -73,24 +73,24 @@ class FitCalls:
         )
 
     def end(self, history: Any) -> None:
-        """Keeps the `History` of the running call for the processes that come later."""
+        """Keeps the `History` of the running call for processes that join later."""
         self._description, self.running = "", False
         kept = {"epoch": getattr(history, "epoch", []), "history": getattr(history, "history", {})}
         self._ended.append(json.loads(json.dumps(kept, default=float)))  # plain numbers
 
     @property
     def request(self) -> str:
-        """What this process says of the call that it is in."""
+        """This process's description of its current call, which it sends when it asks to join."""
         return json.dumps({"call": self.number, "description": self._description})
 
     def judge(self, request: str) -> str | None:
-        """Why a process cannot join in its call of `fit`; "" if it has to wait, None if it can.
+        """Returns why a process cannot join; "" if it has to wait, None if it can join.
 
         Args:
             request: the process's `request`.
 
         Raises:
-            ValueError: it is malformed.
+            ValueError: the request is malformed.
         """
         try:
             asked = json.loads(request)
@@ -99,7 +99,7 @@ class FitCalls:
             raise ValueError(f"it sent a malformed request: {error!r}") from None
         if type(call) is not int or call < 1:
             raise ValueError(f"it sent a malformed request: call {call!r}")
-        if call < self.number:  # Behind the last call there is none to join in.
+        if call < self.number:  # An ended call cannot be joined.
             return json.dumps({"ended": self._ended[call - 1]})
         mine = self._description
         if call != self.number or not mine:
@@ -107,7 +107,7 @@ class FitCalls:
         return None if description == mine else json.dumps({"description": mine})
 
     def raise_for(self, reason: str, me: str) -> NoReturn:
-        """Raises the error for what `judge` of another worker has returned.
+        """Raises the error for the reason returned by another worker's `judge`.
 
         Raises:
             CallHasEnded: the workers have ended this call.
@@ -124,7 +124,7 @@ class FitCalls:
 
 
 def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.History:
-    """What a call of `fit` returns that has ended before this process came."""
+    """Returns the history of a call of `fit` that ended before this process joined."""
     history = keras.callbacks.History()
     history.set_model(model)
     history.epoch = ended.history["epoch"]
@@ -134,7 +134,7 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
 
 
 def _devices_of(model: keras.Model) -> str:
-    """The devices that a process trains on, of which every one has as many."""
+    """Describes the devices of this process; their number and type must match on all workers."""
     extended = model.distribute_strategy.extended
     kind = tf.DeviceSpec.from_string(extended.worker_devices[0]).device_type
     where = " with sums on them" if isinstance(extended.replicas[0], GpuCommunicator) else ""
@@ -143,17 +143,17 @@ def _devices_of(model: keras.Model) -> str:
 
 def _weights_of(model: keras.Model) -> str:
     if in_stages(model):
-        return "in stages"  # of which each worker holds others
+        return "in stages"  # each worker holds different ones
     weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     return f"with {len(weights)} weights (shapes and types: {digest})"
 
 
 def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
-    """Has data go on with the same iterators when `fit` is entered again.
+    """Lets data continue with the same iterators when `fit` is entered again.
 
     Args:
-        model: in training.
+        model: the model in training.
         data: the training data.
         keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
     """
@@ -169,10 +169,10 @@ def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
 
 
 def keep_validation(model: Any, data: TrainingData) -> ValidationData:
-    """Keeps account of the validation data of a call of `fit`.
+    """Returns the tracker of the validation data of a call of `fit`, and creates it if needed.
 
     Args:
-        model: in training.
+        model: the model in training.
         data: the training data.
     """
     extended = model.distribute_strategy.extended
@@ -189,11 +189,11 @@ _PAUSE_SECONDS = 1.0
 
 
 def whereabouts(group: Group, calls: FitCalls) -> str:
-    """What this worker tells another one: the call of `fit` it is in, and whether it waits there.
+    """Reports which call of `fit` this worker is in, and whether it waits there.
 
     Args:
-        group: its workers.
-        calls: its calls of `fit`.
+        group: the workers.
+        calls: this worker's calls of `fit`.
     """
     regrouping = group.membership is not None and group.membership.regrouping
     waits = regrouping or group.in_any_step or bool(group.session.awaited)
@@ -201,15 +201,15 @@ def whereabouts(group: Group, calls: FitCalls) -> str:
 
 
 def watch_others(group: Group, call: int, error: BaseException) -> None:
-    """Leaves the group, in the background, once others have waited in a call of `fit` for long.
+    """Leaves the group, in the background, once others have waited too long in a call of `fit`.
 
     Args:
         group: the workers.
-        call: the number of the call that has ended here.
-        error: with which it has.
+        call: the number of the call that has ended on this worker.
+        error: the error that ended it.
     """
     membership = group.membership
-    if membership is None or isinstance(error, GroupLostError):  # The others have gone on.
+    if membership is None or isinstance(error, GroupLostError):  # The others have continued.
         return
     watch = threading.Thread(
         target=_watch, args=(group, membership, call, describe(error)), daemon=True

@@ -24,7 +24,7 @@ class GroupInfo:
     """A group of workers, as one of them sees it.
 
     Attributes:
-        generation: how often the group had changed before.
+        generation: the number of earlier changes of the group.
         rank: this worker's rank.
         size: the number of workers.
         workers: their names in rank order, such as `"worker 1 (10.0.0.2:2222)"`.
@@ -43,12 +43,12 @@ class GroupInfo:
 
 
 def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) -> None:
-    """Tells callbacks that the group has changed; those of a new chief take over its files.
+    """Notifies callbacks that the group has changed; on a new chief, they take over its files.
 
     Args:
-        callbacks: in their order.
-        before: the group that they know.
-        now: the present one.
+        callbacks: the callbacks, in their order.
+        before: the last group reported to them.
+        now: the present group.
     """
     old, new = GroupInfo.of(before), GroupInfo.of(now)
     for callback in callbacks:
@@ -69,14 +69,14 @@ def report_change(
     own: bool,
     lost: bool,
 ) -> None:
-    """Has rank 0 say that training goes on.
+    """Reports on rank 0 that training continues.
 
     Args:
         before: the group that trained.
-        now: the present one.
-        steps: how many stand.
-        seconds: how long the change took.
-        rows: of a global batch, if they have changed; otherwise 0.
+        now: the present group.
+        steps: the number of committed steps.
+        seconds: the duration of the change.
+        rows: the new number of rows of a global batch; 0 if it has not changed.
         own: whether each worker reads batches of its own.
         lost: whether a worker was lost.
     """
@@ -106,13 +106,13 @@ def calls_of(group: Group) -> FitCalls:
 
 
 def membership_of(group: Group) -> Membership | None:
-    """The membership of this process in a group; all its workers call this together.
+    """The membership of this process in a group; called by all its workers.
 
     Returns:
         None for a process that has yet to be admitted.
 
     Raises:
-        GroupLostError: a worker has been lost before anything could decide on the group.
+        GroupLostError: a worker was lost before the group had a membership.
     """
     if group.joiner is not None:
         return None
@@ -138,9 +138,9 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
 
     Raises:
         CallHasEnded: the others have ended the call of `fit` that this process is in.
-        ProgramMismatchError: they call `fit` differently.
-        RendezvousError: it has not been admitted in time.
-        GroupLostError: it was admitted, but cannot form a group with the others.
+        ProgramMismatchError: the others call `fit` differently.
+        RendezvousError: this process has not been admitted in time.
+        GroupLostError: this process was admitted, but cannot form a group with the others.
     """
     calls, joiner = calls_of(group), group.joiner
     assert joiner is not None
@@ -166,17 +166,17 @@ def _enter(group: Group, membership: Membership) -> None:
 
 
 class NextGroup:
-    """Forms one group after the other.
+    """Forms the successive groups.
 
     Args:
-        stages: of the model in training.
-        callbacks: those of the call of `fit`.
+        stages: the pipeline stages of the model in training.
+        callbacks: the callbacks of the call of `fit`.
         membership: decides on the group; None for a process that has yet to be admitted.
-        min_workers: how many workers it must have.
-        max_workers: how many it may admit; None for any number.
+        min_workers: the minimum number of workers.
+        max_workers: the maximum number of workers; None for any number.
 
     Attributes:
-        membership: this process's, once it has one.
+        membership: this process's membership; None before it is admitted.
         min_workers: as given.
     """
 
@@ -197,26 +197,26 @@ class NextGroup:
 
     @property
     def can_grow(self) -> bool:
-        """Whether processes wait that the next group would admit."""
+        """Whether the next group would admit the waiting processes."""
         waiting = len(self.membership.waiting) if self.membership is not None else 0
         size, most = self._group.topology.size, self._most
         if not waiting or (most is not None and size >= most):
             return False
-        # Fewer may be in no pipeline.
+        # With fewer workers, the new ones may be in no pipeline.
         return not self._stages.divided or size + waiting >= (most or 0)
 
     def first(self) -> Session:
-        """A group that may be too small for training, if a callback saves then."""
+        """Forms a group; it may be too small for training if a callback can then save."""
         return self._of_those_left(())
 
     def after(self, error: OthersLeave | StagesMissing) -> Session:
-        """The group after one that has formed no pipelines, or not only pipelines.
+        """Forms the group after one with missing stages or spare workers.
 
         Args:
-            error: why.
+            error: the reason.
 
         Raises:
-            GroupLostError: there are no workers for a single pipeline.
+            GroupLostError: there are not enough workers for a single pipeline.
         """
         if isinstance(error, OthersLeave):
             return self._of_those_left(error.ranks)
@@ -234,10 +234,10 @@ class NextGroup:
             raise GroupLostError(f"{error.without_others} {lost}") from lost
 
     def large_enough(self, *, saved: bool = False) -> Session:
-        """A group that is large enough for training.
+        """Forms a group that is large enough for training.
 
         Args:
-            saved: whether the state is saved, so that SIGTERM while this waits is answered as in a
+            saved: whether the state is saved. If so, SIGTERM during the wait is handled as in a
                 step.
         """
         check = functools.partial(preemption.check, saved=saved)
@@ -249,7 +249,7 @@ class NextGroup:
         if left < self.min_workers and any(map(save_of, self._callbacks.callbacks)):
             return self._form(check, min_workers=1, joiners_welcome=False)
         if lost and left >= self.min_workers and self._stages.divided:
-            return self._form(check, joiners_welcome=False)  # they may be in no pipeline
+            return self._form(check, joiners_welcome=False)  # joiners may be in no pipeline
         return self._form(check)
 
     def _form(self, check: Callable[[], None], **changes: Any) -> Session:
@@ -259,5 +259,5 @@ class NextGroup:
 
 
 def save_of(callback: Any) -> Any:
-    """What a callback does before the workers wait for others, who may never come."""
+    """The method of a callback that saves before a possibly endless wait for other workers."""
     return getattr(callback, "on_group_wait", None)

@@ -22,22 +22,23 @@ from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
 
 _FORMS_SECONDS = 10.0
-"""How long a group may still take to form after SIGTERM: then the next step saves the state."""
+"""How long a group may take to form after SIGTERM, so that its next step can save the state."""
 
 
 class Preemption:
-    """This process's answer to SIGTERM during `fit`.
+    """Handles SIGTERM in this process during `fit`.
 
     Attributes:
         asked: whether SIGTERM has arrived during `fit`.
-        release: called by all workers at the end of a step if one was asked; raises if only some of
-            them leave, and returns if all have to. Set by what can go on without workers.
+        release: called by all workers at the end of a step if one of them received SIGTERM. Raises
+            if only some of them leave, and returns if all have to. Set by training that can
+            continue without some workers.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self.release: Callable[[], object] = lambda: None
-        self._before: Any = None  # the handling outside of `fit`, if it is not in force
+        self._before: Any = None  # the handler outside of `fit`, while it is not installed
         self._pid = 0
 
     @contextlib.contextmanager
@@ -53,15 +54,15 @@ class Preemption:
     def heeding(self) -> Iterator[None]:
         """Within this context, SIGTERM makes a request and does not end the process.
 
-        Nor do further ones: a scheduler's signal reaches a worker twice if it also goes to the
-        launcher, which passes it on. For the same reason, SIGTERM is ignored from then on if the
-        context is left with the exit code of a worker that has saved its state. In processes that
-        are forked meanwhile, the handling from before is in force.
+        Further signals have no effect: a worker may receive a scheduler's signal twice, directly
+        and from its launcher. For the same reason, SIGTERM is ignored from then on if the context
+        is left with the exit code of a worker that has saved its state. Processes forked within the
+        context get the previous handler.
 
         Outside of the main thread, where Python allows no handlers, nothing changes.
         """
         before = signal.getsignal(signal.SIGTERM)
-        # None if another language has installed it.
+        # None if the handler was not installed from Python.
         if before in (None, self._handle) or not _in_main_thread():
             yield
             return
@@ -81,14 +82,14 @@ class Preemption:
                 signal.signal(signal.SIGTERM, after)
             if after is before:
                 self._before = None
-            if self.asked:  # The training ended first.
+            if self.asked:  # Training ended before the request was granted.
                 self.asked = False
                 signal.raise_signal(signal.SIGTERM)
 
     def check(self, *, saved: bool) -> None:
         """Ends a wait for other workers if SIGTERM has arrived.
 
-        Without a saved state, the handling outside of `fit` decides.
+        Without a saved state, the handler outside of `fit` decides.
 
         Args:
             saved: whether the state of the training is saved.
@@ -125,7 +126,7 @@ class Preemption:
         return check
 
     def in_child(self) -> None:
-        """Restores the handling from before in a process that has just been forked."""
+        """Restores the previous handler in a process that has just been forked."""
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before, self.asked = None, False
@@ -133,7 +134,7 @@ class Preemption:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._pid:
             self.asked = True
-        else:  # It has arrived before `in_child` was called.
+        else:  # The signal arrived before `in_child` was called.
             self.in_child()
             signal.raise_signal(signal.SIGTERM)
 
@@ -143,7 +144,7 @@ def _in_main_thread() -> bool:
 
 
 preemption = Preemption()
-"""This process's."""
+"""The instance of this process."""
 
 os.register_at_fork(after_in_child=preemption.in_child)
 
@@ -161,21 +162,21 @@ def release(
     min_workers: int,
     steps: int,
 ) -> None:
-    """Lets the workers leave that SIGTERM has asked; called by all of them at the end of a step.
+    """Releases the workers that received SIGTERM; called by all of them at the end of a step.
 
-    It returns if all have to leave: nobody else is there, the others could not train on, or their
-    launcher takes a worker that leaves for the end of the job.
+    Returns if all workers have to leave: there are no others, the others could not continue, or
+    their launcher would take the exit of one worker for the end of the job.
 
     Args:
         group: the workers.
-        membership: this one's.
+        membership: this worker's membership.
         alike: see `can_go_on`.
-        shards: what this worker holds of a sharded optimizer.
+        shards: this worker's shards of a sharded optimizer.
         min_workers: see `can_go_on`.
         steps: see `can_go_on`.
 
     Raises:
-        SystemExit: this worker leaves, and others go on.
+        SystemExit: this worker leaves, and others continue.
         OthersLeave: others leave.
         TfdistError: a worker is lost.
     """
@@ -197,7 +198,7 @@ def release(
     if me not in leaving:
         membership.release(leaving)
         raise OthersLeave(leaving)
-    with contextlib.suppress(TfdistError):  # Those that are left form a new group in any case.
+    with contextlib.suppress(TfdistError):  # The remaining workers form a new group in any case.
         membership.release(leaving)
     raise SystemExit(PREEMPTED)
 
@@ -209,15 +210,15 @@ def can_go_on(
     min_workers: int,
     steps: int,
 ) -> bool:
-    """Whether workers can train on without some, with the state that these have.
+    """Whether the remaining workers can continue training with the state that they have.
 
     Args:
-        leaving: the ranks of those that leave.
-        held: what each worker holds of a sharded optimizer, in rank order.
+        leaving: the ranks that leave.
+        held: each worker's shards of a sharded optimizer, in rank order.
         alike: the ranks that hold the same part of the model, for each part; None if all hold all
             of it.
-        min_workers: how many must train on.
-        steps: after how many steps.
+        min_workers: the minimum number of remaining workers.
+        steps: the number of committed steps.
 
     Example:
         >>> pipelines = [[0, 2], [1, 3]]  # 0 and 1 hold a model's two stages, and so do 2 and 3

@@ -38,36 +38,36 @@ from tfdist.errors import GroupLostError, PeerLostError, SnapshotError, TfdistEr
 
 
 class StaleGraphs:
-    """Has a model's steps be traced again if they may know ranks or the number of workers.
+    """Retraces a model's steps if their graphs may depend on ranks or the number of workers.
 
     Args:
-        model: in training.
-        divided: whether the workers hold stages of it, whose functions follow the group.
+        model: the model in training.
+        divided: whether the workers hold pipeline stages, whose functions depend on the group.
     """
 
     def __init__(self, model: keras.Model, *, divided: bool) -> None:
         self._model, self._extended = model, model.distribute_strategy.extended
         self._divided = divided
-        self._traces = False  # whether the next step does
+        self._traces = False  # whether the next step is traced
         self._began = 0.0
 
     def group_changes(self) -> None:
-        """Has the next step be traced where that is needed."""
+        """Requests a new trace of the next step if one is needed."""
         if not (self._divided or self._extended.traces_know_group):
             return
         self._traces = True
         self._extended.traces_know_group = False
         if not self._divided:
-            # Also of a newcomer, whose `fit` has made it already.
+            # Also for a newcomer, whose `fit` has already created its function.
             self._model.make_train_function(force=True)
             self._model.test_function = self._model.predict_function = None
 
     def step_begins(self) -> None:
-        """Takes the time of a step that is traced."""
+        """Records when a step begins."""
         self._began = time.monotonic()
 
     def step_ends(self) -> None:
-        """Has rank 0 say how long it took if it has been traced for a new group."""
+        """Reports on rank 0 how long the step took, if it was traced for a new group."""
         if self._traces and self._extended.group.session.rank == 0:
             say(
                 "tfdist: the steps use the number of workers or a rank, so they were traced anew "
@@ -77,24 +77,24 @@ class StaleGraphs:
 
 
 class BeginsAnew(Exception):
-    """Leaves `fit`, in order to enter it as in a process that has just started."""
+    """Leaves `fit`, in order to enter it again as in a process that has just started."""
 
 
 def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int) -> None:
-    """Has `fit` begin anew from the last snapshot; called by all workers.
+    """Restarts `fit` from the last snapshot; called by all workers.
 
-    A callback with a method `on_state_lost(standing)` reads it: it returns after how many steps it
-    was taken, and how many have been trained since; zeros if there is none, and no step has been
-    trained; None if there is none that would be needed.
+    The snapshot is read by a callback with a method `on_state_lost(standing)`. It returns the
+    snapshot's step, and the number of steps trained since then. It returns zeros if there is no
+    snapshot and no step has been trained, and None if a needed snapshot is missing.
 
     Args:
-        lost: why no worker can go on.
-        entries: what all entries of the call of `fit` have in common.
-        group: the workers, among whom some may be new.
-        standing: how many steps stood on the worker that was furthest.
+        lost: why no worker can continue.
+        entries: the state shared by all entries of the call of `fit`.
+        group: the workers, some of them possibly new.
+        standing: the number of committed steps on the most advanced worker.
 
     Raises:
-        GroupLostError: there is no snapshot that can be gone back to.
+        GroupLostError: there is no usable snapshot.
     """
     several = [getattr(callback, "on_state_lost", None) for callback in entries.callbacks.callbacks]
     read = next(filter(None, several), None)
@@ -128,9 +128,9 @@ def _no_way(lost: GroupLostError, why: str) -> str:
 
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 10.0
-"""How long after the failure of a step it may take to learn that a worker is lost."""
+"""How long after the failure of a step the loss of a worker may still be reported."""
 
-# What an operation raises when it is another worker that has failed.
+# Errors that an operation raises when another worker has failed.
 _FAILURES = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -144,13 +144,13 @@ _FAILURES = (
 def is_loss(
     error: BaseException, session: Session, silence: float, check: Callable[[], object]
 ) -> bool:
-    """Whether an error is that of a group that has lost a worker.
+    """Whether an error was caused by the loss of a worker.
 
     Args:
-        error: raised in `fit`.
+        error: the error, raised in `fit`.
         session: the session of the group.
-        silence: after how many seconds a worker that does not answer is lost.
-        check: called again and again while this waits; may raise.
+        silence: the number of seconds after which a worker that does not answer is lost.
+        check: called repeatedly during the wait; may raise.
     """
     if not isinstance(error, (*_FAILURES, TfdistError)) or isinstance(error, GroupLostError):
         return False
@@ -162,7 +162,7 @@ def is_loss(
         return False
     lost = threading.Event()
     session.on_peer_lost(lambda _: lost.set())
-    # Rank 0, which tells of losses, may itself be silent.
+    # Rank 0, which reports losses, may itself be silent.
     names_peer = isinstance(error, tf.errors.UnavailableError)
     deadline = time.monotonic() + _NOTICE_SECONDS + (silence if names_peer else 0.0)
     while not lost.wait(_POLL_SECONDS) and time.monotonic() < deadline:
@@ -171,20 +171,20 @@ def is_loss(
 
 
 _MOST_CHANGES = 8
-"""How often the group may change without a step in between."""
+"""How often the group may change between two steps."""
 
 
 class Recovery:
     """One call of `fit` on a group of workers that may change.
 
     Args:
-        model: in training.
-        entries: what all entries of the call have in common.
+        model: the model in training.
+        entries: the state shared by all entries of the call.
         membership: decides on the group; None for a process that has yet to be admitted.
-        min_workers: how many workers it must have.
-        max_workers: how many it may admit; None for any number.
+        min_workers: the minimum number of workers.
+        max_workers: the maximum number of workers; None for any number.
         keeps_rows: whether a worker's part of a batch keeps its rows, rather than the whole batch.
-        shards: what each worker holds of a sharded optimizer.
+        shards: this worker's state of a sharded optimizer.
     """
 
     def __init__(
@@ -216,26 +216,26 @@ class Recovery:
             min_workers=min_workers,
             max_workers=max_workers,
         )
-        self._steps_before: dict[int, int] = {}  # epochs
-        self._known = self._group.topology  # what callbacks know
+        self._steps_before: dict[int, int] = {}  # committed steps before each recent epoch
+        self._known = self._group.topology  # the last group reported to callbacks
         self._lost: GroupLostError | None = None  # why no worker has the state
-        self._changed_at = (-1, 0)  # after which step, and how often
+        self._changed_at = (-1, 0)  # the step of the last change, and the changes at that step
 
     @property
     def membership(self) -> Membership | None:
-        """This process's membership, once it has one."""
+        """This process's membership; None before it is admitted."""
         return self._next.membership
 
     @property
     def can_grow(self) -> bool:
-        """Whether processes wait that the next group would admit."""
+        """Whether the next group would admit the waiting processes."""
         return self._next.can_grow
 
     def release(self) -> None:
-        """Lets the workers leave that SIGTERM has asked, if the others can go on; called by all.
+        """Releases the workers that received SIGTERM, if the others can continue; called by all.
 
         Raises:
-            SystemExit: this worker leaves, and others go on.
+            SystemExit: this worker leaves, and others continue.
             OthersLeave: others leave.
             TfdistError: a worker is lost.
         """
@@ -250,14 +250,14 @@ class Recovery:
         )
 
     def epoch_begins(self, epoch: int) -> None:
-        """Records how many steps stood before an epoch."""
+        """Records the number of committed steps before an epoch."""
         recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
         before = self._extended.progress.standing - self._data.batches_before
         self._steps_before = {epoch: before} | recent
         self._data.epoch_begins()
 
     def batch_begins(self) -> None:
-        """Makes the state that has been restored count, once it has been on all workers."""
+        """Marks the restored state as valid, once all workers have restored it."""
         if self._extended.progress.torn:
             self._group.exchange("state restored", "")
             self._extended.progress.torn = False
@@ -265,7 +265,7 @@ class Recovery:
         self.graphs.step_begins()
 
     def can_help(self, error: BaseException) -> bool:
-        """Whether an error is that of a group that has lost a worker."""
+        """Whether an error was caused by the loss of a worker, and another group may be formed."""
         steps, times = self._changed_at
         if self._extended.progress.standing == steps and times > _MOST_CHANGES:
             return False
@@ -273,18 +273,18 @@ class Recovery:
         return is_loss(error, self._group.session, silence, check=preemption.later_check())
 
     def change(self, leave: OthersLeave | None = None) -> None:
-        """Forms another group, and brings this worker to where it goes on.
+        """Forms another group, and brings this worker to the common position.
 
         Args:
-            leave: who leaves; None if workers are lost or wait to be admitted.
+            leave: lists the workers that leave; None if workers are lost or wait to be admitted.
 
         Raises:
-            SystemExit: SIGTERM has arrived while this worker waits for others.
-            TfdistError: training cannot go on here.
+            SystemExit: SIGTERM arrived while this worker waited for others.
+            TfdistError: training cannot continue on this worker.
         """
         began, lost = time.monotonic(), bool(leave or self._group.session.lost_ranks)
         self._callbacks.stopped = bool(self._model.stop_training)
-        step_exchange.grant(Request(0))  # What still holds is asked again in the next step.
+        step_exchange.grant(Request(0))  # Pending requests are repeated in the next step.
         form: Callable[[], Session] = self._next.first
         if leave is not None:
             form = functools.partial(self._next.after, leave)
@@ -293,7 +293,7 @@ class Recovery:
                 agreement = self._enter(form(), is_new=False)
                 if self._group.topology.size < self._next.min_workers:
                     saved = False
-                    if agreement and not agreement.newcomers:  # They have nothing to save.
+                    if agreement and not agreement.newcomers:  # Newcomers have nothing to save.
                         saved = self._save_before_waiting(agreement)
                     session = self._next.large_enough(saved=saved)
                     agreement = self._enter(session, is_new=False)
@@ -311,12 +311,12 @@ class Recovery:
         self._report(time.monotonic() - began, lost=lost)
 
     def join(self) -> None:
-        """Waits to be admitted, and brings this worker to where the others go on.
+        """Waits to be admitted, and brings this worker to the position of the others.
 
         Raises:
             CallHasEnded: the others have ended this call of `fit`.
-            BeginsAnew: the others are lost with the state, and `fit` is to be entered once more.
-            TfdistError: it was not admitted, or cannot go on.
+            BeginsAnew: the remaining workers lack the state, and `fit` is to be entered again.
+            TfdistError: this worker was not admitted, or cannot continue.
         """
         self._next.membership, session = next_group.be_admitted(self._group)
         self._live.came_later = True
@@ -339,7 +339,7 @@ class Recovery:
             raise BeginsAnew
 
     def _enter(self, session: Session, *, is_new: bool) -> Agreement | None:
-        """Enters a group and takes the state over; returns None if no worker has it."""
+        """Enters a group and takes over the state; returns None if no worker has it."""
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
         standing = Standing(is_new=True, came_later=True) if is_new else self._standing()
@@ -361,7 +361,7 @@ class Recovery:
         if takes:
             has_own = not (is_new or standing.is_torn or redoes)
             replaced = state_transfer.ReplacedValues() if has_own else None
-            self._extended.progress.torn = True  # until it has all
+            self._extended.progress.torn = True  # until the whole state has arrived
         if redoes:
             self._extended.progress.redo()
         if agreement.shards is not None:
@@ -385,7 +385,7 @@ class Recovery:
     def _share_state(
         self, agreement: Agreement, *, takes: bool, replaced: state_transfer.ReplacedValues | None
     ) -> None:
-        """Passes the state on; if that fails, a worker has what it had before."""
+        """Broadcasts the state; if that fails, restores the values that this worker had before."""
         source = self._stages.position_of(agreement.sources[self._group.session.rank])
         workers = self._extended.workers
         try:
@@ -394,7 +394,7 @@ class Recovery:
             )
         except BaseException:
             if replaced is not None:
-                # The one that was a step ahead may have been the only one, and lost.
+                # The only worker that was a step ahead may be the lost one.
                 self._extended.progress.torn = not replaced.put_back()
             raise
 
@@ -405,7 +405,7 @@ class Recovery:
         self._changed_at = steps, times + 1 if before == steps else 1
 
     def _lose(self, error: GroupLostError, steps: int) -> None:
-        """Takes note that the state is lost; all workers count on from the same step."""
+        """Records that no worker has the full state, and aligns the step counts."""
         self._lost = error
         self._stand_at(steps)
         self._extended.progress.torn = True
@@ -413,14 +413,14 @@ class Recovery:
         next_group.tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
 
     def _go_back(self) -> None:
-        """Has `fit` begin anew from the last snapshot, on all workers."""
+        """Restarts `fit` from the last snapshot, on all workers."""
         assert self._lost is not None
         go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
         self._live = begin_live(self._model, self._data, keeps_rows=self._keeps_rows)
         self._steps_before = {}
 
     def _save_before_waiting(self, agreement: Agreement) -> bool:
-        """Has callbacks save, since the workers that are needed may never come.
+        """Lets callbacks save the state, since the missing workers may never join.
 
         Returns:
             Whether the state is saved.
@@ -454,7 +454,7 @@ class Recovery:
         )
 
     def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:
-        """Has the workers that are new learn where `fit` is, and what callbacks remember."""
+        """Sends the position in `fit` and the state of callbacks to new workers."""
         contents = b""
         if self._group.session.rank == agreement.source:
             batches = self._batches(agreement)
@@ -476,13 +476,13 @@ class Recovery:
         self._data.enter_again()
 
     def _end_last_batch(self, agreement: Agreement) -> None:
-        """Tells the callbacks that have not seen the end of the last batch that stands."""
+        """Ends the last committed batch for callbacks that have not seen its end."""
         live, batches = self._live, self._batches(agreement)
         if live.last_batch is not None and batches >= live.taken:
             self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
 
     def _batches(self, agreement: Agreement) -> int:
-        """How many batches of the epoch that was read last have been trained."""
+        """The number of batches trained in the epoch that was read last."""
         return agreement.steps - self._steps_before.get(self._live.read, agreement.steps)
 
     def _report(self, seconds: float, *, lost: bool) -> None:

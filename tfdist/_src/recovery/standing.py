@@ -17,10 +17,10 @@ from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
 
 
 class StagesMissing(Exception):
-    """No pipeline can be formed, since nobody holds some of the stages.
+    """No pipeline can be formed, since no worker holds some of the stages.
 
     Attributes:
-        missing: the pipeline ranks that nobody has.
+        missing: the pipeline ranks that no worker has.
     """
 
     def __init__(self, missing: Sequence[int], stages: Sequence[int]) -> None:
@@ -32,7 +32,7 @@ class StagesMissing(Exception):
 
     @property
     def without_others(self) -> str:
-        """What is said if no other workers come."""
+        """The error message if no other workers join."""
         return (
             f"Training cannot go on: {self} Start a new worker in the place of the lost one, or "
             "the job again, with tfdist.callbacks.BackupAndRestore to go on from a snapshot."
@@ -40,10 +40,10 @@ class StagesMissing(Exception):
 
 
 class OthersLeave(Exception):
-    """Some workers of the group leave it: they are in no pipeline, or were asked to by SIGTERM.
+    """Some workers leave the group: they are in no pipeline, or received SIGTERM.
 
     Attributes:
-        ranks: those that leave.
+        ranks: the ranks that leave.
     """
 
     def __init__(self, ranks: Collection[int]) -> None:
@@ -52,20 +52,20 @@ class OthersLeave(Exception):
 
 
 class Stages:
-    """The stages of a model in training, of which each worker holds some for as long as it lives.
+    """The pipeline stages of a model in training; each worker keeps its stages while it lives.
 
-    A group trains in as many pipelines as it has workers for. Those that are left over leave, and
-    may come again as new workers do, together with the ones that are missing.
+    A group trains in as many pipelines as its workers can fill. Spare workers leave, and may
+    join again as new workers, together with the missing ones.
 
     Args:
-        model: in training; without stages, all of this does nothing.
+        model: the model in training; for a model without stages, all methods do nothing.
 
     Attributes:
         group: the workers.
-        divided: whether there are any.
+        divided: whether the model is divided into stages.
 
     Raises:
-        UnsupportedError: a worker that comes could not find the stages by itself.
+        UnsupportedError: a joining worker could not determine the stages by itself.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -83,10 +83,10 @@ class Stages:
         self._strategy.extended.progress.redoable = True
 
     def most(self, workers: int | None) -> int | None:
-        """The most workers that a group may admit.
+        """The maximum number of workers in a group.
 
         Args:
-            workers: as many as it may otherwise; None for any number.
+            workers: the limit without stages; None for any number.
         """
         if not self.divided:
             return workers
@@ -95,15 +95,15 @@ class Stages:
         return full if workers is None else min(full, workers // each * each)
 
     def follow_group(self, membership: Membership | None) -> None:
-        """Forms pipelines of the workers of another group; all of them call this together.
+        """Forms pipelines of the workers of another group; called by all of them.
 
         Args:
-            membership: this worker's, which ends if it has to leave.
+            membership: this worker's membership, which is closed if the worker has to leave.
 
         Raises:
-            StagesMissing: they cannot form a single one.
-            GroupLostError: this worker is in no pipeline any more.
-            OthersLeave: others are in none, and leave.
+            StagesMissing: the workers cannot form a single pipeline.
+            GroupLostError: this worker is no longer in any pipeline.
+            OthersLeave: other workers are in no pipeline, and leave.
         """
         if not self.divided:
             return
@@ -123,14 +123,14 @@ class Stages:
             raise OthersLeave(arrangement.spare)
 
     def alike(self) -> Sequence[Sequence[int]] | None:
-        """The ranks that hold the same stages, for each; None if all hold the whole model."""
+        """The ranks that hold the same stages, for each part; None if all hold the whole model."""
         if not self.divided:
             return None
         groups: Sequence[Sequence[int]] = self._strategy.extended.mesh.data_groups
         return groups
 
     def position_of(self, rank: int) -> int:
-        """The number of a rank in the communicator of those with this worker's stages."""
+        """A rank's number in the communicator of the workers with this worker's stages."""
         if not self.divided:
             return rank
         mesh = self._strategy.extended.mesh
@@ -139,17 +139,18 @@ class Stages:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a worker is in its call of `fit`, between two steps.
+    """The position of a worker in its call of `fit`, between two steps.
 
     Attributes:
-        is_new: whether it has just joined, and knows nothing.
-        is_torn: whether its state is that after no step.
-        can_redo: whether it can have the step behind those that stand, if another worker has it.
-        steps: how many steps of training stand on it.
-        epochs_ended: of how many epochs all of its callbacks have seen the end.
-        seen: how many of its callbacks have seen the end of the last batch.
-        came_later: whether it joined in this call of `fit`.
-        shards: what it holds of a sharded optimizer; None if the optimizer is not sharded.
+        is_new: whether it has just joined, without any state.
+        is_torn: whether its state does not match any step.
+        can_redo: whether it can redo the step after its last committed one, if another worker has
+            committed that step.
+        steps: the number of training steps committed on this worker.
+        epochs_ended: the number of epochs that all of its callbacks have seen end.
+        seen: the number of its callbacks that have seen the end of the last batch.
+        came_later: whether it joined during this call of `fit`.
+        shards: its shards of a sharded optimizer; None if the optimizer is not sharded.
     """
 
     is_new: bool = False
@@ -162,12 +163,12 @@ class Standing:
     shards: tuple[HeldShards, ...] | None = None
 
     def to_json(self) -> str:
-        """The standing as a text for the other workers."""
+        """Serializes the position for the other workers."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Standing:
-        """The standing that another worker has sent."""
+        """Returns the position that another worker has sent."""
         fields = json.loads(text)
         if fields["shards"] is not None:
             several = [{**held, "ranks": tuple(held["ranks"])} for held in fields["shards"]]
@@ -177,18 +178,18 @@ class Standing:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How the workers go on.
+    """The common position that the workers continue from.
 
     Attributes:
-        steps: how many steps of training stand.
-        source: the rank that knows where training stands.
-        sources: for each rank the one with the same part of the model whose state it takes.
-        takers: the ranks that take a state.
+        steps: the number of committed training steps.
+        source: the rank that knows the position in the training.
+        sources: for each rank, the rank with the same part of the model that sends it the state.
+        takers: the ranks that receive state.
         redo: the ranks that redo their last step.
-        newcomers: those of them that have just joined.
+        newcomers: the ranks that have just joined.
         epoch: the epoch that all of them enter.
-        seen: how many callbacks have seen the end of the last batch on any worker.
-        shards: where the state of a sharded optimizer comes from; None if it is not sharded.
+        seen: the largest number of callbacks, on any worker, that saw the end of the last batch.
+        shards: the source of a sharded optimizer's state; None if it is not sharded.
     """
 
     steps: int
@@ -203,20 +204,21 @@ class Agreement:
 
 
 def agree(standings: Sequence[Standing], alike: Sequence[Sequence[int]] | None = None) -> Agreement:
-    """Decides how the workers go on, the same on all of them.
+    """Decides how the workers continue; the result is the same on all of them.
 
-    A step that stands on any worker has received all it needed from all, so it stands for all. No
-    worker enters a later epoch than one whose callbacks have not seen the end of the one before.
+    A step committed on any worker has received all of its inputs from all workers, so it counts as
+    committed for all. No worker enters an epoch before all callbacks have seen the end of the
+    previous one.
 
     Args:
-        standings: those of all workers, in rank order.
+        standings: the positions of all workers, in rank order.
         alike: the ranks that hold the same part of the model, for each part; by default all hold
             all of it.
 
     Raises:
-        GroupLostError: no worker has a whole state, nobody that of some part of the model, or
+        GroupLostError: no worker has a whole state, the state of a part of the model is lost, or
             shards of the optimizer are lost.
-        ProgramMismatchError: the optimizer of some is sharded, and that of others is not.
+        ProgramMismatchError: the optimizer is sharded on some workers, but not on others.
 
     Example:
         >>> agree([Standing(steps=7), Standing(steps=8), Standing(is_new=True)]).takers

@@ -26,10 +26,10 @@ _FRESH = "beginning of the data"
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """Where a call of `fit` is entered.
+    """The position at which a call of `fit` is entered.
 
     Attributes:
-        document: what JSON can represent.
+        document: the part of the position that JSON can represent.
         arrays: the rest.
     """
 
@@ -38,7 +38,7 @@ class Entry:
 
     @property
     def batches(self) -> int:
-        """How many of its batches have been trained."""
+        """The number of trained batches of its epoch."""
         return int(self.document["batches"])
 
     @property
@@ -48,12 +48,12 @@ class Entry:
 
 
 def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entry:
-    """Describes where this worker's call of `fit` is.
+    """Describes the current position of this worker's call of `fit`.
 
     Args:
-        callbacks: its callbacks.
-        data: its data.
-        batches: how many batches of the epoch that was read last have been trained.
+        callbacks: the worker's callbacks.
+        data: the training data.
+        batches: the number of trained batches of the epoch that was read last.
     """
     live, own = data.live, data.own
     assert live is not None
@@ -87,13 +87,13 @@ def enter_at(
     data: TrainingData,
     restore_metrics: Callable[[], object],
 ) -> None:
-    """Prepares this worker's call of `fit`, which has just begun, to go on there.
+    """Prepares this worker's call of `fit`, which has just begun, to continue at an entry.
 
     Args:
-        entry: where another worker is.
-        epoch: the epoch that all enter.
-        callbacks: this worker's.
-        data: its data.
+        entry: the position of another worker.
+        epoch: the epoch that all workers enter.
+        callbacks: this worker's callbacks.
+        data: this worker's data.
         restore_metrics: sets the metrics of the running epoch.
     """
     document, live = entry.document, data.live
@@ -123,12 +123,12 @@ def enter_at(
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
     if document["own"] is not None:
-        # For this group nothing has been distributed here.
+        # This worker has not distributed any data for this group.
         data.own = dataclasses.replace(OwnBatches(**document["own"]), generation=-1)
     if document["own"] is not None and (epoch > entry.epoch or not batches):
-        pass  # All begin an epoch, and share the data out.
+        pass  # All begin an epoch, and divide the data again.
     elif document["has_ended"] or epoch < entry.epoch:
-        if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
+        if epoch < entry.epoch:  # The sender has already made an iterator for the next epoch.
             made = position.iterators - 1
             position = dataclasses.replace(position, iterators=made, fresh=None)
         data.resume_between_epochs(position, epoch + 1)
@@ -136,7 +136,7 @@ def enter_at(
     elif batches or document["has_untrained"] or position.begun:
 
         def ready() -> None:
-            set_random()  # Until now there were those with which the others began to read.
+            set_random()  # Until now, the generators had their states from the start of reading.
             restore_metrics()
             if document["has_untrained"] and position.state is not None and document["own"] is None:
                 live.replay.request()
@@ -149,13 +149,13 @@ def enter_at(
 
 
 def encode(entry: Entry) -> bytes:
-    """An entry as bytes, for other workers."""
+    """Serializes an entry for other workers."""
     pieces = [Piece(key, values) for key, values in entry.arrays.items()]
     return part_bytes(pieces, entry.document)
 
 
 def decode(contents: bytes) -> Entry:
-    """The entry of `encode`."""
+    """Returns the entry from the bytes of `encode`."""
     part = PartFile(contents, "the entry")
     arrays = {key: part.values(number) for number, (key, _) in enumerate(part.keys)}
     return Entry(part.document, arrays)
@@ -163,11 +163,11 @@ def decode(contents: bytes) -> Entry:
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
 _MOST_KEPT_BYTES = 1 << 30
-"""The limit of host memory for copies. Values beyond it are not put back."""
+"""The limit of host memory for copies. If it is exceeded, no values are put back."""
 
 
 class ReplacedValues:
-    """Keeps the values that a transfer replaces, to be put back if it does not end."""
+    """Keeps the values that a transfer replaces, and puts them back if it fails."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[Callable[[Any], object], tf.Tensor]] = []
@@ -198,20 +198,20 @@ def share_state(
     takes: bool,
     replaced: ReplacedValues | None,
 ) -> None:
-    """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
+    """Broadcasts weights, the optimizer's state and the metrics' totals; called by all workers.
 
-    What differs between workers, such as shards of the optimizer's state, is left out.
+    Values that differ between workers, such as shards of the optimizer's state, are left out.
 
     Args:
-        model: in training.
-        totals: those of its metrics.
+        model: the model in training.
+        totals: the totals of its metrics.
         workers: the communicator of the workers that hold the same part of the model.
         source: the rank that has the state.
         takes: whether this worker takes the values.
-        replaced: keeps its own, if they are of use.
+        replaced: keeps this worker's values; None if they are not needed.
 
     Raises:
-        ProgramMismatchError: a worker does not have a variable of the state; the same on all.
+        ProgramMismatchError: a worker lacks a variable of the state; the same error on all.
     """
     held = {one.key: (one.read, one.assign) for one in held_by(model) if one.is_common}
     kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}

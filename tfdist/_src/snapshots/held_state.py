@@ -1,10 +1,10 @@
 """The state that this worker holds: variables, callbacks and codecs, by names that workers share.
 
-Such are the states of a stateful recurrent layer, and `tf.Variable`s that a model or a layer has as
-attributes and changes in a step.
+It includes the states of stateful recurrent layers, and `tf.Variable`s that are attributes of a
+model or layer and change in a step.
 
-Names do not depend on how many workers there are, nor on which of them holds what: weights and
-slots are numbered as in a single process, and a shard is a range of elements of its slot.
+Names do not depend on the number of workers, nor on the division of the state among them: weights
+and slots are numbered as in a single process, and a shard is a range of elements of its slot.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ from tfdist.errors import UnsupportedError
 
 
 def untracked_variables(model: keras.Model) -> list[Any]:
-    """Those that are attributes of the model or its layers, alone or in lists and dicts.
+    """Finds variables in attributes of the model or its layers that Keras does not track.
+
+    Searches attributes that are variables, or lists and dicts of variables.
 
     Args:
         model: compiled and built.
 
     Returns:
-        Each once, in an order that depends on the program alone.
+        Each variable once, in an order that depends only on the program.
     """
     known = {id(variable) for variable in model.variables}
     known |= {id(v) for metric in model.metrics for v in metric.variables}
@@ -52,7 +54,7 @@ def untracked_variables(model: keras.Model) -> list[Any]:
     found = []
     for layer in sublayers_of(model):
         for name, value in sorted(vars(layer).items()):
-            if name.startswith("_"):  # Of Keras, or of tfdist.
+            if name.startswith("_"):  # An attribute of Keras or tfdist.
                 continue
             for variable in _variables_in([value]):
                 if id(variable) not in known and _is_numeric(variable):
@@ -80,11 +82,11 @@ def require_variables(model: keras.Model, callback: str) -> None:
     """Creates the optimizer's variables, and checks that the model has its own.
 
     Args:
-        model: in training.
-        callback: which callback needs them.
+        model: the model in training.
+        callback: the callback that needs the variables, for the message.
 
     Raises:
-        UnsupportedError: the model, or an optimizer of its own training step, has none yet.
+        UnsupportedError: the model, or an optimizer of its own training step, has no variables yet.
     """
     if not model.built:
         raise UnsupportedError(
@@ -109,15 +111,16 @@ class Held:
     """A variable of the training's state, or some elements of one.
 
     Attributes:
-        key: its name; that of a value which differs between workers is completed by `own_key`.
+        key: its name; `own_key` completes the name of a value that differs between workers.
         variable: the TensorFlow variable; of several equal copies, the first.
         assign: sets it, on all devices, to an array of its shape.
         start: the index of its first element in the flattened whole; None if it is the whole.
-        is_own: whether each worker has another value.
-        device: for a value of one's own, the number of the device.
-        sum_here: of a value whose sum over the workers counts: whether another number of workers
-            sets this one to the sum, and the others to zero; None for other values.
-        total: that sum, where all workers know it.
+        is_own: whether its value differs between workers.
+        device: for a worker-local value, the number of the device.
+        sum_here: for a value that counts as a sum over the workers: whether a restore with a
+            different number of workers sets this variable to the sum, or else to zero; None for
+            other values.
+        total: that sum, if all workers know it.
     """
 
     key: str
@@ -130,7 +133,7 @@ class Held:
     total: tf.Variable | None = None
 
     def read(self) -> tf.Tensor:
-        """The value now. Nothing is copied, unless the variable changes while this is kept."""
+        """The current value. It is copied only if the variable changes while the value is kept."""
         with tf.device(self.variable.device):
             return self.variable.read_value()
 
@@ -149,7 +152,7 @@ OF_WORKER = " of worker "
 
 
 def own_key(held: Held, rank: int) -> str:
-    """The name of a worker's value of something that differs between workers."""
+    """The name of a worker's value of a variable that differs between workers."""
     return f"{held.key}{OF_WORKER}{rank}, device {held.device}"
 
 
@@ -164,7 +167,7 @@ def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[He
 
 
 def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
-    """The classes of what updates a model's variables, by the names of `optimizers_of`."""
+    """The classes of the optimizers of a model, by the names of `optimizers_of`."""
     return {
         name: [
             type(one).__name__ for one in (*wrappers(optimizer), *updating_optimizers(optimizer))
@@ -174,7 +177,7 @@ def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
 
 
 def held_as_wholes(model: keras.Model) -> set[str]:
-    """What each worker holds all variables of: `"model"`, and the names of optimizers."""
+    """The parts that each worker holds entirely: `"model"`, and the names of optimizers."""
     if in_stages(model):
         return set()
     optimizers = optimizers_of(model).items()
@@ -184,16 +187,16 @@ def held_as_wholes(model: keras.Model) -> set[str]:
 def read_all(
     variables: Sequence[Held], rank: int, *, shared: bool
 ) -> list[tuple[str, int | None, tf.Tensor]]:
-    """Names, starts and values of variables, to be written.
+    """Returns names, starts and values of variables, for writing.
 
     Args:
-        variables: this worker's.
-        rank: its rank.
-        shared: whether to include what other workers hold as well.
+        variables: this worker's variables.
+        rank: this worker's rank.
+        shared: whether to include the variables that other workers also hold.
     """
     found: list[tuple[str, int | None, tf.Tensor]] = []
     for held in variables:
-        if held.total is not None:  # What a worker alone has may be lost with it.
+        if held.total is not None:  # A worker-local value may be lost with its worker.
             if shared:
                 found.append((held.key, None, held.total.read_value()))
         elif held.is_own:
@@ -204,7 +207,7 @@ def read_all(
 
 
 def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
-    """Values as arrays; takes as long as copying them."""
+    """Converts values to arrays; takes as long as copying them."""
     return [Piece(key, np.asarray(value.numpy()), start) for key, start, value in read]
 
 
@@ -244,7 +247,7 @@ def _full_variables(optimizer: Any) -> list[Any]:
 
 def _metrics(model: keras.Model) -> Iterator[Held]:
     variables = {id(v): v for metric in model.metrics for v in metric.variables}
-    # In a pipeline, those of the last stage count.
+    # In a pipeline, only the metrics of the last stage count.
     kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
     first = _is_first(model) and kind == "metrics"
     totals = totals_of(model)
@@ -298,10 +301,10 @@ def _copies(variable: Any) -> list[Any]:
 
 
 def fitting(held: Held, values: Array) -> Array:
-    """Values in the shape of a variable.
+    """Reshapes values to the shape of a variable.
 
     Raises:
-        ValueError: they are of another shape or type, so they belong to another model.
+        ValueError: their shape or type differs, so they belong to another model.
     """
     expected = np.dtype(held.variable.dtype.as_numpy_dtype)
     shape = values.shape if held.start is None else (values.size,)
@@ -314,14 +317,14 @@ def fitting(held: Held, values: Array) -> Array:
 
 
 def states_of(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The states of callbacks.
+    """Returns the states of callbacks.
 
     Args:
-        callbacks: in the order in which they are called.
+        callbacks: the callbacks, in the order of their calls.
 
     Returns:
-        For each callback that remembers anything, by its class and number, what JSON can represent
-        of it; and arrays by name.
+        The states that JSON can represent, by the callbacks' classes and numbers; and arrays by
+        name.
     """
     states: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
@@ -342,10 +345,10 @@ def states_of(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Array
 
 
 def load_states(callbacks: Sequence[Any], states: Mapping[str, Any], array_of: Any) -> None:
-    """Restores what callbacks remembered; those that were not there before keep what they have.
+    """Restores the states of callbacks; callbacks without a saved state stay unchanged.
 
     Args:
-        callbacks: in the order in which they are called, after their `on_train_begin`.
+        callbacks: the callbacks, in the order of their calls, after their `on_train_begin`.
         states: as returned by `states_of`.
         array_of: returns the array of a name.
     """
@@ -392,7 +395,7 @@ def _checked(callback: Any, state: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value without arrays and tensors, for JSON."""
+    """Converts arrays and tensors in a value to lists and numbers, for JSON."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -403,7 +406,7 @@ def _plain(value: Any) -> Any:
 
 
 def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
-    """This worker's state, by name."""
+    """The state of this worker's codecs, by name."""
     return {
         f"{_prefix(number, rank)}{name}": value
         for number, optimizer in enumerate(_optimizers(model))
@@ -413,12 +416,12 @@ def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
 
 
 def load_codec_arrays(model: Any, rank: int, arrays: dict[str, Array]) -> None:
-    """Restores this worker's state; variables that are created later get their values then.
+    """Restores the state of this worker's codecs; later variables get their values when created.
 
     Args:
         model: the model in training.
         rank: this worker's rank.
-        arrays: by name, as returned by `codec_arrays`.
+        arrays: the arrays by name, as returned by `codec_arrays`.
     """
     compressor = compressor_of(model)
     for number, optimizer in enumerate(_optimizers(model)):

@@ -47,10 +47,10 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it, and makes their names durable.
+    """Creates a folder and its missing parents, and makes their names durable.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: a folder cannot be created.
     """
     if not folder.parent.exists():
         make_folder(folder.parent)
@@ -59,7 +59,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names of a folder's files durable, where the file system supports it."""
+    """Makes the names of a folder's files durable, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -77,8 +77,8 @@ _DAMAGES = (
     ValueError,
     LookupError,
     EOFError,
-    NotImplementedError,  # of a damaged header: a compression that does not exist
-    RuntimeError,  # the same: an encrypted file
+    NotImplementedError,  # for a damaged header: an unknown compression
+    RuntimeError,  # for a damaged header: an encrypted file
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -86,11 +86,11 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Piece:
-    """Some elements of an array of the training's state, or all of them.
+    """An array of the training's state, or some of its elements.
 
     Attributes:
         key: the array's name.
-        values: the elements: the whole array, or a flat part of it.
+        values: the whole array, or a flat part of it.
         start: the index of a flat part's first element in the flattened array; None if whole.
     """
 
@@ -100,7 +100,7 @@ class Piece:
 
 
 class DamagedError(Exception):
-    """A part cannot be read; the message says which, and why."""
+    """A part cannot be read; the message names it and gives the reason."""
 
 
 def write_part(path: Path, pieces: Sequence[Piece], document: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ def write_part(path: Path, pieces: Sequence[Piece], document: dict[str, Any]) ->
     Args:
         path: the file.
         pieces: the arrays, of any type that TensorFlow's variables have.
-        document: what JSON can represent.
+        document: data that JSON can represent.
 
     Raises:
         OSError: the file cannot be written.
@@ -118,7 +118,7 @@ def write_part(path: Path, pieces: Sequence[Piece], document: dict[str, Any]) ->
 
 
 def part_bytes(pieces: Sequence[Piece], document: dict[str, Any]) -> bytes:
-    """The contents of a part that is not written to a file."""
+    """Returns a part as bytes, as `write_part` would write it."""
     buffer = io.BytesIO()
     _write(buffer, pieces, document)
     return buffer.getvalue()
@@ -133,17 +133,17 @@ def _write(file: BinaryIO, pieces: Sequence[Piece], document: dict[str, Any]) ->
 
 
 class PartFile:
-    """Reads a part; its arrays only when they are asked for.
+    """Reads a part, and its arrays on request.
 
     Args:
         source: the file, or its contents.
-        name: what messages call it.
+        name: the name of the part in messages.
 
     Attributes:
         document: as passed to `write_part`.
 
     Raises:
-        DamagedError: it is not a complete part.
+        DamagedError: the source is not a complete part.
     """
 
     def __init__(self, source: Path | bytes, name: str) -> None:
@@ -165,10 +165,10 @@ class PartFile:
         return [(key, start) for key, start, _ in self._entries]
 
     def values(self, number: int) -> Array:
-        """The elements of a piece, by its position in `keys`.
+        """Returns the elements of a piece, by its index in `keys`.
 
         Raises:
-            DamagedError: the checksum does not match, or the file is gone.
+            DamagedError: the checksum does not match, or the file has been deleted.
         """
         try:
             values: Array = self._file[str(number)]
@@ -186,7 +186,7 @@ def _damage(name: str, error: BaseException) -> str:
 
 
 def _bits(values: Array) -> Array:
-    # NumPy's format knows no bfloat16 and no float8.
+    # NumPy's format supports neither bfloat16 nor float8.
     plain = np.ascontiguousarray(values).reshape(values.shape)
     return plain if plain.dtype.kind in "biufcS" else plain.view(f"u{plain.dtype.itemsize}")
 
@@ -201,7 +201,7 @@ class Parts:
 
     Args:
         files: the parts, by the rank that wrote them.
-        size: the number of workers that the snapshot is of.
+        size: the number of workers of the snapshot.
     """
 
     def __init__(self, files: Mapping[int, PartFile], size: int) -> None:
@@ -219,7 +219,7 @@ class Parts:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks whose parts there are."""
+        """The ranks of the available parts."""
         return list(self._files)
 
     @property
@@ -231,14 +231,14 @@ class Parts:
         return key in self._places
 
     def whole(self, key: str, shape: tuple[int, ...] | None = None) -> Array:
-        """An array that is stored as a whole, or else the one put together from flat pieces.
+        """Returns an array that is stored as a whole, or assembles it from flat pieces.
 
         Args:
             key: its name.
-            shape: the shape of the latter, if they have as many elements; by default it is flat.
+            shape: the shape of an assembled array, if the sizes match; flat by default.
 
         Raises:
-            KeyError: it is in no part, or not all of it.
+            KeyError: the array, or a range of it, is in no part.
             DamagedError: a part cannot be read.
         """
         places = self._places.get(key)
@@ -259,10 +259,10 @@ class Parts:
         return flat.reshape(shape) if fits else flat
 
     def elements(self, key: str, start: int, stop: int) -> Array:
-        """Elements `[start, stop)` of a flattened array.
+        """Returns the elements `[start, stop)` of a flattened array.
 
         Raises:
-            KeyError: they are in no part.
+            KeyError: the elements are in no part.
             DamagedError: a part cannot be read.
         """
         for place, rank, number in self._places.get(key, []):
@@ -276,7 +276,7 @@ class Parts:
         return found[start:stop]
 
     def check(self, prefixes: tuple[str, ...]) -> None:
-        """Reads the arrays whose names begin with one of these, to find out whether it is possible.
+        """Reads the arrays with one of these name prefixes, to verify that they are readable.
 
         Raises:
             DamagedError: a part cannot be read.

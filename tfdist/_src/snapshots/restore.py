@@ -1,6 +1,6 @@
 """Chooses a snapshot to resume from, and reads it on all workers together.
 
-Workers may share it, or each host may have its own.
+Workers may share the snapshot's directory, or each host may have its own.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _PART = re.compile(r"rank-(\d+)-of-(\d+)\.npz")
 
 
 class SnapshotId(NamedTuple):
-    """Which snapshot: ordered by step.
+    """Identifies a snapshot; ordered by step.
 
     Attributes:
-        step: the number of steps that have been trained.
-        run: tells the snapshots of one call of `fit` from those of another; later calls sort later.
+        step: the number of trained steps.
+        run: identifies the call of `fit` that took the snapshot; later calls sort later.
         size: the number of workers.
     """
 
@@ -43,7 +43,7 @@ class SnapshotId(NamedTuple):
 
 
 def new_run() -> str:
-    """A name for a call of `fit`."""
+    """Returns a name for a call of `fit`."""
     return f"{time.time_ns() // 1_000_000:012x}"
 
 
@@ -59,10 +59,10 @@ class SnapshotFolder:
 
     @classmethod
     def at(cls, directory: str | os.PathLike[str]) -> SnapshotFolder:
-        """The folder that a user names.
+        """Returns the folder at a path given by the user.
 
         Raises:
-            ValueError: it is no local path.
+            ValueError: the path is not local.
         """
         path = os.fspath(directory)
         if not path or "://" in path:
@@ -77,15 +77,15 @@ class SnapshotFolder:
         return self._of(snapshot) / f"rank-{rank}-of-{snapshot.size}.npz"
 
     def prepare(self, snapshot: SnapshotId) -> None:
-        """Makes the directory of a snapshot.
+        """Creates the directory of a snapshot.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the directory cannot be created.
         """
         make_folder(self._of(snapshot))
 
     def parts(self) -> dict[SnapshotId, list[int]]:
-        """The snapshots that can be seen from here, and the ranks whose parts are there."""
+        """The snapshots that this worker can see, and the ranks of the parts in them."""
         found: defaultdict[SnapshotId, list[int]] = defaultdict(list)
         for folder in self._folders():
             step, run = folder.name.removeprefix("step-").split("-")
@@ -94,24 +94,24 @@ class SnapshotFolder:
         return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
 
     def forget_earlier_than(self, snapshot: SnapshotId) -> None:
-        """Deletes the snapshots before one, and unfinished files in them."""
+        """Deletes the snapshots before one, including their unfinished files."""
         for path in self._folders():
             if path.name < self._of(snapshot).name:
                 shutil.rmtree(path, ignore_errors=True)
 
     def forget_later_than(self, snapshot: SnapshotId) -> None:
-        """Deletes the snapshots after one, which could not be resumed from."""
+        """Deletes the snapshots after one; training cannot resume from them."""
         for path in self._folders():
             if path.name > self._of(snapshot).name:
                 shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
-        """Deletes all snapshots, and the directory if nothing else is in it."""
-        for path in sorted(self._folders()):  # The newest last: it is complete without the others.
+        """Deletes all snapshots, and the directory if it is then empty."""
+        for path in sorted(self._folders()):  # The newest last: it is usable without the others.
             shutil.rmtree(path, ignore_errors=True)
         try:
             self.path.rmdir()
-        except OSError:  # Other files are in it, or another worker has deleted it.
+        except OSError:  # The directory has other files, or another worker has deleted it.
             pass
 
     def _of(self, snapshot: SnapshotId) -> Path:
@@ -122,7 +122,7 @@ class SnapshotFolder:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The entries of a directory: none if another worker has deleted it meanwhile."""
+    """The entries of a directory; none if another worker has deleted it in the meantime."""
     try:
         return list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -138,10 +138,10 @@ class Candidate:
     """A snapshot that may be resumed from.
 
     Attributes:
-        snapshot: which one.
-        holders: for each part that exists, by its rank when it was written, the workers of today
-            that can read it, in order.
-        workers: how many workers there are today.
+        snapshot: its identity.
+        holders: the present workers that can read each existing part, in order, by the rank that
+            wrote the part.
+        workers: the present number of workers.
     """
 
     snapshot: SnapshotId
@@ -155,7 +155,7 @@ class Candidate:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose parts are nowhere."""
+        """The ranks whose parts are missing."""
         return [rank for rank in range(self.snapshot.size) if rank not in self.holders]
 
     @property
@@ -169,12 +169,13 @@ class Candidate:
 
 
 def candidates(inventories: Sequence[Inventory]) -> list[Candidate]:
-    """The snapshots that the workers can put together, the best first.
+    """Returns the snapshots that the workers can assemble, best first.
 
-    Complete ones come before others, since these lack what a worker alone held; then the newest.
+    Complete snapshots precede incomplete ones, which lack worker-local state; then the newest is
+    first.
 
     Args:
-        inventories: what each worker can see, in rank order.
+        inventories: the snapshots that each worker can see, in rank order.
 
     Example:
         >>> old, new = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)
@@ -197,7 +198,7 @@ POSITION = "position of the data of worker"
 FRESH = "beginning of the data of worker"
 VALIDATION = "validation data of worker"
 _READ_LATER = POSITION, FRESH, VALIDATION, "compression/", "callback "
-"""What the names of arrays begin with that are not the model's variables."""
+"""Prefixes of the names of arrays that are not variables of the model."""
 
 
 @dataclass
@@ -205,14 +206,13 @@ class Restored:
     """A snapshot that has been read.
 
     Attributes:
-        folder: where it was read.
-        snapshot: which one.
-        document: this worker's document, or the first there is if this worker is new.
-        is_own: whether it is this worker's own, from a job of as many workers.
-        values: for each variable, what it is to be set to; those that the snapshot lacks are left
-            out.
-        parts: everything else, until it is closed.
-        lost: what could not be taken, for messages.
+        folder: its folder.
+        snapshot: its identity.
+        document: this worker's document, or the first available one if this worker is new.
+        is_own: whether the document is this worker's own, from a job of the same size.
+        values: the values of the variables; variables that the snapshot lacks are left out.
+        parts: everything else, until they are closed.
+        lost: the names of state that could not be restored, for messages.
     """
 
     folder: Path
@@ -237,22 +237,22 @@ def read_newest(
     *,
     wholes: Collection[str],
 ) -> Restored | None:
-    """Reads the newest snapshot that the workers can put together; called by all of them.
+    """Reads the newest snapshot that the workers can assemble; called by all of them.
 
-    A damaged snapshot costs a warning, and the one before is read.
+    If a snapshot is damaged, warns and reads the previous one.
 
     Args:
         folder: this worker's folder, which may be shared.
         held: returns the variables of this worker.
-        workers: all of them.
-        optimizers: the classes of the model's optimizers, by their names.
-        wholes: what each worker holds as a whole, of `"model"` and the optimizers' names.
+        workers: all workers.
+        optimizers: the classes of the model's optimizers, by the optimizers' names.
+        wholes: the names, of `"model"` and the optimizers, whose state each worker holds entirely.
 
     Returns:
         None if there is no snapshot.
 
     Raises:
-        SnapshotError: the snapshots are those of another model, or all are damaged.
+        SnapshotError: the snapshots are of another model, or all are damaged.
     """
     parts = folder.parts()
     mine = {json.dumps(s): ranks for s, ranks in parts.items()}
@@ -264,7 +264,7 @@ def read_newest(
     ]
     last = max((step for _, step in answers), default=-1)
     several = candidates(inventories)
-    # Later incomplete ones were never finished: some worker had not written its part yet.
+    # Later incomplete ones were never finished: some worker had not yet written its part.
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         say(
@@ -297,7 +297,7 @@ def read_newest(
 
 
 def _last_complete(folder: SnapshotFolder, parts: Mapping[SnapshotId, Sequence[int]]) -> int:
-    """The step of the last snapshot that all workers had written, as far as files here know."""
+    """The step of the last snapshot that all workers had written, according to local files."""
     steps = [-1]
     for snapshot in sorted(parts, reverse=True)[:_LOOKED_AT]:
         for rank in parts[snapshot][:1]:
@@ -318,7 +318,7 @@ def _read(
     optimizers: dict[str, list[str]],
     wholes: Collection[str],
 ) -> tuple[Restored | None, tuple[str, str] | None]:
-    """Reads a snapshot; the second value tells what kind of problem there is, and which."""
+    """Reads a snapshot; the second value is the kind of problem and its description, if any."""
     snapshot = candidate.snapshot
     try:
         sources = _sources(folder, candidate, workers)
@@ -362,10 +362,10 @@ def _classes(optimizers: dict[str, list[str]]) -> str:
 
 
 def _check_all_taken(parts: Parts, held: Sequence[Held], wholes: Collection[str]) -> None:
-    """Checks that this worker has a use for all weights and slots of what it holds as a whole.
+    """Checks that all stored weights and slots of parts held entirely have a local variable.
 
     Raises:
-        ValueError: the snapshot is of a model with more of them.
+        ValueError: the snapshot is of a model with more variables.
     """
     taken = {one.key for one in held}
     keys = {key.partition(OF_WORKER)[0] for key in parts.keys}
@@ -375,10 +375,10 @@ def _check_all_taken(parts: Parts, held: Sequence[Held], wholes: Collection[str]
 
 
 def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array | None:
-    """The value of a variable; None if a worker that is gone took it along.
+    """Returns the value of a variable; None if it was lost with a worker.
 
     Raises:
-        KeyError: the snapshot lacks it.
+        KeyError: the snapshot lacks the variable.
     """
     if held.is_own and is_own and own_key(held, workers.rank) in parts:
         return parts.whole(own_key(held, workers.rank))
@@ -387,15 +387,15 @@ def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array
     if held.is_own and held.sum_here is None:
         return None
     total = _total(held, parts)
-    # What has been added up on all workers goes to one of them.
+    # A sum over all workers is assigned to one of them.
     return np.zeros_like(total) if held.is_own and not held.sum_here else total
 
 
 def _total(held: Held, parts: Parts) -> Array:
-    """The value that all workers held, or the sum of what each of them held.
+    """Returns the common value of a variable, or the sum of the workers' values.
 
     Raises:
-        KeyError: the snapshot has neither, where it must.
+        KeyError: the snapshot has neither, and the variable is not worker-local.
     """
     if held.key in parts:
         return parts.whole(held.key, held.shape)
@@ -411,7 +411,7 @@ def _total(held: Held, parts: Parts) -> Array:
 
 
 def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> dict[int, Any]:
-    """Each part: its path, or its contents if another worker had to send it."""
+    """Maps the rank of each part to its path, or to its contents if another worker sent them."""
     to_send = candidate.to_send
     sources: dict[int, Any] = {
         rank: folder.part(candidate.snapshot, rank) for rank in sorted(candidate.holders)
@@ -428,7 +428,7 @@ def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> 
 
 
 def names(lost: Iterable[str]) -> str:
-    """A few of many names, for a message."""
+    """Abbreviates a list of names, for a message."""
     found = list(dict.fromkeys(lost))
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     return ", ".join(found[:3]) + more

@@ -1,4 +1,4 @@
-"""A sharded optimizer's state on this worker, and which worker holds which shards."""
+"""A sharded optimizer's state on this worker, and the assignment of shards to workers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tfdist.errors import GroupLostError, UnsupportedError
 
 @dataclass(frozen=True)
 class HeldShards:
-    """Shards of one division among ranks that a worker holds.
+    """The shards that a worker holds, of one division of the state among ranks.
 
     Attributes:
-        generation: that of the group which the division was made for.
-        size: among how many ranks.
-        ranks: whose shards it holds: first its own, then those that it has copies of.
-        steps: after how many steps they are the state.
-        redoable: whether it can also give those after one step more.
+        generation: the generation of the group that the division was made for.
+        size: the number of ranks in the division.
+        ranks: the ranks of these shards: first the worker's own rank, then ranks with copies here.
+        steps: the committed step of these shards.
+        redoable: whether the worker can also produce the shards of the next step.
     """
 
     generation: int
@@ -39,11 +39,11 @@ class HeldShards:
 
 @dataclass(frozen=True)
 class ShardSource:
-    """Where all shards of a division can be had.
+    """The workers that can send all shards of a division.
 
     Attributes:
-        generation: that of the division.
-        senders: for each of its ranks, the worker that gives that one's shards.
+        generation: the generation of the division.
+        senders: for each of its ranks, the worker that sends that rank's shards.
     """
 
     generation: int
@@ -51,14 +51,14 @@ class ShardSource:
 
 
 def find_shards(held: Sequence[Sequence[HeldShards]], steps: int) -> ShardSource | None:
-    """Finds all shards of one division; of several, the latest.
+    """Finds all shards of one division; of several complete divisions, the latest.
 
     Args:
-        held: what each worker holds, in rank order.
-        steps: after how many steps they must be the state.
+        held: the shards of each worker, in rank order.
+        steps: the committed step that the shards must have.
 
     Returns:
-        None if some of each division are lost.
+        None if some shards of each division are lost.
 
     Example:
         >>> first, third = HeldShards(2, 3, (0, 2), 7), HeldShards(2, 3, (2, 1), 7)
@@ -81,16 +81,16 @@ def find_shards(held: Sequence[Sequence[HeldShards]], steps: int) -> ShardSource
 
 
 class ShardState:
-    """The slots of a model's optimizer that this worker holds, if it is sharded.
+    """The slots of a sharded optimizer that this worker holds.
 
-    When the group changes, the slots are divided anew: what each worker held stays until all
-    workers have what they are to hold.
+    When the group changes, the slots are divided again. The previous slots stay until all workers
+    have their new ones.
 
     Args:
-        model: in training.
-        callbacks: all that this takes part with in `fit`.
-        copies: of how many other workers' slots each keeps a copy, 0 or 1.
-        joins: whether this worker has yet to take over what it is to hold.
+        model: the model in training.
+        callbacks: all callbacks of the call of `fit`.
+        copies: the number of other workers whose slots each worker copies, 0 or 1.
+        joins: whether this worker has yet to receive its slots.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class ShardState:
         self._model, self._extended = model, model.distribute_strategy.extended
         self._keeps_copies = copies > 0
         self._now: _Division | None = None
-        self._is_whole = not joins  # what is held now
+        self._is_whole = not joins  # whether the current slots are complete
         self._before: list[_Division] = []
-        self._steps: int | None = None  # after which what is held is the state, once training rests
+        self._steps: int | None = None  # the committed step of the slots, once training pauses
         self._redoable = False
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class ShardState:
             self._model.make_train_function(force=True)
 
     def batch_begins(self) -> None:
-        """Copies the slots if something else than a step has set them; called by all workers."""
+        """Updates the copies if slots were set outside of a step; called by all workers."""
         if self._now is None:
             return
         self.settle()
@@ -133,7 +133,7 @@ class ShardState:
             self._now.copies.renew()
 
     def held(self) -> tuple[HeldShards, ...] | None:
-        """What this worker holds, to be told the others; None if the optimizer is not sharded.
+        """This worker's shards, for the other workers; None if the optimizer is not sharded.
 
         Raises:
             UnsupportedError: several optimizers are sharded.
@@ -154,10 +154,10 @@ class ShardState:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        """Makes room for what this worker is to hold in the group that there is now.
+        """Divides the slots among the ranks of the current group.
 
-        Within this context it is decided where that comes from. If it is lost, nothing of what this
-        worker has held counts any more.
+        Within this context, the workers agree on the source of the shards. If shards are lost, the
+        shards that this worker held before are dropped.
         """
         if self._now is not None:
             self._follow(self._now)
@@ -178,11 +178,11 @@ class ShardState:
         self._extended.traces_know_group = True
 
     def take(self, source: ShardSource, steps: int) -> None:
-        """Takes over what this worker is to hold; called by all workers.
+        """Receives this worker's slots in the new division; called by all workers.
 
         Args:
-            source: who has what.
-            steps: after how many steps all of them go on.
+            source: lists the sender of each shard.
+            steps: the committed step that all workers continue from.
         """
         now, workers = self._now, self._extended.workers
         assert now is not None
@@ -209,23 +209,23 @@ class ShardState:
         if now.copies is not None:
             now.copies.renew()
         self._is_whole = True
-        # Behind it, all workers know that all have what they are to hold.
+        # Once this completes, every worker knows that all workers have their slots.
         workers.all_reduce([tf.zeros([])], "shards are taken over")
 
     def settle(self) -> None:
-        """Forgets what was held before, once training is to go on."""
+        """Drops the shards of earlier divisions, before training continues."""
         self._before.clear()
         self._steps = None
 
     def end(self) -> None:
-        """Has steps do no more for the state than they do where workers cannot be lost."""
+        """Disables the recovery work in steps, as in a group that cannot lose workers."""
         if self._now is not None:
             self._extended.progress.redoable = False
             self._now.sharded.copies = None
             self._model.train_function = None
 
     def _divide(self) -> None:
-        """Takes note of what the optimizer has been built for."""
+        """Records the division that the optimizer has been built for."""
         sharded, optimizer = sharding.sharded_by(self._model.optimizer), self._model.optimizer
         assert sharded is not None
         slots = sharding.FullState(optimizer).own
@@ -253,12 +253,12 @@ class ShardState:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Division:
-    """What this worker holds in one division of the slots among ranks.
+    """This worker's part of one division of the slots among ranks.
 
     Attributes:
-        generation: that of the group which the division was made for.
+        generation: the generation of the group that the division was made for.
         sharded: the variables that the optimizer was built for.
-        slots: for each kind of slot, this rank's.
+        slots: for each kind of slot, this rank's slots.
     """
 
     generation: int
@@ -279,22 +279,22 @@ class _Division:
 
     @property
     def holds(self) -> tuple[int, ...]:
-        """Whose slots this worker has."""
+        """The ranks whose slots this worker has."""
         copies = self.copies
         return (self.rank,) if copies is None or copies.stale else (self.rank, copies.rank)
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """The kinds of slots, each with the numbers of all buckets."""
+        """The pairs of a kind of slot and a bucket number."""
         return [(k, b) for k in range(len(self.slots)) for b in range(len(self.sharded.buckets))]
 
     def elements(self, number: int, rank: int, ranks: int | None = None) -> tuple[int, int]:
-        """The first element of a rank's shard of a bucket and the one past its last."""
+        """The index of the first element of a rank's shard of a bucket, and its end index."""
         bucket, _ = self.sharded.buckets[number]
         return dataclasses.replace(bucket, ranks=ranks or self.ranks).elements(rank)
 
     def read(self, rank: int, kind: int, number: int) -> tf.Tensor:
-        """A rank's slots of a kind in a bucket, end to end."""
+        """A rank's slots of a kind in a bucket, concatenated."""
         if rank == self.rank:
             _, own = self.sharded.buckets[number]
             return tf.concat([tf.convert_to_tensor(self.slots[kind][i]) for i in own], axis=0)

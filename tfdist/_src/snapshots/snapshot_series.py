@@ -1,4 +1,4 @@
-"""The snapshots of a training: their folder, and writing in the background."""
+"""The series of a training's snapshots: its folder, and writing in the background."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tfdist.errors import SnapshotError
 
 
 class SnapshotWriter:
-    """Runs one function after the other in a thread.
+    """Runs functions in a thread, one after the other.
 
-    A failure costs that snapshot only: training goes on, and a line says what is wrong.
+    A failure costs that snapshot only: training continues, and a message reports the failure.
 
     Args:
         asynchronous: whether to return before a function has ended.
@@ -32,11 +32,11 @@ class SnapshotWriter:
         self.failed = False
 
     def submit(self, step: int, write: Callable[[], object]) -> None:
-        """Runs a function, once the one before has ended.
+        """Runs a function, once the previous one has ended.
 
         Args:
-            step: of which snapshot, for messages.
-            write: writes it.
+            step: the step of the snapshot, for messages.
+            write: writes the snapshot.
         """
         self.wait()
 
@@ -45,7 +45,7 @@ class SnapshotWriter:
             try:
                 write()
                 self.failed = False
-            except Exception as error:  # whatever it is, training is worth more
+            except Exception as error:  # no error here may end training
                 say(
                     f"tfdist: the snapshot of step {step} could not be written: "
                     f"{type(error).__name__}: {error}. "
@@ -53,35 +53,35 @@ class SnapshotWriter:
                     "directory of tfdist.callbacks.BackupAndRestore."
                 )
 
-        # Python waits at its end for threads that are no daemons.
+        # At exit, Python waits for threads that are not daemons.
         self._thread = threading.Thread(target=run, name="tfdist-snapshot", daemon=False)
         self._thread.start()
         if not self._asynchronous:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits until no write is running."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
 
-# The calls of `fit` of this process, by the folder of their snapshots.
+# The number of calls of `fit` of this process, by the folder of their snapshots.
 _calls: collections.Counter[Path] = collections.Counter()
 
 
 class SnapshotSeries:
-    """Writes a training's snapshots in the background, and deletes those that nobody needs.
+    """Writes a training's snapshots in the background, and deletes the ones no longer needed.
 
     Args:
-        folder: where they are kept.
-        keep: how many that all workers have written.
-        asynchronous: whether training goes on while one is written.
+        folder: the folder of the snapshots.
+        keep: the number of complete snapshots to keep.
+        asynchronous: whether training continues while a snapshot is written.
 
     Attributes:
-        folder: where they are kept.
-        writes_shared: whether this worker writes what others hold as well.
-        call: which call of `fit` with this folder this is, from 1.
+        folder: as given.
+        writes_shared: whether this worker writes the state that other workers also hold.
+        call: the number of this call of `fit` with this folder, from 1.
     """
 
     workers: Workers
@@ -104,15 +104,15 @@ class SnapshotSeries:
         self._meet(extended, new_run())
 
     def change_workers(self, extended: ReplicatedExtended) -> None:
-        """Goes on with other workers, all of which call this."""
+        """Continues with other workers; called by all of them."""
         self._writer.wait()
         self._meet(extended, self._run, goes_on=True)
 
     def find(self, model: keras.Model) -> SnapshotId | None:
-        """Reads the newest snapshot that can be put together, for `read`; called by all workers.
+        """Reads the newest usable snapshot, for `read`; called by all workers.
 
         Raises:
-            SnapshotError: the snapshots are those of another model, or all are damaged.
+            SnapshotError: the snapshots are of another model, or all are damaged.
         """
         if self._found is not None:
             self._found.parts.close()
@@ -126,10 +126,10 @@ class SnapshotSeries:
         return None if self._found is None else self._found.snapshot
 
     def read(self, model: keras.Model) -> Restored | None:
-        """The snapshot that has been found, or else the newest one; called by all workers.
+        """Returns the snapshot that has been found, or the newest one; called by all workers.
 
         Raises:
-            SnapshotError: see `find`; or the snapshot is one of a later call of `fit`.
+            SnapshotError: see `find`; also if the snapshot is of a later call of `fit`.
         """
         if self._found is None:
             self.find(model)
@@ -142,12 +142,12 @@ class SnapshotSeries:
                     f"this directory, and this is call {self.call}. Give each call a directory of "
                     "its own, or delete this one to train from the beginning."
                 )
-            # It goes on with that one, which this process may have interrupted.
+            # Continue the call of the snapshot, which this process may have interrupted.
             self.call = _calls[self.folder.path] = call
         return restored
 
     def resume_from(self, snapshot: SnapshotId) -> None:
-        """Goes on behind a snapshot of an earlier call."""
+        """Continues after a snapshot of an earlier call."""
         self.folder.forget_later_than(snapshot)
         self._complete = [snapshot]
 
@@ -157,7 +157,7 @@ class SnapshotSeries:
         return self._complete[-1].step if self._complete else None
 
     def finish_last(self) -> bool:
-        """Waits for the last snapshot; called by all workers. Whether they all have written it."""
+        """Waits for the last snapshot; returns whether all workers, which call this, wrote it."""
         self._writer.wait()
         if self._last is None:
             return False
@@ -172,7 +172,7 @@ class SnapshotSeries:
         """Adds a snapshot, once the last one has been finished.
 
         Args:
-            step: how many steps have been trained.
+            step: the number of trained steps.
             write: writes this worker's part, from another thread.
         """
         snapshot = SnapshotId(step, self._run, self.workers.size)
@@ -187,14 +187,14 @@ class SnapshotSeries:
         self._writer.submit(step, write_and_prune)
 
     def wait(self) -> None:
-        """Waits until this worker writes nothing."""
+        """Waits until this worker is not writing."""
         self._writer.wait()
 
     def end(self, *, delete: bool) -> None:
         """Ends the training, once all workers have trained to the end.
 
         Args:
-            delete: whether no call will resume from it.
+            delete: whether to delete the snapshots, because no call will resume from them.
         """
         self._writer.wait()
         if delete:
@@ -204,7 +204,7 @@ class SnapshotSeries:
         self.workers, self._last = workers_of(extended), None
         answers = self.workers.exchange("run", f"{self.call} {run}")
         self._run = answers[0].partition(" ")[2]
-        # A process that has come later has not made all the calls.
+        # A process that joined later has not made all the calls.
         self.call = max(int(answer.partition(" ")[0]) for answer in answers)
         _calls[self.folder.path] = self.call
         self.writes_shared = writes_for_others(

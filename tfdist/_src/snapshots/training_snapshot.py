@@ -1,4 +1,4 @@
-"""The whole state of a call of `fit` between two steps: taken, written, and put back."""
+"""Takes, writes and restores the whole state of a call of `fit` between two steps."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
 @dataclass(frozen=True)
 class Place:
-    """Between which steps of a training.
+    """A position between two steps of a training.
 
     Attributes:
-        steps: the number of steps that have been trained.
+        steps: the number of trained steps.
         epoch: the number of epochs that have ended.
-        batch: the number of batches of the next epoch that have been trained.
+        batch: the number of trained batches of the next epoch.
         stopped: whether a callback has ended the training with the last epoch.
     """
 
@@ -49,16 +49,16 @@ def take(
     """Takes the state without waiting for a copy of it.
 
     Args:
-        model: in training.
+        model: the model in training.
         held: its variables on this worker.
-        callbacks: all of them, in their order.
-        position: where its data stands.
-        validation: what the next validation reads.
-        place: where training stands.
-        series: the snapshots that it is to be one of.
+        callbacks: all callbacks, in their order.
+        position: the position in the data.
+        validation: the input of the next validation.
+        place: the position in the training.
+        series: the series that the snapshot belongs to.
 
     Returns:
-        Writes this worker's part, from any thread.
+        A function that writes this worker's part, from any thread.
     """
     rank, shared = series.workers.rank, series.writes_shared
     read = held_state.read_all(held, rank, shared=shared)
@@ -92,19 +92,19 @@ def take(
 
 
 class Resumption:
-    """Puts a state back.
+    """Restores a state.
 
     Args:
         restored: a snapshot that has been read.
-        model: in training.
-        callbacks: all of them, in their order.
+        model: the model in training.
+        callbacks: all callbacks, in their order.
         workers: all workers.
-        elastic: whether they may become others.
+        elastic: whether the group of workers may change.
 
     Attributes:
-        place: where training goes on.
-        position: where its data goes on.
-        validation: what the next validation reads.
+        place: the position at which training continues.
+        position: the position at which the data continues.
+        validation: the input of the next validation.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Resumption:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
         elif elastic and restored.document["position"].get("is_common"):
-            # Otherwise its buffers hold a worker's rows, of no use to another number of workers.
+            # Otherwise its buffers hold one worker's rows, useless to another number of workers.
             source = next((r for r in parts.ranks if _has_position(parts, r)), None)
         state, fresh, validation = (
             parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
@@ -140,7 +140,7 @@ class Resumption:
         parts.close()
 
     def announce(self) -> None:
-        """Has rank 0 say where training goes on, and what is lost."""
+        """Reports on rank 0 the position at which training continues, and any lost state."""
         if self._workers.rank:
             return
         place, restored = self.place, self._restored
@@ -155,10 +155,10 @@ class Resumption:
             )
 
     def load(self, skipped: tuple[int, float] | None = None) -> None:
-        """Sets all variables, what callbacks remember, and the random states.
+        """Restores all variables, the states of callbacks, and the random states.
 
         Args:
-            skipped: the number of batches that were read to get to the position, and the seconds
+            skipped: the number of batches that were read to reach the position, and the seconds
                 that it took.
         """
         self._restored.assign()

@@ -1,4 +1,4 @@
-"""The workers that take and read snapshots together, and who writes what several of them hold."""
+"""The workers that take and read snapshots together, and the writers of their shared state."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Workers:
     """All workers of a job, as seen by one of them.
 
     Attributes:
-        rank: this one's.
-        size: their number.
-        exchange: every worker's text for a topic, in rank order.
+        rank: this worker's rank.
+        size: the number of workers.
+        exchange: returns every worker's text for a topic, in rank order.
         gather: concatenates the bytes of all workers.
     """
 
@@ -39,7 +39,7 @@ class Workers:
 
 
 def workers_of(extended: ReplicatedExtended) -> Workers:
-    """The workers of a strategy."""
+    """Returns the workers of a strategy."""
     group = extended.group
     in_stages = extended.in_stages and group.topology.size > 1
     everyone = group.native() if in_stages else extended.workers
@@ -48,12 +48,12 @@ def workers_of(extended: ReplicatedExtended) -> Workers:
 
 
 def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
-    """One worker's bytes on all workers, all of which call this.
+    """Returns one worker's bytes on all workers; called by all of them.
 
     Args:
-        contents: those of the sender; empty on the others.
-        sender: its rank.
-        workers: all of them.
+        contents: the bytes on the sender; empty on the others.
+        sender: the sender's rank.
+        workers: all workers.
     """
     counts = workers.exchange("number of bytes", str(len(contents)))
     pieces = []
@@ -66,21 +66,21 @@ def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
 def writes_for_others(
     directory: Path, workers: Workers, extended: ReplicatedExtended, *, goes_on: bool = False
 ) -> bool:
-    """Whether this worker writes what other workers hold as well, on their behalf.
+    """Returns whether this worker writes state that other workers also hold, on their behalf.
 
-    The first of those that share a directory does; in pipelines, the first one of each stage.
-    Called by all workers.
+    Of the workers that share a directory, the first writes; in pipelines, the first worker of each
+    stage. Called by all workers.
 
     Args:
-        directory: this worker's, which is created.
-        workers: all of them.
+        directory: this worker's directory, which is created.
+        workers: all workers.
         extended: the strategy's engine.
-        goes_on: whether training goes on, with a line, on workers that cannot write there; each
-            of them then tries to write by itself later.
+        goes_on: whether training continues, with a message, on workers that cannot write to their
+            directory; each of them then tries to write by itself later.
 
     Raises:
-        ValueError: some worker cannot write to its directory, which is not just full; the same
-            error on all.
+        ValueError: a worker cannot write to its directory, for another reason than a full disk;
+            the same error on all.
     """
     token, problem, is_full = uuid.uuid4().hex, "", False
     mark = _mark(directory, workers.rank)

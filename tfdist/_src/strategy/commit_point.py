@@ -1,10 +1,10 @@
-"""Atomic steps: which step is committed on this worker, and which writes wait for it.
+"""Atomic steps: the step that is committed on this worker, and the writes that wait for it.
 
-A step can fail as long as it communicates. The optimizer announces by an operation, `UPDATE`, that
-it updates variables from now on, and the graph shows whether all that is communicated has ended by
-then: that is the step's commit point. What is written behind it needs no copy. For other variables
-a copy is kept, to be restored if the step fails: always right, but it takes time. So the finished
-graph decides, and what makes the graph only has to try.
+A step can fail as long as it communicates. The optimizer adds an operation, `UPDATE`, after which
+it updates variables. If the graph shows that all communication has ended by then, this is the
+step's commit point, and later writes need no copies. For other variables a copy is kept, to be
+restored if the step fails: always correct, but slower. The finished graph determines the commit
+point, so code that builds the graph need not guarantee one.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from typing import Any
 from tfdist._src.comm import tokens
 from tfdist._src.xla.program import called_by
 
-# The steps of this process, of whatever strategy, that Python knows to stand.
+# The committed steps of this process that Python has counted, under all strategies.
 _counted = 0
 
 
 class Progress:
     """The number of training steps whose results this worker holds.
 
-    A step counts when all that it communicates has arrived and all variables have been updated. If
-    it fails before, everything is restored to the values before it, so that after an error of `fit`
-    the model, the optimizer and the metrics are those of `standing` steps.
+    A step is committed when all its communication has ended and all variables have been updated. If
+    it fails before, everything is restored to the values before the step. After an error of `fit`,
+    the model, the optimizer and the metrics therefore have the state after `standing` steps.
 
-    Steps of `fit` and `train_on_batch` are counted, not those of loops that call `strategy.run`.
+    Steps of `fit` and `train_on_batch` are counted, but not steps of loops that call
+    `strategy.run`.
 
     Attributes:
-        torn: whether a step has failed in the middle of its update, so that the state is neither
-            that before it nor that after it. Only an error of this worker alone can cause this,
-            such as lack of memory.
-        redoable: whether a step that is taken back can be redone, for the state that this worker
-            alone holds; others may have it.
+        torn: whether a step has failed during its update, so that the state matches no step. Only
+            an error on this worker alone can cause this, such as lack of memory.
+        redoable: whether a rolled-back step can be redone for worker-local state, since other
+            workers may have committed the step.
     """
 
     def __init__(self) -> None:
@@ -48,25 +48,25 @@ class Progress:
 
     @property
     def standing(self) -> int:
-        """The number of steps that count; exact while no step is running."""
+        """The number of committed steps; exact while no step is running."""
         return self._standing
 
     @property
     def has_undone(self) -> bool:
-        """Whether the step behind the last one that counts can be redone."""
+        """Whether the step after the last committed one can be redone."""
         return self._undone
 
     def redo(self) -> None:
-        """Puts back what the step behind the last one has written before it communicated last.
+        """Restores the writes of a rolled-back step that preceded its last communication.
 
-        That is right for what this worker alone holds, if the step stands on another worker. The
-        rest must be taken from that one; `restore` declares that it has been.
+        This is correct for worker-local state if the step is committed on another worker. All other
+        state must be received from that worker; `restore` declares that this has happened.
         """
         tokens.redo()
         self._undone = False
 
     def restore(self, standing: int) -> None:
-        """Declares that this worker's whole state is now that after so many steps."""
+        """Declares that this worker's whole state is now the state after `standing` steps."""
         self._standing = standing
         self.torn = self._undone = False
 
@@ -74,8 +74,8 @@ class Progress:
         """Counts steps that have succeeded.
 
         Args:
-            steps: how many.
-            logged: whether they were run inside `undoing`.
+            steps: the number of steps.
+            logged: whether the steps ran inside `undoing`.
         """
         global _counted
         self._standing += steps
@@ -83,7 +83,7 @@ class Progress:
 
     @contextlib.contextmanager
     def undoing(self) -> Iterator[None]:
-        """Takes back the step that fails within this context, and counts those before it."""
+        """Rolls back the step that fails within this context, and counts the steps before it."""
         try:
             yield
         except BaseException:
@@ -126,7 +126,8 @@ _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall", *_LOOPS), 0),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
 }
-# Those of tfdist that do not communicate; the first input of the others is no variable.
+# tfdist's operations that do not communicate. The first input of its other operations is a token,
+# not a variable.
 _MARKS = (
     "TfdistReady",
     "TfdistInput",
@@ -141,11 +142,11 @@ _RESOURCE = 20  # tf.resource.as_datatype_enum
 
 @dataclass(frozen=True)
 class Writes:
-    """What a graph writes.
+    """The variables that a graph writes.
 
     Attributes:
         kept: the names of the inputs whose variables may be written before the commit point.
-        gated: whether others are written, all of them behind it.
+        gated: whether other variables are written, all of them after the commit point.
     """
 
     kept: frozenset[str]
@@ -154,14 +155,14 @@ class Writes:
 
 @dataclass
 class _Summary:
-    """What is known of a graph or a function.
+    """The properties of a graph or a function.
 
     Attributes:
-        communicates: whether anything in it does.
-        announces: whether an `UPDATE` is in it.
-        updates: whether it always passes one.
-        unsure: whether something may be communicated after one.
-        writes: for each resource that is written, whether only behind an `UPDATE`.
+        communicates: whether any of its operations communicates.
+        announces: whether it contains an `UPDATE`.
+        updates: whether it always runs an `UPDATE`.
+        unsure: whether communication may follow an `UPDATE`.
+        writes: for each written resource, whether all writes follow an `UPDATE`.
     """
 
     communicates: bool = False
@@ -173,17 +174,17 @@ class _Summary:
 
 @dataclass(frozen=True)
 class _Called:
-    """A function that an operation calls, and its resources by the number of the argument."""
+    """A function called by an operation, with its resources by argument number."""
 
     summary: _Summary
     resources: Mapping[int, str]
 
 
 def find_writes(graph: Any) -> Writes:
-    """Finds out what a step's graph writes, and when.
+    """Determines the variables that a step's graph writes, before and after its commit point.
 
     Args:
-        graph: its `GraphDef`, with the functions that it calls; its inputs are placeholders.
+        graph: the step's `GraphDef`, including its functions; its inputs are placeholders.
     """
     functions = {f.signature.name: f for f in graph.library.function}
 
@@ -198,7 +199,7 @@ def find_writes(graph: Any) -> Writes:
     resources = [n.name for n in placeholders if n.attr["dtype"].type == _RESOURCE]
     try:
         found = _summarize(list(graph.node), resources, call)
-    except (CycleError, KeyError, RecursionError):  # a form that is not known here
+    except (CycleError, KeyError, RecursionError):  # an unsupported form of graph
         return Writes(frozenset(resources), gated=False)
     gated = [r for r, behind in found.writes.items() if behind and not found.unsure]
     return Writes(frozenset(found.writes) - set(gated), gated=bool(gated))
@@ -212,8 +213,8 @@ def _summarize(
     called = {n.name: [call(f) for f in called_by(n)] for n in nodes}
     speaking = [n.name for n in nodes if _speaks(n, called[n.name])]
     bits = {name: 1 << i for i, name in enumerate(speaking)}
-    heard: dict[str, int] = {}  # what has been communicated when an operation ends
-    behind: dict[str, bool] = {}  # whether an operation ends behind an UPDATE
+    heard: dict[str, int] = {}  # the communication that has ended when an operation ends
+    behind: dict[str, bool] = {}  # whether an operation ends after an UPDATE
     for node, sources in _in_order(nodes):
         before = functools.reduce(int.__or__, (heard[s] for s in sources), 0)
         heard[node.name] = before | bits.get(node.name, 0)
@@ -245,7 +246,7 @@ def _speaks(node: Any, called: Sequence[_Called]) -> bool:
 def _written(
     node: Any, held: Mapping[int, str], called: Sequence[_Called]
 ) -> Iterator[tuple[str, bool]]:
-    """The resources that an operation writes, and whether only behind an `UPDATE` within it."""
+    """The resources that an operation writes, and whether only after an `UPDATE` within it."""
     if node.op in _CALLS:
         for function in called:
             for argument, name in function.resources.items():
@@ -264,7 +265,7 @@ def _held(node: Any, origins: Mapping[str, str]) -> dict[int, str]:
 
 
 def _in_order(nodes: Sequence[Any]) -> Iterator[tuple[Any, list[str]]]:
-    """The operations, each after its sources among them, with these."""
+    """The operations in topological order, each with its sources."""
     by_name = {node.name: node for node in nodes}
     sources = {
         node.name: [s for s in (_source(i) for i in node.input) if s in by_name] for node in nodes

@@ -24,10 +24,10 @@ COMMUNICATIONS = ("auto", "tensorflow", "native")
 
 
 def check_communication(communication: str) -> None:
-    """Checks a strategy's setting.
+    """Checks the `communication` argument of a strategy.
 
     Raises:
-        ValueError: it is none of `COMMUNICATIONS`.
+        ValueError: the argument is none of `COMMUNICATIONS`.
     """
     if communication not in COMMUNICATIONS:
         raise ValueError(
@@ -37,7 +37,7 @@ def check_communication(communication: str) -> None:
 
 
 def choose(group: Group, communication: str) -> str:
-    """Chooses the collectives, the same on all workers, all of which call this.
+    """Chooses the collectives, the same on all workers; called by all of them.
 
     Args:
         group: the workers.
@@ -79,11 +79,11 @@ _UNSET = "unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all 
 
 
 def _obstacle(options: Options, *, any_gpus: bool) -> str:
-    """Why this worker cannot use the native collectives; "" if it can.
+    """Returns why this worker cannot use the native collectives; "" if it can.
 
     Args:
-        options: the settings, of which those for TLS and the driver are used.
-        any_gpus: whether they are wanted even if gradients would leave the GPU.
+        options: the settings for TLS and the driver.
+        any_gpus: whether to use them even if gradients would leave the GPU.
     """
     # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not any_gpus and tf.config.list_physical_devices("GPU"):
@@ -116,10 +116,10 @@ def are_gpus(devices: list[str]) -> bool:
 
 
 def sums_on_gpus(group: Group, devices: list[str]) -> bool:
-    """Whether gradients are summed on GPUs, the same on all workers, all of which call this.
+    """Whether gradients are summed on GPUs, the same on all workers; called by all of them.
 
     Raises:
-        NativeUnavailableError: that was asked for, and a GPU cannot be used.
+        NativeUnavailableError: GPUs were requested for the sums, but one cannot be used.
     """
     if not are_gpus(devices):
         return False
@@ -135,14 +135,14 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     return False
 
 
-# TensorFlow identifies a group of devices by a number, the same on all of them.
+# TensorFlow identifies a group of devices by a number that is the same on all of them.
 _WORKERS_KEY = 0x7FD0001
 _REPLICAS_KEY = 0x7FD0002
 _DEFAULT_BUCKET_BYTES = 4 << 20
 
 
 def worker_communicator(group: Group, options: Any, *, native: bool) -> Communicator:
-    """A communicator with one participant per worker, for values on the host."""
+    """Returns a communicator with one participant per worker, for values on the host."""
     if group.topology.size == 1 and not native:
         return Alone()
     if native:
@@ -161,7 +161,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
 def replica_communicators(
     group: Group, devices: list[str], workers: Communicator, options: Any, *, native: bool
 ) -> list[Communicator]:
-    """For each device, a communicator over the replicas of all workers."""
+    """Returns for each device a communicator over the replicas of all workers."""
     size = len(devices) * group.topology.size
     if size == 1 and not isinstance(workers, NativeCommunicator):
         return [Alone()]
@@ -200,9 +200,9 @@ def replica_communicators(
 def part_communicators(
     group: Group, name: str, members: list[int], gpus: Sequence[str]
 ) -> tuple[NativeCommunicator, Communicator] | tuple[None, None]:
-    """The communicators of some workers, for values on their hosts and for those of their replicas.
+    """Returns the communicators of some workers, for values on the hosts and for replicas' values.
 
-    All workers call this; the result of one that is not a member is None.
+    Called by all workers; on a worker that is not a member, the result is None.
 
     Args:
         group: all workers.
@@ -238,6 +238,6 @@ def _through_hosts(
 
 
 def sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:
-    """The communicator, with buckets of the size that the user has asked for, if any."""
+    """Returns the communicator with buckets of the size set by the user, if any."""
     size = options.bytes_per_pack
     return communicator.with_buckets_of(size) if size else communicator

@@ -1,7 +1,7 @@
 """The engine of the strategies: TensorFlow's local mirrored machinery plus communicators.
 
-TensorFlow manages this process's devices; everything that crosses replicas or workers goes through
-an exchangeable `Communicator`.
+TensorFlow manages this process's devices; all communication between replicas or workers uses an
+exchangeable `Communicator`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ReplicatedExtended(PlacedExtended):
         cross_device_ops: how to reduce among this worker's devices outside of a replica.
 
     Attributes:
-        progress: which training step stands on this worker.
-        batch_statistics: "global" if batch normalization uses the statistics of the whole batch in
-            partitioned steps, "replica" for those of each replica's rows.
+        progress: the committed training step on this worker.
+        batch_statistics: the rows for the statistics of batch normalization in partitioned steps:
+            "global" for the whole batch, "replica" for each replica's rows.
     """
 
     explain: Callable[[Any, Any], Any]  # Prints what a model's step communicates for a batch.
@@ -86,21 +86,21 @@ class ReplicatedExtended(PlacedExtended):
 
     @property
     def process_count(self) -> int:
-        """The number of processes that run the program, whichever part of the model they hold."""
+        """The number of processes that run the program, for all parts of the model."""
         return self.group.topology.size
 
     def _use_merge_call(self) -> bool:
         # Eager replicas of one process run one after another, so a collective inside a replica
-        # would never complete. Their values are merged before they cross workers instead.
+        # would never complete. Instead, their values are merged before they are sent to workers.
         return tf.executing_eagerly() and len(self._devices) > 1
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        # Each replica runs in a separate thread. A `tf.function` is traced outside of these.
+        # Each replica runs in a separate thread. A `tf.function` is traced outside of them.
         compiled = isinstance(fn, tf.types.experimental.PolymorphicFunction)
         if not compiled:
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
-            tokens.note_use()  # In advance, whatever is traced before the collective.
+            tokens.note_use()  # In advance, regardless of operations traced before the collective.
             return super()._call_for_each_replica(with_callers_lines(fn), args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
@@ -152,7 +152,7 @@ class ReplicatedExtended(PlacedExtended):
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         step = current_step()
         if isinstance(step, GlobalStep):
-            return value  # As in a program of one replica.
+            return value  # As in a program for one replica.
         called = tokens.of_tensorflow_call("all_reduce")
         if step is not None:
             flat = step.contributions(tf.nest.flatten(value))
@@ -179,7 +179,7 @@ class ReplicatedExtended(PlacedExtended):
         return reduction.all_reduce(communicator, reduce_op, value, called)
 
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
-        """Records that a replica which has these values waits for the sum that it has begun."""
+        """Records that a replica with these values waits for the sum that it has started."""
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
@@ -196,7 +196,7 @@ class ReplicatedExtended(PlacedExtended):
         return reduction.gather_rows(self._replicas[get_current_replica_id_as_int()], [value])
 
     def scatter_over_replicas(self, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        """A replica's rows of the sum of values with the rows of all replicas; called by each.
+        """Sums values that have the rows of all replicas; returns a replica's rows; called by each.
 
         Args:
             value: the rows of all replicas, in order.
@@ -212,7 +212,7 @@ class ReplicatedExtended(PlacedExtended):
             await_other_replicas()
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
-        """Concatenates the rows of this worker's replicas, then those of all workers.
+        """Concatenates the rows of this worker's replicas, then the rows of all workers.
 
         Args:
             parts: one dense or ragged tensor per local replica.
@@ -253,7 +253,7 @@ class ReplicatedExtended(PlacedExtended):
             elif (
                 reduce_op == tf.distribute.ReduceOp.MEAN
                 or len(self._devices) == 1
-                # A gradient that was made outside of the replicas counts once, as in TensorFlow.
+                # A gradient computed outside of the replicas counts once, as in TensorFlow.
                 or (in_batch and tf.is_tensor(value))
             ):
                 results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))

@@ -22,10 +22,10 @@ _CHOICES = ("global", "replica")
 
 
 def check_batch_statistics(given: str | None) -> None:
-    """Checks a strategy's argument.
+    """Checks the `batch_statistics` argument of a strategy.
 
     Raises:
-        ValueError: it is neither None nor a known choice.
+        ValueError: the argument is neither None nor a known choice.
     """
     if given is not None and given not in _CHOICES:
         raise ValueError(
@@ -35,14 +35,14 @@ def check_batch_statistics(given: str | None) -> None:
 
 
 def agreed_batch_statistics(group: Group, given: str | None) -> str:
-    """The setting of a strategy, the same on all workers, all of which call this.
+    """Returns a strategy's setting, the same on all workers; called by all of them.
 
     Args:
         group: the workers.
         given: this worker's argument; None for `TFDIST_BATCH_STATISTICS`.
 
     Raises:
-        ProgramMismatchError: the workers differ.
+        ProgramMismatchError: the workers' settings differ.
     """
     chosen = group.options.batch_statistics if given is None else given
     group.agree("batch_statistics", chosen)
@@ -56,13 +56,13 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         devices: device names; by default all GPUs, else all logical CPU devices.
         cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
             replicas use collectives.
-        communication: `"native"` for tfdist's collectives, which on GPUs need NVIDIA's driver
-            alone and use NCCL if it is there; `"tensorflow"` for TensorFlow's; `"auto"`, the
-            default, is `"tensorflow"`.
-        batch_statistics: the rows by whose statistics `BatchNormalization` layers normalize in
-            training: `"global"`, those of the whole batch as in one process, or `"replica"`, those
-            of each replica, which communicate nothing; layers with `synchronized=True` always use
-            the whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
+        communication: `"native"` for tfdist's collectives, which on GPUs need only NVIDIA's driver
+            and use NCCL if available; `"tensorflow"` for TensorFlow's; `"auto"`, the default, means
+            `"tensorflow"`.
+        batch_statistics: the rows that `BatchNormalization` layers compute statistics from in
+            training: `"global"` for the whole batch, as in one process, or `"replica"` for each
+            replica's rows, without communication. Layers with `synchronized=True` always use the
+            whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
 
     Raises:
         ValueError: `communication` or `batch_statistics` is none of these.
@@ -98,11 +98,12 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         tf.distribute.Strategy.__init__(self, extended)
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints what a training step communicates: each value, its bytes, and the line it is from.
+        """Prints the communication of a training step: each value, its bytes, and its source line.
 
         Args:
             model: a compiled Keras model, created in the scope of this strategy.
-            batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+            batch: a global batch in the form that `train_step` receives, such as a pair of inputs
+                and targets.
 
         Returns:
             A list of transfers, each with the attributes `kind` ("reduce" or "gather"),

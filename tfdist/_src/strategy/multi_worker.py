@@ -37,7 +37,7 @@ from tfdist.errors import UnsupportedError
 
 
 def random_states() -> dict[str, Any]:
-    """The states of Python's and NumPy's global generators, which JSON can represent."""
+    """The states of Python's and NumPy's global generators, for JSON."""
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -78,19 +78,19 @@ def make_compressor(
     replicas: list[Communicator],
     options: Any,
 ) -> Compressor | None:
-    """The gradient compressor; None for a single worker and for TensorFlow's collectives.
+    """Returns the gradient compressor; None for a single worker or TensorFlow's collectives.
 
     Args:
         group: the workers; all of them call this.
         policy: this worker's initial policy; None to compress nothing.
         devices: the devices of this worker's replicas.
         workers: the communicator with one participant per worker.
-        replicas: those of `replica_communicators`.
+        replicas: the communicators from `replica_communicators`.
         options: a `tf.distribute.experimental.CommunicationOptions`.
 
     Raises:
         ProgramMismatchError: the workers have different policies.
-        UnsupportedError: a policy is set, and these workers cannot compress.
+        UnsupportedError: a policy is set, but these workers cannot compress.
     """
     if not isinstance(workers, NativeCommunicator):
         group.agree("compression", repr(policy))
@@ -166,7 +166,7 @@ def cannot_compress(asked_by: str) -> UnsupportedError:
     """The error for compression over TensorFlow's collectives.
 
     Args:
-        asked_by: what the user can omit.
+        asked_by: the argument or call that the user can omit.
     """
     return UnsupportedError(
         "Compression needs the native collectives, and these workers use TensorFlow's. "
@@ -181,22 +181,22 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     split among all replicas; the result is the same as in a single process.
 
     Args:
-        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`; by default
-            the environment is read (`TF_CONFIG`, or what Slurm, mpirun and others set), and a
-            process that finds nothing there trains alone.
+        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`. By default the
+            environment is read (`TF_CONFIG`, or the variables of Slurm, mpirun and other
+            launchers); a process that finds none of these trains alone.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
             collectives use its `bytes_per_pack` and `timeout_seconds`.
-        communication: `"native"` for tfdist's collectives (shared memory and TCP; on GPUs own
+        communication: `"native"` for tfdist's collectives (shared memory and TCP; on GPUs its own
             kernels and NCCL), `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs), or
-            `"auto"` for the native ones if they are available on all of several workers.
+            `"auto"` for the native ones if there are several workers and all of them support these.
         compression: how to compress gradients sent between hosts: a name such as `"int8"`, a codec
             of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
         shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps
             the state, and updates the weights, of an equal share of the elements.
-        batch_statistics: the rows by whose statistics `BatchNormalization` layers normalize in
-            training: `"global"`, those of the whole batch as in one process, or `"replica"`, those
-            of each replica, which communicate nothing; layers with `synchronized=True` always use
-            the whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
+        batch_statistics: the rows that `BatchNormalization` layers compute statistics from in
+            training: `"global"` for the whole batch, as in one process, or `"replica"` for each
+            replica's rows, without communication. Layers with `synchronized=True` always use the
+            whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
 
     Raises:
         ValueError: `communication` or `batch_statistics` is none of the above.
@@ -264,11 +264,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         tf.distribute.Strategy.__init__(self, extended)
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints what a training step communicates: each value, its bytes, and the line it is from.
+        """Prints the communication of a training step: each value, its bytes, and its source line.
 
         Args:
             model: a compiled Keras model, created in the scope of this strategy.
-            batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+            batch: a global batch in the form that `train_step` receives, such as a pair of inputs
+                and targets.
 
         Returns:
             A list of transfers, each with the attributes `kind` ("reduce" or "gather"),
@@ -282,9 +283,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
     @property
     def generation(self) -> int:
-        """How often the group of workers has changed since the job started.
+        """The number of changes of the group of workers since the job started.
 
-        Workers come and go with `tfdist.callbacks.Elastic`; otherwise it stays 0.
+        Workers join and leave with `tfdist.callbacks.Elastic`; otherwise it stays 0.
         """
         return int(self.extended.group.generation)
 
@@ -316,7 +317,7 @@ def cannot_shard(devices: list[str]) -> UnsupportedError:
 
 
 def read_cluster(cluster_resolver: Any) -> Found:
-    """The job from a resolver, or by default from the environment.
+    """Returns the job described by a resolver, or by default by the environment.
 
     Raises:
         ClusterError: the description of the cluster is invalid.
@@ -327,7 +328,7 @@ def read_cluster(cluster_resolver: Any) -> Found:
 
 
 def resolver_of(group: Group, found: Found) -> Any:
-    """TensorFlow's description of a job that was found in the environment."""
+    """Returns TensorFlow's description of a job that was found in the environment."""
     # A process that waits to be admitted to a running job is alone for now.
     topology = found.topology if found.exchange is None else group.topology
     return tf.distribute.cluster_resolver.SimpleClusterResolver(

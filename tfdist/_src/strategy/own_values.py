@@ -1,7 +1,7 @@
-"""Borders, in a program for the whole batch, of what each replica computes from its own rows.
+"""Boundaries between a program for the whole batch and a replica's computation on its own rows.
 
-In the traced program they pass values on; the package `global_view` gives them their meaning.
-Gradients cross them the other way.
+In the traced program they return their input; the package `global_view` gives them their meaning.
+Gradients cross them in the opposite direction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdist._src.internals.graphs import identities, marking_operations, of_unkn
 
 
 def axes_that_may_be_cut(tensor: tf.Tensor, rows: int | None, kept: Sequence[int]) -> list[int]:
-    """The axes of a tensor along which a replica may have a part of it.
+    """The axes of a tensor along which a replica may have only a part of it.
 
     Args:
         tensor: a tensor of the program for the whole batch.
@@ -32,28 +32,28 @@ def axes_that_may_be_cut(tensor: tf.Tensor, rows: int | None, kept: Sequence[int
 
 
 def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """A replica's rows of a value.
+    """Returns a replica's rows of a value.
 
     Args:
         value: a tensor of the program for the whole batch.
         like: a tensor with the same rows, such as the value itself.
-        axes: the axes that may be cut. The result's sizes along them are unknown.
+        axes: the axes that may be cut. The result's sizes along these axes are unknown.
     """
     with marking_operations(ENTER, axes):
         result = identities([value, like], "TfdistEnter")[0]
-    # TensorFlow would compute with known sizes in gradients.
+    # Otherwise TensorFlow would use the static sizes in gradients.
     return of_unknown_sizes(result, axes)
 
 
 def enter_whole(value: tf.Tensor) -> tf.Tensor:
-    """A value that is the same on all replicas, such as a weight."""
+    """Returns a value that is the same on all replicas, such as a weight."""
     with marking_operations(ENTER, []):
         (result,) = identities([value], "TfdistEnterWhole")
     return result
 
 
 def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """A tensor of the program for the whole batch whose rows the replicas have computed.
+    """Returns a tensor of the program for the whole batch, computed in rows by the replicas.
 
     Args:
         value: a replica's rows.
@@ -67,10 +67,10 @@ def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def average(value: tf.Tensor) -> tf.Tensor:
-    """The mean of the replicas' values, weighted by their rows; not differentiable.
+    """Returns the mean of the replicas' values, weighted by their rows; not differentiable.
 
     Args:
-        value: a replica's value. If it is not of a floating type, all replicas have the same one.
+        value: a replica's value. If its type is not floating, it is the same on all replicas.
     """
     value = tf.stop_gradient(value)
     with marking_operations(AVERAGE if value.dtype.is_floating else EQUAL):
@@ -79,9 +79,9 @@ def average(value: tf.Tensor) -> tf.Tensor:
 
 
 def stack(value: tf.Tensor) -> tf.Tensor:
-    """The values of all replicas along a new first axis; zeros for those without rows.
+    """Stacks the values of all replicas on a new first axis, with zeros for replicas without rows.
 
-    Its gradient is that of one replica.
+    Its gradient is the gradient for one replica.
 
     Args:
         value: a replica's value.

@@ -15,7 +15,7 @@ def key_of(reduce_op: Any, call_site: str) -> str:
     """Identifies a reduction on all workers, by its operation and its call site.
 
     Args:
-        reduce_op: `tf.distribute.ReduceOp.SUM`, or `MEAN`, which is a sum that is then divided.
+        reduce_op: `tf.distribute.ReduceOp.SUM`, or `MEAN` for a sum that is then divided.
         call_site: the location in the user's code; "" for internal calls.
     """
     op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else ""
@@ -43,7 +43,7 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, call_site
 
 
 def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "") -> list[Any]:
-    """The sums of tensors and `tf.IndexedSlices` over a group; see `all_reduce`."""
+    """Sums tensors and `tf.IndexedSlices` over a group; see `all_reduce`."""
     dense = [tf.convert_to_tensor(v) for v in values if not _is_sparse(v)]
     sums = iter(communicator.all_reduce(dense, key) if dense else [])
     return [
@@ -52,14 +52,14 @@ def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "")
 
 
 def sum_over_replicas(value: Any, name: str = "") -> Any:
-    """The sums of a nest of tensors and `tf.IndexedSlices` over all replicas.
+    """Sums a nest of tensors and `tf.IndexedSlices` over all replicas.
 
     Args:
         value: the nest.
-        name: what messages and timelines call this sum.
+        name: the name of this sum in messages and timelines.
 
-    Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but through a function that
-    TensorFlow never releases, and with it the graph of the step.
+    Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but its function for this is
+    never released by TensorFlow, and keeps the graph of the step alive.
     """
     extended = tf.distribute.get_strategy().extended
     return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
@@ -68,7 +68,7 @@ def sum_over_replicas(value: Any, name: str = "") -> Any:
 def all_gather_slices(
     communicator: Communicator, slices: tf.IndexedSlices, key: str = ""
 ) -> tf.IndexedSlices:
-    """The slices of all participants, in rank order."""
+    """Returns the slices of all participants, in rank order."""
     return tf.IndexedSlices(
         values=communicator.all_gather(tf.convert_to_tensor(slices.values), key),
         indices=communicator.all_gather(tf.convert_to_tensor(slices.indices), key),
@@ -104,7 +104,7 @@ def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
 
 
 def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """The sum over a group of values with the rows of all participants, of which each gets its own.
+    """Sums values that have the rows of all participants; each participant gets its own rows.
 
     Args:
         communicator: the group.
@@ -112,13 +112,13 @@ def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor
         counts: the number of rows of each participant, a vector.
 
     Returns:
-        This participant's rows; one row of another if it has none.
+        This participant's rows, or one row of another participant if it has none.
     """
     rank, size = communicator.place()
     most = tf.reduce_max(counts)
 
     def of_one_size() -> tf.Tensor:
-        # A shard with less rows ends with those of the next.
+        # A shorter shard is padded with rows of the next one.
         rows = (tf.cumsum(counts) - counts)[:, tf.newaxis] + tf.range(most)
         return tf.gather(value, tf.minimum(tf.reshape(rows, [-1]), tf.shape(value)[0] - 1))
 
@@ -129,7 +129,7 @@ def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor
 
 
 def sum_locally(value: Any, local_ops: Any) -> Any:
-    """The sum of a value over this worker's replicas; a plain value itself.
+    """Sums a value over this worker's replicas; returns a plain value unchanged.
 
     Args:
         value: a plain or per-replica value.
@@ -148,7 +148,7 @@ def sum_locally(value: Any, local_ops: Any) -> Any:
 
 
 def add(values: Sequence[Any]) -> Any:
-    """The sum of local values, dense or sparse."""
+    """Adds local values, dense or sparse."""
     if _is_sparse(values[0]):
         return tf.IndexedSlices(
             values=tf.concat([v.values for v in values], axis=0),
@@ -164,7 +164,7 @@ def add(values: Sequence[Any]) -> Any:
 
 
 def sum_plain(value: Any, replicas: int) -> Any:
-    """The sum of a plain value over replicas, which is well-defined only for zero."""
+    """Sums a plain value over replicas, which is well-defined only for zero."""
     if not tf.is_tensor(value) and value == 0:
         return value
     raise ValueError(

@@ -1,7 +1,7 @@
 """The step of a replica: its rows of the batch, its place among all replicas, and its updates.
 
-Graphs outlive such a change. So tfdist puts `place` into them, which they read when they run; what
-else is read while a graph is traced may become a part of it, and is noted.
+Graphs outlive a change of the group. So tfdist adds `place` to them, which is read when they run.
+Other values that are read during a trace may become part of the graph, and the read is noted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 
 @dataclasses.dataclass(frozen=True)
 class OwnRows:
-    """A replica's rows of a batch, and what the replicas exchange with their numbers.
+    """A replica's rows of a batch, and the data that replicas exchange with their row counts.
 
     Attributes:
         rows: the number of rows of this replica, an int32 scalar.
@@ -33,7 +33,7 @@ class OwnRows:
         total: the number of rows of the global batch, an int32 scalar.
         first_row: the index of this replica's first row in the global batch, an int32 scalar.
         some_are_empty: whether a replica has no rows, a bool scalar.
-        heard: what the workers tell one another besides, an int32 vector.
+        heard: the additional data that the workers exchange, an int32 vector.
     """
 
     rows: tf.Tensor
@@ -50,8 +50,8 @@ class Step:
     Attributes:
         key: identifies this step among traces.
         agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
-        late_in: the step's graph, if an update may be put off to the end of the step.
-        late: the update that has been put off, of the layer that does it.
+        late_in: the step's graph, if an update may be deferred to the end of the step.
+        late: the deferred update; the module that performs it defines its type.
     """
 
     clips_together = False  # Whether workers communicate to clip by the global norm.
@@ -64,9 +64,9 @@ class Step:
         self._turns = Turns()
 
     def own_parts(self, values: Sequence[Any]) -> list[Any]:
-        """What this replica contributes to sums of values, such as gradients.
+        """Returns this replica's contributions to sums of values, such as gradients.
 
-        Applying it again changes nothing.
+        Applying it twice has the same effect as once.
 
         Args:
             values: dense tensors, `tf.IndexedSlices` or None.
@@ -74,7 +74,7 @@ class Step:
         return list(values)
 
     def contributions(self, values: Sequence[Any]) -> list[Any]:
-        """What this replica contributes to sums that are communicated now; see `own_parts`."""
+        """Returns this replica's contributions to sums communicated now; see `own_parts`."""
         return self.own_parts(values)
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -98,7 +98,7 @@ class Step:
         return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
 
     def sums(self, variable: Any) -> bool:
-        """Whether this replica, rather than another on its behalf, sums a variable's gradients."""
+        """Whether this replica itself sums a variable's gradients."""
         return True
 
     def sum_over_replicas(
@@ -110,7 +110,7 @@ class Step:
         """Sums gradients over the replicas.
 
         Args:
-            add_up: sums gradients, called with these and their variables.
+            add_up: sums gradients; called with these gradients and their variables.
             gradients: dense or `tf.IndexedSlices`.
             variables: their variables.
         """
@@ -126,7 +126,7 @@ class Step:
         return sum_of_squares(gradients)
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        """What the update of a variable waits for besides its gradient."""
+        """Returns the tensors that a variable's update waits for, apart from its gradient."""
         return self._turns.before(variable) if self.late is not None else []
 
     def updated(self, variable: Any) -> None:
@@ -158,7 +158,7 @@ class Turns:
         self._last: tf.Tensor | None = None
 
     def before(self, variable: Any) -> list[tf.Tensor]:
-        """What the update of a variable waits for."""
+        """Returns the tensors that a variable's update waits for."""
         # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
         here = self._last is not None and self._last.graph is tf.compat.v1.get_default_graph()
         return [self._last] if here and _is_large(variable) else []
@@ -176,14 +176,14 @@ def _is_large(variable: Any) -> bool:
 class GlobalStep(Step):
     """A step whose program is traced for the whole batch, and partitioned afterwards.
 
-    What an optimizer sums is marked by `contributions`.
+    `contributions` marks the sums of an optimizer.
 
     Args:
         static_rows: the number of rows of the batch, if the program knows it.
         own_statistics: whether each replica normalizes with the statistics of its own rows.
-        assigns_own_statistics: whether it also keeps those in its moving statistics.
-        gathers_statistics: whether the statistics of the whole batch are computed from those of the
-            replicas, which are gathered.
+        assigns_own_statistics: whether it also keeps these in its moving statistics.
+        gathers_statistics: whether the statistics of the whole batch are computed from the gathered
+            statistics of the replicas.
 
     Attributes:
         static_rows: as given.
@@ -207,9 +207,9 @@ class GlobalStep(Step):
         self.gathers_statistics = gathers_statistics
 
     def contributions(self, values: Sequence[Any]) -> list[Any]:
-        """Marks values of the whole batch as sums that are to be communicated.
+        """Marks values of the whole batch as sums to be communicated.
 
-        The partitioned program has there what a worker contributes to each sum.
+        In the partitioned program, a marked value is the worker's contribution to the sum.
 
         Args:
             values: dense tensors, which are marked, `tf.IndexedSlices` or None.
@@ -218,7 +218,7 @@ class GlobalStep(Step):
 
 
 def gathered_parts(values: Sequence[Any]) -> list[Any]:
-    """Marks values that a `GlobalStep` gathers as this worker's own; a constant must be zero.
+    """Marks values gathered in a `GlobalStep` as this worker's own; a constant must be zero.
 
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
@@ -227,7 +227,7 @@ def gathered_parts(values: Sequence[Any]) -> list[Any]:
 
 
 def equal_everywhere(values: Sequence[Any]) -> list[Any]:
-    """Marks values that a `GlobalStep` has communicated as equal on all workers.
+    """Marks values that have been communicated in a `GlobalStep` as equal on all workers.
 
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
@@ -238,7 +238,7 @@ def equal_everywhere(values: Sequence[Any]) -> list[Any]:
 class EagerGlobalStep(GlobalStep):
     """A step that every replica runs on the whole batch, eagerly.
 
-    The first replica contributes to sums what all of them have computed.
+    Only the first replica contributes to sums, since all replicas have computed the same values.
 
     Args:
         leads: whether this is the first replica, a bool scalar.
@@ -273,7 +273,7 @@ def _marked(values: Sequence[Any], mark: str) -> list[Any]:
         with marking_operations(mark):
             marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
         for i, value in zip(dense, marked, strict=True):
-            results[i] = tf.identity(value)  # What waits for one must not wait for all.
+            results[i] = tf.identity(value)  # A consumer of one value must not wait for all.
     return results
 
 
@@ -319,8 +319,8 @@ def _stack() -> list[Step]:
 def updating(variable: Any, arguments: Sequence[Any]) -> Iterator[None]:
     """Makes operations that update a variable wait for the update's arguments.
 
-    Otherwise everything that an update rule computes from its slots alone would be computed at the
-    start of the step and stay in memory until the gradients are available.
+    Otherwise all operations of an update rule that depend only on its slots would run at the start
+    of the step, and their results would stay in memory until the gradients are available.
 
     Args:
         variable: a variable of the strategy.
@@ -355,25 +355,25 @@ class PlacedExtended(LocalExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         if in_global_step():
-            return 1  # The program for the whole batch is that of one replica.
+            return 1  # The program for the whole batch is written for one replica.
         return len(self._devices) * self._workers.size
 
     @property
     def communicates(self) -> bool:
-        """Whether there are other replicas, or may be while graphs of today are in use."""
+        """Whether other replicas exist, or may exist while present graphs are in use."""
         return len(self._devices) > 1 or self.spans_workers
 
     @property
     def spans_workers(self) -> bool:
-        """Whether there are other workers, or may be while graphs of today are in use."""
+        """Whether other workers exist, or may exist while present graphs are in use."""
         return not isinstance(self._workers, Alone)
 
     @property
     def traces_know_group(self) -> bool:
-        """Whether graphs may know ranks or numbers of replicas, so that a change makes them wrong.
+        """Whether graphs may contain ranks or replica counts, which a change would invalidate.
 
-        They do if anything but tfdist has read such a number while they were traced. Set it to
-        False when all of them will be traced again.
+        This is the case if any code outside of tfdist has read such a number during a trace. Set it
+        to False when all graphs will be traced again.
         """
         return self.spans_workers and registry.know_group()
 
@@ -382,10 +382,10 @@ class PlacedExtended(LocalExtended):
         (registry.note_stale if know else registry.forget)()
 
     def place(self, device: Any = 0) -> tuple[Any, Any]:
-        """A replica's number among all, and their number, as the graph finds them when it runs.
+        """A replica's global number and the number of replicas, read when the graph runs.
 
         Args:
-            device: the number of the replica's device among this worker's.
+            device: the number of the replica's device on this worker.
         """
         worker, workers = self._workers.place()
         return worker * len(self._devices) + device, workers * len(self._devices)
@@ -412,7 +412,7 @@ class PlacedExtended(LocalExtended):
     def _in_multi_worker_mode(self) -> bool:
         return self.spans_workers
 
-    # KerasTuner names its temporary folders by these.
+    # KerasTuner uses these names for its temporary folders.
 
     @property
     def _task_type(self) -> str:
@@ -423,7 +423,7 @@ class PlacedExtended(LocalExtended):
         return self._workers.rank
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        with registry.unnoted():  # It is noted when a replica's context is asked for it.
+        with registry.unnoted():  # The read is noted when a replica's context returns the number.
             return self._workers.rank * len(self._devices) + replica_id
 
     def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:

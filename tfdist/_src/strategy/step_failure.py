@@ -1,7 +1,8 @@
-"""Propagates a failed step to the other workers, which raise too and name the cause.
+"""Propagates a failed step to the other workers, which also raise and name the cause.
 
-Otherwise a loop over a `set` could add two sums of one shape and one line crosswise.
-Steps of `fit` are compared more strictly, by `trainer.fit.compared_state`.
+Also compares the order of collectives: a loop over a `set` could otherwise mix up two sums with
+the same shape and source line. Steps of `fit` are compared more strictly, by
+`keras.fit.compared_state`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def report_traces(group: Group, function: Any) -> None:
 
 
 def _passed(graph: Any, group: Group) -> list[Passed]:
-    """What a graph passes to collectives, in order; nothing if it is too large for a message."""
+    """A graph's inputs to collectives, in order; empty if the graph is too large for a message."""
     ordering = {inner.op.name for outer, inner in graph.captures if tokens.is_token(outer)}
     operations = [
         op
@@ -75,12 +76,12 @@ def _passed(graph: Any, group: Group) -> list[Passed]:
     return found
 
 
-# Of larger values that a function refers to, only the form counts.
+# For larger values that a function refers to, only type and shape are compared.
 _COMPARED_BYTES = 2**16
 
 
 def _names_of_captures(graph: Any, ordering: set[str]) -> dict[str, str]:
-    """Names for what a graph captures that do not depend on the order in which it does."""
+    """Names for a graph's captures that do not depend on the order of capture."""
     variables = {id(variable.handle): variable.name for variable in graph.variables}
     names = {}
     for outer, inner in graph.captures:
@@ -109,7 +110,7 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 
 
 def _name(function: Any) -> str:
-    """The name and the line of a `tf.function`."""
+    """The name and line of a `tf.function`."""
     python_function = function.python_function
     code = getattr(python_function, "__code__", None)
     name = getattr(python_function, "__qualname__", type(python_function).__name__)
@@ -132,7 +133,7 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
 
     Args:
         group: the workers.
-        eager: whether an error other than an operation's comes from running, not tracing, the step.
+        eager: whether an error outside of operations was raised by running, not tracing, the step.
 
     Raises:
         tf.errors.UnavailableError: another worker was lost, or its step failed; the message names

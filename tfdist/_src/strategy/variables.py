@@ -26,7 +26,7 @@ from tfdist.errors import RendezvousError
 
 
 class _Variable:
-    """What both kinds add to TensorFlow's distributed variables: conversions and a clear error."""
+    """Adds conversions and a clear error to both kinds of TensorFlow's distributed variables."""
 
     name: str
     read_value: Any
@@ -72,7 +72,7 @@ class _Variable:
 
 
 def _on_copies(method: str) -> Any:
-    """Makes a method that calls one of `tf.Variable` on the copies."""
+    """Returns a method that calls a method of `tf.Variable` on the copies."""
 
     def apply(variable: Any, updates: Any, *, indices: Any) -> Any:
         return getattr(variable, method)(indices, updates)
@@ -136,7 +136,7 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
 
 
 class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
-    """A variable that each replica changes independently, read as the sum, such as metric state.
+    """A variable that each replica changes separately and that reads as the sum, as in metrics.
 
     Reading it is a collective that all workers must join. A step of `fit` sums the metrics anyway
     and stores the total here, so that a single worker can read it.
@@ -150,7 +150,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
         self._total = None if self._changed_elsewhere else total
 
     def forget_total(self) -> None:
-        """Has the next read compute the sum, since a replica's copy was assigned a value."""
+        """Discards the stored sum, since a replica's copy was assigned."""
         self._total = None
 
     def _get_cross_replica(self) -> Any:
@@ -160,7 +160,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current_step() is None:
-            # A user-defined function changes it, whenever that runs.
+            # A user-defined function changes the variable on each of its runs.
             self._changed_elsewhere = True
         self._total = None
         return super()._update_replica(update_fn, value, **kwargs)
@@ -238,7 +238,7 @@ def create_variable(
 
 
 def _without_graph(initial_value: Any) -> Any:
-    """An initial value that does not depend on the graph it is part of, if it is constant there."""
+    """Returns an initial value that does not depend on its graph, if it is constant there."""
     if not tf.is_symbolic_tensor(initial_value):
         return initial_value
     constant = tf.get_static_value(initial_value)

@@ -1,11 +1,11 @@
 """Authenticates both ends of a new connection.
 
-Both ends prove, by an HMAC over everything said so far, that they have the job's secret: first the
-dialer, then the listener, which says nothing of itself before that. Without a secret, an empty one
-is used. In TLS the proofs also cover the certificates of both ends, so that nobody between the two
-can pass them on.
+Both ends prove that they have the job's secret, with an HMAC over everything sent so far: first the
+dialer, then the listener, which reveals nothing about itself before that. Without a secret, an
+empty one is used. With TLS, the proofs also cover the certificates of both ends, so that a process
+between the two cannot forward them.
 
-The protocol is a generator that does no I/O, so that one thread can run many handshakes at once.
+The protocol is a generator that does no I/O, so one thread can run many handshakes concurrently.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tfdist._src.options import Options
 from tfdist.errors import ClusterError, TlsError
 
 VARIABLE = "TFDIST_SECRET"
-"""The variable with the secret; messages name the variable and never contain the secret."""
+"""The variable that contains the secret; messages name the variable, never the secret."""
 
 _HEX = frozenset("0123456789abcdef")
 _CHALLENGE_BYTES = 32
 
 
 def new_secret() -> str:
-    """A new random secret for one job."""
+    """Returns a new random secret for one job."""
     return secrets.token_hex(32)
 
 
 def new_challenge() -> str:
-    """A random value that the peer's proof must cover; a new one for every connection."""
+    """Returns a new random value for one connection; the peer's proof must cover it."""
     return secrets.token_hex(_CHALLENGE_BYTES)
 
 
@@ -51,11 +51,11 @@ def is_challenge(value: object) -> bool:
 
 
 def prove(secret: str, role: str, *transcript: bytes) -> str:
-    """The proof of one end of a connection.
+    """Returns the proof of one end of a connection.
 
     Args:
         secret: the job's secret; "" for none.
-        role: the protocol, and which end proves itself, so that neither end's proof can be
+        role: the protocol and the end that proves itself, so that neither end's proof can be
             reflected as the other's.
         transcript: everything sent so far, including the challenges of both ends.
 
@@ -94,11 +94,11 @@ AnswerAs = Callable[[Identity], Identity]
 
 @dataclass(frozen=True)
 class Read:
-    """Asks for bytes.
+    """Requests bytes from the peer.
 
     Attributes:
         count: the number of bytes, which is bounded.
-        some: whether fewer suffice, but at least one.
+        some: whether fewer bytes suffice, but at least one.
     """
 
     count: int
@@ -107,14 +107,14 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
-    """Asks to send these bytes."""
+    """Requests that these bytes be sent."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Secure:
-    """Asks to switch to TLS; answered with the digests of this end's and the peer's certificate."""
+    """Requests TLS; answered with the digests of this end's and the peer's certificate."""
 
 
 Steps = Generator[Read | Write | Secure, bytes, Identity]
@@ -136,7 +136,7 @@ def handshake(
 ) -> Identity:
     """Identifies the peer and authenticates both ends with the job's secret.
 
-    On a `TlsSocket` all of this happens inside TLS, after both ends have verified each other's
+    On a `TlsSocket`, all of this happens inside TLS, after both ends have verified each other's
     certificates.
 
     Args:
@@ -150,12 +150,12 @@ def handshake(
         name: how the dialer's messages refer to the peer.
 
     Returns:
-        The peer's identity. Only its form, its protocol and its proof of the secret are checked.
+        The peer's identity. Only its form, protocol and proof of the secret are checked.
 
     Raises:
         ClusterError: this process dialed, and the peer has another secret or protocol.
-        TlsError: this process dialed, and one of the two does not trust the other or does not use
-            TLS.
+        TlsError: this process dialed, and one of the two ends does not trust the other or does not
+            use TLS.
         WireError: the peer is not a tfdist worker, or was rejected.
         OSError: the connection ended, or the deadline passed.
     """
@@ -168,7 +168,7 @@ def handshake(
     except (TlsMismatch, ssl.SSLError) as error:
         if (problem := tls_problem(error)) is None:
             raise
-        # Let the peer read the reason.
+        # Let the peer read the error.
         end_gently(sock)
         if first:
             raise dialer_error(error, mine, name) from None
@@ -176,13 +176,13 @@ def handshake(
 
 
 def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
-    """The error to raise at the dialer, which names both ends if they cannot use TLS."""
+    """Returns the error to raise at the dialer; it names both ends if they cannot use TLS."""
     problem = tls_problem(error)
     return TlsError(f"{mine}: no TLS with {name}: {problem}.") if problem else error
 
 
 def tls_problem(error: Exception) -> str | None:
-    """Why two ends cannot use TLS with each other, and the remedy; None for any other error."""
+    """Returns why two ends cannot use TLS, and the remedy; None for any other error."""
     if isinstance(error, TlsMismatch):
         return f"{error}. Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
     reason = explain(error) if isinstance(error, ssl.SSLError) else None
@@ -243,7 +243,7 @@ def listening(
         secret: the job's secret.
         tls: whether the connection uses TLS.
         admit: see `handshake`.
-        answer_as: who to be for an admitted peer; `mine` by default.
+        answer_as: returns the identity to present to an admitted peer; `mine` by default.
     """
     certificates: tuple[bytes, ...] = ()
     magic = yield from _magic()
@@ -285,7 +285,7 @@ def listening(
 
 
 def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
-    """Looks at what is there, so that a peer with another protocol is detected immediately."""
+    """Reads the first bytes as they arrive, so that another protocol is detected immediately."""
     magic = b""
     while len(magic) < len(MAGIC):
         magic += yield Read(len(MAGIC) - len(magic), some=True)
@@ -295,7 +295,7 @@ def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
 
 
 def _frame() -> Generator[Read | Write | Secure, bytes, tuple[framing.Header, bytes]]:
-    """Reads a frame; returns its header, and all of its bytes."""
+    """Reads a frame; returns its header and all of its bytes."""
     steps = framing.frame_steps(framing.HELLO_LIMIT)
     count = next(steps)
     said = b""
@@ -352,10 +352,10 @@ _REMEDY = (
 
 
 def is_closed(topology: Topology, options: Options) -> bool:
-    """Whether only processes that have proven to belong to the job can connect to it.
+    """Whether only authenticated processes, or only processes of this host, can connect to the job.
 
     Args:
-        topology: the job's workers. On loopback only processes of this host reach them.
+        topology: the job's workers. On loopback, only processes of this host reach them.
         options: `secret` and the TLS options are used.
 
     Example:
@@ -366,11 +366,11 @@ def is_closed(topology: Topology, options: Options) -> bool:
 
 
 def check_security(topology: Topology, options: Options, announce: Announce) -> None:
-    """Warns of a job that is open to strangers, or refuses it.
+    """Warns about a job that is open to strangers, or refuses it.
 
     Args:
         topology: the job's workers.
-        options: `security` says which; `secret` and the TLS options are used.
+        options: `security` selects the reaction; `secret` and the TLS options are used.
         announce: called with the warning, on rank 0.
 
     Raises:
@@ -392,7 +392,7 @@ def check_security(topology: Topology, options: Options, announce: Announce) -> 
 
 
 def summary(topology: Topology, options: Options) -> str:
-    """How the job's processes recognize one another, in a few words."""
+    """Describes briefly how the job's processes authenticate one another."""
     if options.tls:
         return "TLS certificates and a secret" if options.secret else "TLS certificates"
     if options.secret:

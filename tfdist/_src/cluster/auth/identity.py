@@ -18,35 +18,35 @@ JOIN = "join"
 """The purpose of a connection to rank 0 that becomes part of a session."""
 
 OBSERVE = "observe"
-"""The purpose of a connection to rank 0 that asks how the job goes."""
+"""The purpose of a connection to rank 0 that requests the status of the job."""
 
 REGROUP = "regroup"
-"""The purpose of a connection between workers that form a new group, or that want to join one."""
+"""The purpose of a connection between workers that form a new group, or that want to join it."""
 
 LAUNCH = "launch"
 """The purpose of a connection between the launchers of several hosts."""
 
 PRINT = "print"
-"""The purpose of a connection to a driver that shows what a worker prints."""
+"""The purpose of a connection to a driver that shows a worker's output."""
 
 _MAX_LENGTH = 512
 
 
 @dataclass(frozen=True)
 class Identity:
-    """One end of a connection. Its size does not depend on the number of workers.
+    """The identity of one end of a connection. Its size does not depend on the number of workers.
 
     Attributes:
         protocol: the protocol version.
         version: the tfdist version.
         fingerprint: `Topology.fingerprint()`.
         rank: the claimed rank.
-        worker: what messages call it, `"worker 1 (10.0.0.2:2222)"`.
+        worker: its name in messages, such as `"worker 1 (10.0.0.2:2222)"`.
         host: the host name.
         pid: the process id.
-        nonce: random; tells a process that reconnects from a second one with its rank.
-        purpose: what the connection is for.
-        attempt: the number of earlier attempts to open it.
+        nonce: random; distinguishes a reconnecting process from a second one with its rank.
+        purpose: the purpose of the connection.
+        attempt: the number of earlier attempts to open the connection.
     """
 
     protocol: int
@@ -62,7 +62,7 @@ class Identity:
 
     @classmethod
     def of(cls, topology: Topology, purpose: str = JOIN) -> Identity:
-        """The identity of this process."""
+        """Returns the identity of this process."""
         return cls(
             protocol=PROTOCOL,
             version=__version__,
@@ -77,11 +77,11 @@ class Identity:
 
     @classmethod
     def of_other(cls, name: str, purpose: str, number: int = 0) -> Identity:
-        """The identity of this process if it is no worker; the cluster is unknown to it.
+        """Returns the identity of a process that is not a worker, and does not know the cluster.
 
         Args:
-            name: what messages call it.
-            purpose: what the connection is for.
+            name: its name in messages.
+            purpose: the purpose of the connection.
             number: its number among processes of its kind.
         """
         return cls(
@@ -101,7 +101,7 @@ class Identity:
         """Decodes a hello; only its form is checked.
 
         Raises:
-            WireError: it is not a hello.
+            WireError: the header is not a hello.
         """
         try:
             hello = cls(**{field.name: header[field.name] for field in fields(cls)})
@@ -120,7 +120,7 @@ class Identity:
 
     @property
     def kind(self) -> str:
-        """What processes of its kind are called."""
+        """The plural noun for processes of its kind."""
         return "hosts" if self.purpose == LAUNCH else "workers"
 
     def __str__(self) -> str:
@@ -133,11 +133,11 @@ def _is_text(value: object) -> bool:
 
 
 Entry = tuple[str, int, str]
-"""A worker in a cluster: its job, its index in it, and its address."""
+"""A worker in a cluster: its job, its index within that job, and its address."""
 
 
 def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> ClusterError | None:
-    """Why two processes cannot belong to the same job.
+    """Checks whether two processes can belong to the same job.
 
     Args:
         topology: this process's cluster.
@@ -161,14 +161,14 @@ def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> Cluste
 
 
 def protocols_differ(mine: Identity, theirs: Identity) -> ClusterError | None:
-    """The error for two processes whose protocols differ, so that they cannot authenticate."""
+    """Returns the error for two processes that cannot authenticate, as their protocols differ."""
     if mine.protocol == theirs.protocol:
         return None
     return _different("protocols", mine, mine.protocol, theirs, theirs.protocol)
 
 
 def duplicate(one: Identity, other: Identity) -> ClusterError:
-    """The error for two processes that claim the same rank."""
+    """Returns the error for two processes that claim the same rank."""
     return ClusterError(
         f"Two processes claim to be {one.worker}: process {one.pid} on {one.host} and "
         f"process {other.pid} on {other.host}. Give each process its own task index, or stop the "
@@ -177,7 +177,7 @@ def duplicate(one: Identity, other: Identity) -> ClusterError:
 
 
 def clusters_differ(difference: str) -> ClusterError:
-    """The error for two processes with different clusters."""
+    """Returns the error for two processes with different clusters."""
     return ClusterError(
         f"The workers have different clusters: {difference}. "
         f'Give all workers the same "cluster" in TF_CONFIG.'
@@ -185,7 +185,7 @@ def clusters_differ(difference: str) -> ClusterError:
 
 
 def entries(topology: Topology) -> list[Entry]:
-    """The workers of a cluster, in rank order; then its generation, where the group has changed."""
+    """Returns the workers in rank order; then the generation, if the group has changed."""
     workers = [(w.task_type, w.task_index, w.address) for w in topology.workers]
     generation = topology.generation
     return [*workers, ("generation", generation, "of the group")] if generation else workers

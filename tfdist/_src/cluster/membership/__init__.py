@@ -1,1 +1,1 @@
-"""Who belongs to the group: after losses and arrivals, the members form its next generation."""
+"""Membership: after losses and arrivals, the members of a group form its next generation."""

@@ -1,4 +1,4 @@
-"""Asks other members: one authenticated connection for each request."""
+"""Sends requests to other members, each over its own authenticated connection."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tfdist.errors import ClusterError
 
 
 class Calls:
-    """How this process calls others.
+    """Calls other members from this process.
 
     Args:
-        topology: its cluster, of which messages name this process.
+        topology: its cluster, which names this process in messages.
         options: `secret` and the TLS options are used.
 
     Raises:
@@ -36,12 +36,12 @@ class Calls:
         self._tls = Tls.load(options)
 
     def ask(self, address: str, header: Header, seconds: float) -> Header:
-        """Asks once, and reads one frame.
+        """Sends one request, and reads one frame.
 
         Raises:
-            OSError: nobody answers there, or not in time.
-            WireError: what answers is no worker of a job that can form a new group.
-            ClusterError, TlsError: it has another secret, version or certificate.
+            OSError: no process answers there, or not in time.
+            WireError: the peer is not a worker of a job that can form a new group.
+            ClusterError, TlsError: the peer has another secret, version or certificate.
         """
         call = Call(self, address, header)
         try:
@@ -50,12 +50,12 @@ class Calls:
             call.close()
 
     def dial(self, address: str, deadline: float) -> socket.socket:
-        """A connection that nobody has proven anything on yet; raises OSError."""
+        """Returns a connection, not authenticated yet; raises OSError."""
         sock = connect(resolve(address), deadline)
         return close_on_fork(self._tls.wrap(sock, dialed=True) if self._tls else sock)
 
     def authenticate(self, sock: socket.socket, address: str, deadline: float) -> None:
-        """Proves the secret to each other; raises as `ask` does."""
+        """Authenticates both ends of a connection; raises as `ask` does."""
         admit = self._screen
         handshake(sock, self._mine, self._secret, deadline, first=True, admit=admit, name=address)
 
@@ -70,11 +70,11 @@ class Calls:
 
 
 class Call:
-    """One request, whose connection may stay open until something happens.
+    """One request; its connection may stay open until an event occurs.
 
     Args:
-        calls: how to call.
-        address: whom.
+        calls: makes the call.
+        address: the member to call.
         header: the request.
     """
 
@@ -88,10 +88,10 @@ class Call:
         self._running = False
 
     def run(self, is_last: Callable[[Header], bool], seconds: float) -> Header:
-        """Calls, and reads frames until the last one.
+        """Calls the member, and reads frames until the last one.
 
         Args:
-            is_last: whether a frame ends the call; called with each, also to watch them.
+            is_last: whether a frame ends the call; called with each frame, also to watch them.
             seconds: the longest silence.
 
         Raises:
@@ -118,7 +118,7 @@ class Call:
                 self._running = False
 
     def take(self) -> socket.socket:
-        """The connection of a call that has ended; it is no longer closed with the call."""
+        """Takes the connection of a call that has ended; `close` no longer closes it."""
         with self._lock:
             sock, self._sock = self._sock, None
         assert sock is not None
@@ -133,6 +133,6 @@ class Call:
             if not self._running:
                 self._sock.close()
                 return
-            # Another thread reads it, so its number must not be given away.
+            # Another thread reads the socket, so its descriptor must not be freed for reuse.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)

@@ -1,9 +1,9 @@
 """Single-decree Paxos for each generation: the members of a view decide on the next one.
 
-Nothing here has a socket, a thread, a clock or a random number: messages in, messages out. The
-acceptor is what each member has promised and accepted (`AcceptorState`); the proposer is one
-attempt of a member to have a view decided (`Proposer`). What a dead member has promised and
-accepted last is read from its record, and counts as an answer that can no longer change.
+This module uses no sockets, threads, clocks or random numbers: messages in, messages out. An
+acceptor is the set of promises and votes of one member (`AcceptorState`). A proposer is one attempt
+of a member to have a view decided (`Proposer`). The last state of a dead member is read from its
+record, and counts as an answer that can no longer change.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from tfdist._src.cluster.membership.view import View
 def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[str]) -> bool:
     """Whether some members of a view may decide on the next one.
 
-    Those that are dead for certain, and whose last word is known, do not count. Of the others, more
-    than half may decide, or exactly half with the first one, which breaks the tie.
+    Members do not count if they are dead for certain and their last word is known. Of the others,
+    more than half may decide, or exactly half including the first one, which breaks the tie.
 
-    Two decisions never miss each other. The dead have answered with their last word, which binds as
-    an answer does; one that had taken part in a higher ballot before it died ends the attempt of
-    whoever reads that. So what is left of two sets that may decide lies among those that neither
-    counts as dead, of which each has more than half, or the same half. Without the last words,
-    somebody might already go on: with newcomers whom the dead have admitted while one of those
-    present was stopped or cut off.
+    Two decisions cannot miss each other. A last word binds a proposer just as an answer does; if it
+    contains a promise to a higher ballot, it ends the attempt that reads it. So only the members
+    that neither decision counts as dead matter: each decision has more than half of them, or the
+    same half. If a last word is unknown, another group may already exist: the dead member may have
+    admitted newcomers while a member that is present here was stopped or cut off.
 
     Args:
         view: the members of the view, in rank order.
-        present: those that take part in the decision.
-        dead: those that are dead for certain, and whose last word is known.
+        present: the members that take part in the decision.
+        dead: the members that are dead for certain, and whose last word is known.
 
     Example:
         >>> may_go_on("abcd", "ab", ""), may_go_on("abcd", "cd", ""), may_go_on("abcd", "cd", "ab")
@@ -46,20 +45,20 @@ def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[st
 def is_hopeless(
     view: Sequence[str], present: Collection[str], dead: Collection[str], gone: Collection[str]
 ) -> bool:
-    """Whether those present can never go on, however long they wait.
+    """Whether the members present can never decide, regardless of how long they wait.
 
     Args:
         view: the members of the view, in rank order.
-        present: those that take part in the decision.
-        dead: those that are dead for certain, and whose last word is known.
-        gone: those that are dead for certain, and whose last word is lost.
+        present: the members that take part in the decision.
+        dead: the members that are dead for certain, and whose last word is known.
+        gone: the members that are dead for certain, and whose last word is lost.
 
     Example:
         >>> is_hopeless("ab", "b", "", "a"), is_hopeless("ab", "b", "", "")
         (True, False)
     """
     known = {*present, *dead, *gone}
-    # One that is neither may yet turn up, as present or as dead with its last word.
+    # Any other member may still appear, either as present or as dead with its last word.
     others = {member for member in view if member not in known}
     return not may_go_on(view, {*present, *others}, dead) and not may_go_on(
         view, present, {*dead, *others}
@@ -68,11 +67,11 @@ def is_hopeless(
 
 @dataclass(frozen=True, order=True)
 class Ballot:
-    """The number of an attempt; of two, only the higher one can still succeed.
+    """The number of an attempt; of two, only the one with the higher number can still succeed.
 
     Attributes:
         round: counts up.
-        rank: that of the proposer, so that no two have the same ballot.
+        rank: the proposer's rank, so that ballots are unique.
     """
 
     round: int
@@ -98,7 +97,7 @@ class Vote:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Asks a member of a view to take part in no lower ballot, and for what it has accepted."""
+    """Asks a member to promise to ignore lower ballots, and to report its vote."""
 
     view: View
     ballot: Ballot
@@ -106,7 +105,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Accept:
-    """Asks a member of a view to accept the next one."""
+    """Asks a member of a view to vote for the next one."""
 
     view: View
     ballot: Ballot
@@ -115,7 +114,7 @@ class Accept:
 
 @dataclass(frozen=True)
 class Promise:
-    """Takes part in a ballot."""
+    """The member takes part in a ballot."""
 
     ballot: Ballot
     accepted: Vote | None
@@ -123,14 +122,14 @@ class Promise:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Has accepted what was proposed."""
+    """The member has accepted the proposal."""
 
     ballot: Ballot
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Has promised a higher ballot."""
+    """The member has promised a higher ballot."""
 
     ballot: Ballot
     promised: Ballot
@@ -138,7 +137,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decided:
-    """A view that has been decided, of the generation asked for or a later one."""
+    """A view that has been decided, of the requested generation or a later one."""
 
     view: View
 
@@ -149,13 +148,13 @@ Reply = Promise | Accepted | Refused | Decided
 
 @dataclass(frozen=True)
 class AcceptorState:
-    """The state of a process as an acceptor; a new one replaces it at each change.
+    """The state of a process as an acceptor; immutable, and replaced at each change.
 
     Attributes:
-        view: the last view known here that has been decided and to which this process belongs; None
-            for one that waits to be admitted.
-        promised: the ballot below which it takes part in none, for the generation after the view.
-        accepted: its vote for that generation.
+        view: the last decided view known here that includes this process; None while the process
+            waits to be admitted.
+        promised: the lowest ballot that it may still take part in, for the next generation.
+        accepted: its vote for the next generation.
         excluded: a later view, decided without this process.
     """
 
@@ -165,10 +164,10 @@ class AcceptorState:
     excluded: View | None = None
 
     def learn(self, view: View, me: str) -> AcceptorState:
-        """The state once a process has learned of a decided view."""
+        """Returns the state after a process has learned of a decided view."""
         if view.rank(me) is None:
             known = self.excluded or self.view
-            # One that waits to be admitted is not excluded by a view that does not have it.
+            # A process that waits to be admitted is not excluded by a view without it.
             if self.view is None or (known and known.generation >= view.generation):
                 return self
             return replace(self, excluded=view)
@@ -206,21 +205,20 @@ class AcceptorState:
 class Proposer:
     """One attempt of a member to have the next view decided.
 
-    It goes on once it may, and never decides what it may not; whom to wait for beyond that, and how
-    long, is up to the caller.
+    It proceeds as soon as the quorum rule allows, and never decides before. The caller chooses
+    which further members to wait for, and how long.
 
     Args:
         view: the view whose members decide.
         ballot: the attempt.
 
     Attributes:
-        decided: the outcome, once there is one; possibly that of another attempt, and of a later
-            generation.
-        overruled: a higher ballot that has made this attempt futile, if there is one.
+        decided: the outcome, if any; it may be of another attempt, or of a later generation.
+        overruled: a higher ballot that has made this attempt futile, if any.
         promised: the members that take part.
         accepted: the members that have accepted.
         dead: the members that are dead for certain, and whose last word is known.
-        proposal: what has been proposed.
+        proposal: the proposed view, if any.
     """
 
     def __init__(self, view: View, ballot: Ballot) -> None:
@@ -236,7 +234,7 @@ class Proposer:
 
     @property
     def request(self) -> Request:
-        """What to ask the members: all of them to prepare, then those that promised to accept."""
+        """The request to send: `Prepare` to all members, then `Accept` to members that promised."""
         if self.proposal is None:
             return Prepare(self.view, self.ballot)
         return Accept(self.view, self.ballot, self.proposal)
@@ -248,7 +246,7 @@ class Proposer:
 
     @property
     def bound(self) -> View | None:
-        """The view that must be proposed, since it may have been decided; None for any."""
+        """The view that must be proposed, as it may have been decided; None if any view may be."""
         return self._bound.view if self._bound else None
 
     def propose(self, view: View) -> None:
@@ -262,7 +260,7 @@ class Proposer:
         self.proposal = self.bound or view
 
     def receive(self, member: str, reply: Reply) -> None:
-        """Takes a member's reply; the order of replies does not matter, nor do repetitions."""
+        """Processes a member's reply; replies may arrive in any order, and repeatedly."""
         if isinstance(reply, Decided):
             if reply.view.generation > self.view.generation:
                 self._decide(reply.view)
@@ -278,17 +276,17 @@ class Proposer:
             self._check()
 
     def bury(self, member: str, last_word: AcceptorState) -> None:
-        """Notes that a member is dead for certain, and what its state was."""
+        """Notes that a member is dead for certain, and its last state."""
         view = last_word.view
         if view is None or view.generation < self.view.generation:
-            last_word = AcceptorState(self.view)  # it has never heard of the view
+            last_word = AcceptorState(self.view)  # the member did not know of the view
         elif view.generation > self.view.generation:
             self._decide(view)
             return
         if last_word.excluded and last_word.excluded.generation > self.view.generation:
             self._decide(last_word.excluded)
             return
-        # It cannot promise any more, but it may have promised a ballot that makes this one futile.
+        # The member cannot promise any more, but it may have promised a higher ballot than this.
         if last_word.promised > self.ballot:
             self._overrule(last_word.promised)
             return
@@ -316,7 +314,7 @@ class Proposer:
 
 
 def next_ballot(rank: int, known: Sequence[Ballot]) -> Ballot:
-    """The lowest ballot of a proposer above those that are known.
+    """Returns the lowest ballot of a proposer that is higher than all known ones.
 
     Example:
         >>> next_ballot(2, [Ballot(4, 3)])

@@ -1,4 +1,4 @@
-"""Keeps asking another member until it answers, and gathers what is known of it meanwhile."""
+"""Keeps asking another member until it answers, and collects evidence about it meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.errors import TfdistError
 _PAUSES = (0.005, 0.2)
 
 Witnesses = Callable[[Member], Iterable[Member]]
-"""Other processes that run where a member does."""
+"""Returns other processes on the machine of a member."""
 
 
 class Contact:
@@ -28,17 +28,17 @@ class Contact:
     Args:
         node: this process.
         calls: how to call.
-        member: whom.
+        member: the member to ask.
         header: the request.
         is_last: whether a frame is the answer.
         patience: how long the member may be silent.
         witnesses: see `Witnesses`.
-        again: seconds after which to ask again when it has answered; None for never.
+        again: seconds after an answer until the member is asked again; None for never.
 
     Attributes:
-        evidence: what is known of the member.
+        evidence: the evidence about the member.
         answer: its answer.
-        last_word: its last word, if it is dead and that is known.
+        last_word: its last word, if it is dead and the last word is known.
         call: the call that was answered.
     """
 
@@ -70,7 +70,7 @@ class Contact:
         threading.Thread(target=self._run, name="tfdist-contact", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the attempts; a connection that was answered is closed unless it was taken."""
+        """Ends the attempts; closes the connection of the answer unless it was taken."""
         self._stopped.set()
         with self._node.changed:
             call = self.call
@@ -78,7 +78,7 @@ class Contact:
             call.close()
 
     def _run(self) -> None:
-        # Whoever is awaited only while it is seen alive is looked for first.
+        # If the member is awaited only while it is seen alive, look for it first.
         if self._patience.unseen is not None and self._seek(None):
             return
         pause = _PAUSES[0]
@@ -86,7 +86,7 @@ class Contact:
             call = Call(self._calls, self.member.worker.address, self._header)
             with self._node.changed:
                 self.call = call
-            if self._stopped.is_set():  # `stop` may have seen the last one
+            if self._stopped.is_set():  # `stop` may have closed only the previous call
                 return
             try:
                 answer = call.run(self._watch, self._silence)
@@ -113,7 +113,7 @@ class Contact:
             self._stopped.wait(self._again)
 
     def _watch(self, header: Header) -> bool:
-        """Any frame is a sign of life."""
+        """Notes a frame as a sign of life; returns whether it ends the call."""
         now = time.monotonic()
         with self._node.changed:
             self.evidence = replace(self.evidence, refused_since=None, silent_since=now)
@@ -132,10 +132,10 @@ class Contact:
         return self._patience.silent if unseen is None or self.evidence.alive else unseen
 
     def _seek(self, error: Exception | None) -> bool:
-        """Looks whether the member is alive; returns whether it is dead for certain.
+        """Checks whether the member is alive; returns whether it is dead for certain.
 
         Args:
-            error: with which an attempt has failed, if there has been one.
+            error: the error of the failed attempt; None if there was no attempt.
         """
         now = time.monotonic()
         finding = self._find()
@@ -147,7 +147,7 @@ class Contact:
             elif since is None:
                 since = None if isinstance(error, TimeoutError) else now
             elif before.alive and not finding.alive:
-                since = now  # until now that was excused
+                since = now  # refusals were excused while it was seen alive
             self.evidence = replace(
                 before, answered=False, refused_since=since, alive=finding.alive, sought=True
             )
@@ -165,14 +165,14 @@ class Contact:
             self._stopped.wait(seconds)
 
     def _find(self) -> Finding:
-        """What this process knows of the member, or one that runs where it does."""
+        """Returns the finding of this process, or of one on the member's machine."""
         if word := self._node.last_word(self.member.incarnation):
             return Finding(True, word)
         witnesses = [one.worker.address for one in self._witnesses(self.member)]
         return inspect(self._calls, self.member, self._node.member.place, witnesses)
 
     def _replaced(self, answer: Header) -> bool:
-        """Another process has the address, so the member is dead; its last word may be found."""
+        """Looks for the last word of a member that must be dead, as another process replaced it."""
         finding = self._find()
         if finding.dead:
             self._note_death(finding.last_word)

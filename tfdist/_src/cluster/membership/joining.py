@@ -39,7 +39,7 @@ _AT_ONCE = 8
 
 
 class Found(Exception):
-    """There is a running job.
+    """Raised when a running job is found.
 
     Attributes:
         members: its members; the first one has answered.
@@ -51,11 +51,11 @@ class Found(Exception):
 
 
 class Search:
-    """Asks a few addresses every second, one after the other, while this process does other things.
+    """Searches for a running job in the background: asks a few addresses every second.
 
     Args:
         calls: how to ask.
-        addresses: those of workers that may become members of a running job.
+        addresses: the addresses of workers that may become members of a running job.
     """
 
     def __init__(self, calls: Calls, addresses: Sequence[str]) -> None:
@@ -67,16 +67,16 @@ class Search:
             threading.Thread(target=self._run, name="tfdist-search", daemon=True).start()
 
     def check(self) -> None:
-        """Raises what it has found, once it has.
+        """Raises the result, once there is one.
 
         Raises:
-            Found: one of them is a member of a running job.
+            Found: one of the workers is a member of a running job.
         """
         if self._found:
             raise Found(self._found)
 
     def stop(self) -> None:
-        """Asks no more."""
+        """Ends the search."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -91,11 +91,11 @@ def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], Tfdi
 
     Args:
         calls: how to ask.
-        addresses: those of workers that may be members of a running job.
+        addresses: the addresses of workers that may be members of a running job.
 
     Returns:
-        The members of its job, of which the first one has answered; none if nobody is in a job, and
-        possibly why nobody can tell.
+        The members of its job, starting with the one that has answered. If there is none, an empty
+        sequence, and the first error, if any.
     """
     answers: queue.Queue[Sequence[Member] | TfdistError] = queue.Queue()
 
@@ -127,7 +127,7 @@ def find(calls: Calls, addresses: Iterable[str]) -> tuple[Sequence[Member], Tfdi
 
 
 def _members(header: Header) -> Sequence[Member]:
-    """The members that an answer names; first the one that it is from."""
+    """Returns the members that an answer names, starting with its sender."""
     first = decode_member(header.get("member"))
     others = decode_view(header.get("view")).members
     return (first, *(one for one in others if one.incarnation != first.incarnation))
@@ -139,24 +139,24 @@ _PAUSE_SECONDS = 0.2
 def meet_or_join(
     topology: Topology, options: Options, announce: Announce = say
 ) -> Session | Joiner:
-    """Meets the other workers of this process's cluster, or finds that one of them is in a job.
+    """Meets the other workers of this process's cluster, or finds a running job to join.
 
-    That may turn out while this process waits: a worker that its cluster names may itself have
+    The job may be found only while this process waits: another worker of its cluster may also have
     just started, and be admitted to a running job meanwhile.
 
     Args:
-        topology: this process's cluster; in a running job, its own entry becomes that of the new
-            member.
-        options: as for `meet` and `Membership`.
+        topology: this process's cluster; in a running job, its own entry becomes the entry of the
+            new member.
+        options: see `meet` and `Membership`.
         announce: called with lines about the progress; writes to stderr by default.
 
     Returns:
-        The session of a job that starts, or what to wait with for being admitted to one that runs.
+        The session of a starting job, or a `Joiner` that waits to be admitted to a running one.
 
     Raises:
-        ClusterError: as for `meet`.
-        TlsError: as for `meet`.
-        RendezvousError: as for `meet`.
+        ClusterError: see `meet`.
+        TlsError: see `meet`.
+        RendezvousError: see `meet`.
 
     Example:
         >>> found = meet_or_join(from_environment(), Options.from_environment())  # doctest: +SKIP
@@ -176,15 +176,15 @@ def meet_or_join(
 
 
 def join_running(topology: Topology, options: Options, announce: Announce = say) -> Joiner | None:
-    """Finds out whether a worker that this process's cluster names belongs to a running job.
+    """Looks for a running job among the workers of this process's cluster.
 
     Args:
-        topology: as for `meet_or_join`.
-        options: as for `Membership`.
+        topology: see `meet_or_join`.
+        options: see `Membership`.
         announce: called with lines about the progress; writes to stderr by default.
 
     Returns:
-        What to wait with for being admitted; None if nobody answers as a member of a running job.
+        A `Joiner` that waits to be admitted; None if no member of a running job answers.
 
     Raises:
         ClusterError: this process cannot listen at its address, or the job has another secret.
@@ -200,7 +200,7 @@ def join_running(topology: Topology, options: Options, announce: Announce = say)
 
 
 class Declined(Exception):
-    """The members of a running job do not admit a process, for the reason that is the argument."""
+    """The members of a running job refuse to admit a process; the argument is the reason."""
 
 
 class Joiner:
@@ -210,7 +210,7 @@ class Joiner:
         topology: its cluster.
         options: see `join_running`.
         calls: how to call the members.
-        found: the members, as far as they are known; the first one is asked first.
+        found: the known members; the first one is asked first.
         announce: called with lines about the progress.
 
     Attributes:
@@ -245,12 +245,12 @@ class Joiner:
         timeout: float | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> Session:
-        """Waits until this process has been admitted, and has met the other members.
+        """Waits until this process has been admitted and has met the other members.
 
         Args:
-            request: what this process says of itself, for `Membership.judge_newcomers`.
+            request: this process's request, for the callback of `Membership.judge_newcomers`.
             timeout: seconds to wait; `options.start_timeout` by default.
-            check: called again and again while it waits; may raise.
+            check: called repeatedly while it waits; may raise.
 
         Raises:
             Declined: the members do not admit it; it may ask again.
@@ -263,7 +263,7 @@ class Joiner:
             self._await_admission(seconds, request, terms)
             node = self._node
             reason = f"{node.member} joins, and a member is lost"
-            # Before the first view there was none.
+            # -1 below, as there is no generation before this process's first view.
             node.regrouping = True
             view, sockets = Regrouping(node, self._calls, terms, False, reason, self._announce).run(
                 -1
@@ -284,7 +284,7 @@ class Joiner:
         return session
 
     def close(self) -> None:
-        """Waits no longer."""
+        """Stops waiting."""
         self._listener.end(REGROUP)
         self._node.close(keep_record=self._node.view is not None)
 
@@ -322,7 +322,7 @@ class Joiner:
     def _ask(
         self, target: Member, header: Header, deadline: float, waits: WaitMessages, terms: Terms
     ) -> None:
-        """Waits with one member, until it admits this process, sends it on, or is lost."""
+        """Waits for one member to admit or redirect this process, until the member is lost."""
         node, self._target = self._node, None
         patience = terms.patience
         last = ("decided", "redirect", "none", "member", "declined")
@@ -341,7 +341,7 @@ class Joiner:
                     now = time.monotonic()
                     evidence = contact.evidence
                     lost = evidence.state(now, patience) is not State.AWAITED
-                    # Another member may be there, even if this one is alive.
+                    # Another member may be reachable, even if this one is alive.
                     if lost or evidence.is_refused(now, patience) or now >= deadline:
                         node.changed.wait(_PAUSE_SECONDS)
                         return
@@ -368,7 +368,7 @@ class Joiner:
         return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
 
     def _note(self, members: Sequence[Member]) -> Member:
-        """Notes who the members are; returns the first one."""
+        """Notes the members; returns the first one."""
         self._members = members
         self._known.update({member.worker.address: None for member in members})
         return members[0]
@@ -377,7 +377,7 @@ class Joiner:
         """Whether the job has ended: its members are dead, or have been silent for long.
 
         Args:
-            seconds: for how long nobody has answered as a member.
+            seconds: seconds since a member last answered.
         """
         patience = make_terms(self._options).patience
         if seconds < patience.refused:  # its members may be connecting to one another

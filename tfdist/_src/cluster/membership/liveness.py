@@ -1,7 +1,7 @@
 """Decides whether a member is dead for certain, here or on another host.
 
-A worker cannot tell the death of a process on another host from a network that is cut. What runs on
-that host can, and stays when its workers die: their launcher.
+A worker cannot distinguish the death of a process on another host from a network failure. That
+host's launcher can, and it survives its workers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Finding:
-    """What has been found out about a member.
+    """The result of an inquiry about a member.
 
     Attributes:
-        dead: whether it is dead for certain; False if it is alive, and if that is unknown.
-        last_word: what it has promised and accepted last, if it is dead and that is known.
-        alive: whether a process that would see its death sees none.
+        dead: whether it is dead for certain; False if it is alive, or if that is unknown.
+        last_word: its last promise and vote, if it is dead and they are known.
+        alive: whether a process that would notice its death has seen it alive.
     """
 
     dead: bool = False
@@ -49,27 +49,27 @@ class Finding:
 
 
 def look(place: Place, mine: Place) -> Finding:
-    """Looks at a process, which tells something only on the machine where it runs, or ran.
+    """Looks at a process; this works only on the machine where it runs, or ran.
 
     Args:
-        place: where it runs.
+        place: where the process runs, or ran.
         mine: where this process runs.
     """
     if not is_visible(place, mine):
         return Finding()
     if not is_dead(place):
         return Finding(alive=True)
-    return Finding(True, read(place.record))  # only now it does not change any more
+    return Finding(True, read(place.record))  # no longer changes after the death
 
 
 def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] = ()) -> Finding:
-    """Looks at a member, and asks processes that run where it does.
+    """Looks at a member, and asks processes on its machine.
 
     Args:
         calls: how to call.
         member: the member.
         mine: where this process runs.
-        witnesses: the addresses of processes to ask, after its launcher.
+        witnesses: the addresses of processes to ask after the member's launcher.
     """
     place = member.place
     finding = look(place, mine)
@@ -83,11 +83,11 @@ def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] 
 
 
 def ask(calls: Calls, address: str, member: Member) -> Finding:
-    """Asks a process that runs where a member does; without an answer, nothing is known.
+    """Asks a process on a member's machine; without an answer, nothing is known.
 
     Args:
         calls: how to call.
-        address: that of the process.
+        address: the address of that process.
         member: the member.
     """
     header = {"kind": "inspect", "member": encode_member(member)}
@@ -103,7 +103,7 @@ def ask(calls: Calls, address: str, member: Member) -> Finding:
 
 
 def reply(finding: Finding) -> Header:
-    """The answer to `ask`."""
+    """Returns the answer to `ask`."""
     word = finding.last_word
     return {
         "kind": "inspected",
@@ -120,11 +120,11 @@ _SEND_SECONDS = 1.0
 
 
 class Witness:
-    """Answers whoever asks whether a process of this machine is dead, without a thread of its own.
+    """Reports to peers whether a process of this machine is dead; needs no thread of its own.
 
     Args:
-        address: where it listens, `"host:port"`.
-        options: `secret` and the TLS options authenticate both ends; `host` is that of the workers.
+        address: the `"host:port"` at which it listens.
+        options: `secret` and the TLS options authenticate both ends; `host` equals the workers'.
         announce: called with lines about rejected connections; writes to stderr by default.
 
     Raises:
@@ -132,7 +132,7 @@ class Witness:
         TlsError: the certificates are unusable.
 
     Attributes:
-        address: where it listens.
+        address: the address at which it listens.
 
     Example:
         >>> witness = Witness("127.0.0.1:50124", Options(secret="s"))
@@ -173,11 +173,11 @@ class Witness:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `serve` has to be called soon, even if nothing happens."""
+        """Whether `serve` must be called soon, even without an event."""
         return bool(self._callers) or self._acceptor.is_busy
 
     def serve(self) -> None:
-        """Handles what has arrived, without waiting."""
+        """Handles pending events, without waiting."""
         for key, _ in self._selector.select(0):
             key.data()
         self._acceptor.tick()
@@ -186,7 +186,7 @@ class Witness:
             self._end(sock)
 
     def close(self) -> None:
-        """Stops listening, and removes the records of the dead that it has been asked for."""
+        """Stops listening, and removes the records of the dead processes that it has reported."""
         for sock in list(self._callers):
             self._end(sock)
         self._acceptor.close()
@@ -201,19 +201,19 @@ class Witness:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, sock))
 
     def _read(self, sock: socket.socket) -> None:
-        """Reads a request, and answers it."""
+        """Reads and answers a request."""
         try:
             data = sock.recv(64 * 1024)
             frames = list(self._callers[sock][0].feed(data))
             if data and not frames:
-                return  # the rest is still to come
+                return  # the request is incomplete
             if frames:
-                sock.settimeout(_SEND_SECONDS)  # it fits into the buffer of the kernel, or nearly
+                sock.settimeout(_SEND_SECONDS)  # the frame (nearly) fits into the kernel's buffer
                 sock.sendall(encode(self._answer(frames[0][0])))
         except BlockingIOError:
             return
         except Exception:
-            pass  # one that has gone, or sends nonsense; the launcher goes on
+            pass  # the peer is gone, or sent an invalid request; the launcher continues
         self._end(sock)
 
     def _answer(self, header: Header) -> Header:

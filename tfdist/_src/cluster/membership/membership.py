@@ -27,10 +27,10 @@ from tfdist._src.options import Options
 from tfdist.errors import ClusterError, GroupLostError
 
 REFUSED_SECONDS = 5.0
-"""For how long a member's address may refuse connections before nobody waits for it any more.
+"""The time for which a member's address may refuse connections before the member counts as lost.
 
-Nobody listens while workers connect to one another, and a name may take seconds to resolve. Whoever
-is seen alive by its machine may take as long as one that is silent.
+No process listens while workers connect to one another, and a name may take seconds to resolve. A
+member that is seen alive on its machine gets the same time as a silent one.
 """
 
 _HASTY_SECONDS = 1.0
@@ -38,16 +38,16 @@ WHAT = "the other workers cannot reach this one to form a new group"
 
 
 class Membership:
-    """Lets the workers of a session form a new group, in the same processes, when some are lost.
+    """Lets the workers of a session form a new group, in the same processes, after a loss.
 
-    All workers create it together. From then on each listens at its address, and answers the
-    others even while its program is busy.
+    All workers create it together. From then on, each worker listens at its address, and answers
+    the others even while its program is busy.
 
     Args:
         session: the session of the group.
         options: `start_timeout` limits how long a new group may take to form, and
-            `collective_timeout` how long a worker that is alive may be busy meanwhile;
-            `heartbeat_timeout` and `link_timeout` say after which silence a worker is lost;
+            `collective_timeout` how long a live worker may be busy meanwhile;
+            `heartbeat_timeout` and `link_timeout` set the silence after which a worker is lost;
             `secret` and the TLS options authenticate the workers.
         announce: called with lines about the progress; writes to stderr by default.
 
@@ -56,7 +56,7 @@ class Membership:
         TfdistError: the session has ended.
 
     Attributes:
-        session: the session of the present group.
+        session: the session of the current group.
 
     Example:
         >>> membership = Membership(session, Options.from_environment())  # doctest: +SKIP
@@ -72,7 +72,7 @@ class Membership:
         node = Node(session.topology, options)
         listener = shared_listener_of(session, options, WHAT, announce)
         calls = Calls(session.topology, options)
-        # Until all have said who they are:
+        # Until all members have introduced themselves:
         self._view = View(session.topology.generation, (node.member,))
         self._take(session, node, listener, calls, options, announce)
         listen(listener, node, session.topology)
@@ -97,7 +97,7 @@ class Membership:
         options: Options,
         announce: Announce,
     ) -> Membership:
-        """The membership of a process that has been admitted to a running job."""
+        """Returns the membership of a process that has been admitted to a running job."""
         membership = cls.__new__(cls)
         membership._view = view
         membership._take(session, node, listener, calls, options, announce)
@@ -119,31 +119,31 @@ class Membership:
         self._options = options
         self._announce = announce
         self._pid = os.getpid()
-        self._left: str | None = None  # why
+        self._left: str | None = None  # the reason
         atexit.register(self.close)
         node.on_disturbed = lambda message: self.session.fail(message)
 
     def judge_newcomers(self, judge: Callable[[str], str | None]) -> None:
-        """Has the processes that want to be admitted here be judged, whenever they wait.
+        """Registers the callback that decides whether a joining process is admitted.
 
         Args:
-            judge: called in any thread with the request of one, as given to `Joiner.wait`; returns
-                the reason for which it is not admitted, which it is told; "" if it has to wait,
+            judge: called in any thread with the request passed to `Joiner.wait`. It returns the
+                reason for a refusal, which is sent to the process; "" if the process has to wait;
                 and None if it may be admitted.
         """
         with self._node.changed:
             self._node.judge = judge
 
     def tell_others(self, tell: Callable[[], str]) -> None:
-        """Has the others told something about this worker when they inquire.
+        """Registers what this worker reports when a peer queries it.
 
         Args:
-            tell: returns it; called in any thread.
+            tell: returns the report; called in any thread.
         """
         self._node.tell = tell
 
     def inquire(self) -> Iterator[str]:
-        """What the other workers tell about themselves; those that do not answer are left out."""
+        """Yields the reports of the other workers; skips workers that do not answer."""
         return inquire(self._node, self._calls)
 
     @property
@@ -158,13 +158,13 @@ class Membership:
 
     @property
     def waiting(self) -> list[Member]:
-        """The processes that wait here and can be admitted now; on rank 0, all of them."""
+        """The processes that wait here and can be admitted now; complete only on rank 0."""
         taken = {member.worker.address for member in self.view.members}
         return [one for one in self._node.connected if one.worker.address not in taken]
 
     @property
     def view(self) -> View:
-        """The members of the present group."""
+        """The members of the current group."""
         return self._view
 
     def regroup(
@@ -176,27 +176,27 @@ class Membership:
         suspects: Collection[int] = (),
         check: Callable[[], object] = lambda: None,
     ) -> Session:
-        """Forms a new group with the other workers that go on.
+        """Forms a new group with the other remaining workers.
 
-        The main thread of each of them calls this: after a failure, when the session has failed, or
-        all together at the end of a step, to admit the processes that wait. If workers are lost
-        meanwhile, the others go on to the next generation by themselves. The old session is closed.
+        The main thread of each worker calls this: after the session has failed, or on all workers
+        at the end of a step, to admit waiting processes. If workers are lost meanwhile, the others
+        proceed to the next generation automatically. The old session is closed.
 
         Args:
-            min_workers: the smallest group; below, it waits for newcomers.
-            max_workers: the largest group to which newcomers are admitted; None for any.
-            joiners_welcome: whether processes that wait are admitted.
-            suspects: ranks of the old group that the caller knows to have been silent for long, so
-                that they are not waited for as long again, also if they are seen alive.
-            check: called again and again while this worker waits; may raise.
+            min_workers: the smallest group; a smaller one waits for newcomers.
+            max_workers: newcomers are admitted only up to this group size; None for no limit.
+            joiners_welcome: whether waiting processes are admitted.
+            suspects: ranks of the old group that the caller knows to have been silent for long.
+                They get no second full timeout, even if they are seen alive.
+            check: called repeatedly while this worker waits; may raise.
 
         Returns:
             The session of the new group.
 
         Raises:
-            GroupLostError: this worker cannot go on: it has left, or the others have given it up,
-                too few of the old group are left, there are fewer than `min_workers` within
-                `options.start_timeout`, or a worker that is alive has not arrived within
+            GroupLostError: this worker cannot continue: it has left; the others have given it up;
+                too few members of the old group are left; there are fewer than `min_workers` within
+                `options.start_timeout`; or a live worker has not arrived within
                 `options.collective_timeout` and the others are no majority.
         """
         node, old, before = self._node, self.session, self.view
@@ -225,7 +225,7 @@ class Membership:
             rank = view.rank(node.me)
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
-            # At exit, before the session, which would end the listener.
+            # At exit, close this before the session, which would end the listener.
             atexit.unregister(self.close)
             atexit.register(self.close)
             self._view = view
@@ -238,7 +238,7 @@ class Membership:
             self._listener.end(OBSERVE)  # by the old session
         old.address.release()
         self.session.address.let(self._listener)
-        # The connections to those that are lost linger.
+        # The connections to lost workers linger.
         threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
         self._clean_up(before, view)
         return self.session
@@ -246,13 +246,13 @@ class Membership:
     def release(self, leaving: Collection[int]) -> None:
         """Lets some members leave together, with their last words; called by all, between steps.
 
-        Those that leave have left when this returns, or raises.
+        The leaving members have left when this returns or raises.
 
         Args:
             leaving: their ranks.
 
         Raises:
-            TfdistError: a worker is lost, and the others may not have heard the last words.
+            TfdistError: a worker is lost, and the others may have missed the last words.
         """
         leaves, heard, mine = self.session.rank in leaving, False, b""
         try:
@@ -269,9 +269,9 @@ class Membership:
                 self._end(keep_record=not heard)
 
     def close(self, reason: str = "its membership was closed") -> None:
-        """Stops listening, and tells another member what this one has agreed to last.
+        """Stops listening, and sends this worker's last word to another member.
 
-        This happens at process exit, too.
+        This also happens at process exit.
 
         Args:
             reason: why this worker leaves, for the error of a later `regroup`.
@@ -280,7 +280,7 @@ class Membership:
             return
         self._left = reason
         last_word = self._node.finish()
-        # The others may leave, too: it listens for their last words until they have this one.
+        # The others may leave at the same time: keep listening for their last words meanwhile.
         is_known = say_farewell(self._node, self._calls, last_word)
         self._end(keep_record=not is_known)
 
@@ -290,7 +290,7 @@ class Membership:
         self._node.close(keep_record=keep_record)
 
     def _clean_up(self, before: View, view: View) -> None:
-        """Removes the records of the dead: what they agreed to is known, and done."""
+        """Removes the records of dead members, whose last words are no longer needed."""
         mine = self._node.member.place
         for member in before.members:
             if member.incarnation not in view.incarnations and is_visible(member.place, mine):
@@ -300,7 +300,7 @@ class Membership:
 
 
 def listen(listener: SharedListener, node: Node, topology: Topology) -> None:
-    """Has a listener answer other members from now on, whenever it listens."""
+    """Makes a listener answer other members whenever it listens."""
 
     def open_service(selector: selectors.BaseSelector, wake: Wake) -> MembershipService:
         return MembershipService(selector, node, topology)
@@ -318,7 +318,7 @@ def make_terms(
     silent: frozenset[str] = frozenset(),
     check: Callable[[], object] = lambda: None,
 ) -> Terms:
-    """The terms with the limits of the settings."""
+    """Returns the terms, with the limits of the settings."""
     limit = min(options.heartbeat_timeout, options.link_timeout)
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)

@@ -34,23 +34,24 @@ class Node:
     """A process that belongs to a view, or waits to be admitted.
 
     Args:
-        topology: its cluster; its own entry in it becomes that of the member.
+        topology: its cluster; its own entry becomes the member's entry.
         options: `host` is used.
 
     Attributes:
         member: this process.
-        changed: guards everything here, and is notified of changes.
+        changed: guards this object, and is notified of changes.
         regrouping: whether the main thread is forming a new group.
-        failed: whether it could not form one, and has not tried again.
-        leader: the member that leads while a new group forms; those that wait turn to it.
-        on_disturbed: called when another member needs a new group, with what to say of it.
-        judge: says why a process is not admitted, given its request; "" if it has to wait, and None
-            if it may be.
-        tell: says what others that inquire are told about this process.
-        wake: wakes the thread that listens.
-        entrants: the view of which this process is rank 0, and who else has entered it.
-        go: that view, once they are to be let in.
-        sockets: the connections of those that have been let in.
+        failed: whether the last attempt to form a group failed.
+        leader: the member that leads while a new group forms; waiting processes are redirected to
+            it.
+        on_disturbed: called with the reason when another member needs a new group.
+        judge: decides on a process's request to be admitted. It returns the reason for a refusal,
+            "" if the process has to wait, and None if it may be admitted.
+        tell: returns what this process reports when a member queries it.
+        wake: wakes the listening thread.
+        entrants: the view whose rank 0 is this process, and the other members that have entered it.
+        go: that view, once its members are to be let in.
+        sockets: the connections of the members that have been let in.
     """
 
     def __init__(self, topology: Topology, options: Options) -> None:
@@ -86,19 +87,19 @@ class Node:
 
     @property
     def view(self) -> View | None:
-        """The last view to which this process belongs."""
+        """The last view that includes this process."""
         return self._acceptor.view
 
     @property
     def seen(self) -> Ballot:
-        """The highest ballot that this process has heard of."""
+        """The highest ballot known to this process."""
         return self._seen
 
     def answer(self, request: Request) -> Reply | None:
-        """Answers a proposer, as `AcceptorState.answer`; what it promises is recorded before.
+        """Answers a proposer, as `AcceptorState.answer`; records any promise before replying.
 
         Raises:
-            OSError: it cannot be recorded, or this process has said its last word.
+            OSError: the promise cannot be recorded, or this process has said its last word.
         """
         with self.changed:
             if self._final:
@@ -115,7 +116,7 @@ class Node:
                 self._replace(self._acceptor.learn(view, self.me))
 
     def heard_of(self, ballot: Ballot) -> None:
-        """Notes a ballot that others have heard of."""
+        """Notes a ballot known to another member."""
         with self.changed:
             self._seen = max(self._seen, ballot)
 
@@ -132,7 +133,7 @@ class Node:
         self.changed.notify_all()
         self.wake()
 
-    # Those that leave.
+    # Members that leave.
 
     def say_last_word(self, incarnation: str, last_word: AcceptorState) -> None:
         """Keeps the last word of a member that has left."""
@@ -142,33 +143,33 @@ class Node:
 
     @property
     def last_words(self) -> dict[str, AcceptorState]:
-        """The last words of all members that are known here to have left, by incarnation."""
+        """The last words of all members that this process knows to have left, by incarnation."""
         with self.changed:
             return dict(self._last_words)
 
     def last_word(self, incarnation: str) -> AcceptorState | None:
-        """The last word of a member that has left, if it has told this process."""
+        """Returns the last word of a member that has left, if this process has received it."""
         return self._last_words.get(incarnation)
 
     @property
     def others(self) -> list[Member]:
-        """The other members, without those whose last word has been heard here."""
+        """The other members, without the ones whose last word has arrived here."""
         members = self.view.members if self.view else ()
         here = (self.me, *self._last_words)
         return [member for member in members if member.incarnation not in here]
 
     def finish(self) -> AcceptorState:
-        """The last word of this process: it takes part in nothing more."""
+        """Returns the last word of this process, which takes part in nothing afterwards."""
         with self.changed:
             self._final = True
             return self._acceptor
 
     def close(self, *, keep_record: bool) -> None:
-        """Ends the membership; the record is kept where nobody has heard the last word."""
+        """Ends the membership; keeps the record if no other member has the last word."""
         if not keep_record:
             self._record.remove()
 
-    # Those that wait to be admitted.
+    # Processes that wait to be admitted.
 
     @property
     def connected(self) -> list[Member]:
@@ -178,30 +179,30 @@ class Node:
             return [member for member, request in waiting if self.judge(request) is None]
 
     def arrive(self, member: Member, request: str) -> None:
-        """Notes a process that waits to be admitted, with what it says of itself."""
+        """Notes a process that waits to be admitted, and its request."""
         with self.changed:
             self._waiting[member.incarnation] = (member, request)
             self.changed.notify_all()
 
     def depart(self, member: Member) -> None:
-        """Notes that the connection of one has ended; it may come again."""
+        """Notes that the connection of a waiting process has ended; it may connect again."""
         with self.changed:
             if self._waiting.pop(member.incarnation, None) is not None:
                 self.changed.notify_all()
 
 
 EXPECTED = 256
-"""How many members and newcomers may connect at the same time."""
+"""The maximum number of members and newcomers that connect at the same time."""
 
 BEAT_SECONDS = 0.5
-"""How often one that waits for an answer is told to wait on."""
+"""The interval at which a waiting peer receives a "wait" frame."""
 
 _REQUEST_SECONDS = 20.0
 _SEND_SECONDS = 1.0
 
 
 class _Caller:
-    """A connection, and what is held back for it."""
+    """A connection, and the reply that it waits for."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -217,11 +218,11 @@ class _Caller:
 class MembershipService:
     """Serves the connections of one period of listening.
 
-    Each begins with one request. Most are answered at once; whoever waits for a decision, for the
-    others to enter a view, or for being admitted, stays connected.
+    Each connection begins with one request. Most are answered at once. A peer stays connected while
+    it waits for a decision, for other members to enter a view, or for its admission.
 
     Args:
-        selector: where the connections are registered, with a function to call as data.
+        selector: registers the connections, with a function to call as data.
         node: this process as a member.
         topology: this process's cluster.
     """
@@ -246,7 +247,7 @@ class MembershipService:
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody is connected."""
+        """Whether any peer is connected."""
         return bool(self._callers)
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
@@ -258,7 +259,7 @@ class MembershipService:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, caller))
 
     def tick(self) -> None:
-        """Answers whoever waits for something that has happened."""
+        """Answers the peers whose wait has ended."""
         now = time.monotonic()
         for caller in list(self._callers.values()):
             with self._drop_on_error(caller):
@@ -266,7 +267,7 @@ class MembershipService:
         self._let_in()
 
     def close(self) -> None:
-        """Closes the connections; those that still wait come again."""
+        """Closes the connections; peers that still wait will reconnect."""
         for caller in list(self._callers.values()):
             self._end(caller)
 
@@ -281,7 +282,7 @@ class MembershipService:
 
     @contextlib.contextmanager
     def _drop_on_error(self, caller: _Caller) -> Iterator[None]:
-        """Ends a connection that is gone, or whose request is nonsense; and at other errors."""
+        """Closes a connection that breaks or sends an invalid request, and on any other error."""
         try:
             yield
         except (OSError, WireError, TypeError, ValueError, LookupError):
@@ -375,7 +376,7 @@ class MembershipService:
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:
-        """A member of this view needs a new group; here, a step may be running."""
+        """Reports that a member of this view needs a new group, as a step may be running here."""
         node = self._node
         if node.view == view and not node.regrouping and not header.get("planned"):
             reason = header.get("reason")
@@ -383,12 +384,12 @@ class MembershipService:
             node.on_disturbed(text or "another worker forms a new group")
 
     def _redirection(self, joiner: Member) -> Header | None:
-        """Where one who wants to join has to go; None if it is here."""
+        """Returns the redirection for a joining process; None if this member serves it."""
         view = self._node.view
         if view is None or self._node.acceptor.excluded:
             return {"kind": "none"}
         first = self._node.leader or view.members[0]
-        # At the address of a dead rank 0, it would find itself.
+        # At the address of a dead rank 0, the joining process would reach itself.
         if first.incarnation == self._node.me or first.worker.address == joiner.worker.address:
             return None
         return {"kind": "redirect", "member": encode_member(first)}
@@ -423,7 +424,7 @@ class MembershipService:
                 self._end(caller)
 
     def _let_in(self) -> None:
-        """Lets all in that have entered the view, once the main thread says so."""
+        """Lets all entrants of the view in, once the main thread says so."""
         node = self._node
         with node.changed:
             view, node.go = node.go, None
@@ -449,7 +450,7 @@ class MembershipService:
 
     def _reply(self, caller: _Caller, header: Header) -> None:
         frame = encode(header)
-        caller.sock.settimeout(_SEND_SECONDS)  # it fits into the buffer of the kernel, or nearly
+        caller.sock.settimeout(_SEND_SECONDS)  # the frame (nearly) fits into the kernel's buffer
         with contextlib.suppress(OSError):
             caller.sock.sendall(frame)
         self._end(caller)

@@ -25,24 +25,25 @@ from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
 from tfdist.errors import GroupLostError
 
 POLL_SECONDS = 0.05
-"""How often to look at what only time changes; events are noticed at once."""
+"""The interval of checks that depend only on time; events are noticed at once."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """On what a worker forms a new group.
+    """The conditions for forming a new group.
 
     Attributes:
         min_workers: the smallest group.
-        max_workers: the largest one to which newcomers may raise it; None for any.
-        joiners_welcome: whether those that wait are admitted.
+        max_workers: newcomers are admitted only up to this group size; None for no limit.
+        joiners_welcome: whether waiting processes are admitted.
         timeout: seconds to wait for enough workers.
-        busy: seconds to wait for a worker that is alive, but still does something else.
+        busy: seconds to wait for a worker that is alive, but busy.
         patience: how long to wait for a member.
-        hasty: seconds for which a suspect may be silent that nobody sees alive.
-        suspects: the incarnations of those whose connections have broken.
-        silent: those of them that have been silent for long already, and may be stopped.
-        check: called again and again in all waits; may raise.
+        hasty: seconds for which a suspect may be silent if no process sees it alive.
+        suspects: the incarnations of the members whose connections have broken.
+        silent: the incarnations of members that have already been silent for long, and may be
+            stopped.
+        check: called repeatedly in all waits; may raise.
     """
 
     min_workers: int
@@ -57,7 +58,7 @@ class Terms:
     check: Callable[[], object] = lambda: None
 
     def patience_with(self, member: Member) -> Patience:
-        """How long to wait for a member."""
+        """Returns how long to wait for a member."""
         if member.incarnation in self.silent:
             return replace(self.patience, silent=self.hasty)
         if member.incarnation in self.suspects:
@@ -72,12 +73,12 @@ class Campaign:
         node: this process.
         calls: how to call the others.
         view: the view whose members decide.
-        terms: on what.
+        terms: the conditions for forming the group.
         extra: added to the requests.
-        absent: members that have not arrived in time, by incarnation, and what to say of them. They
-            vote, but are left out of the next view, for which the others must be a majority: one
-            that is impatient cannot leave out most of the others.
-        deadline: the `time.monotonic()` at which to give up.
+        absent: members that have not arrived in time: the reason by incarnation. They vote, but the
+            next view leaves them out, and the other members must be a majority. So one impatient
+            member cannot leave out most of the others.
+        deadline: the `time.monotonic()` at which the attempt times out.
         announce: called with lines about the progress.
     """
 
@@ -112,8 +113,8 @@ class Campaign:
         """Makes the attempt.
 
         Returns:
-            None if a view was decided, which this process has learned of; else a higher ballot, or
-            this one if it is worth another attempt.
+            None if this process has learned of a decided view; otherwise a higher ballot, or this
+            one if another attempt is worthwhile.
 
         Raises:
             GroupLostError: there is no quorum, or there are too few workers in time.
@@ -213,7 +214,7 @@ class Campaign:
         return False
 
     def _is_futile(self) -> bool:
-        """Whether everyone has been heard, and yet there is no decision."""
+        """Whether all members are accounted for, and yet there is no decision."""
         return all_accounted_for(self._states.values())
 
     def _candidate(self) -> View:
@@ -231,7 +232,7 @@ class Campaign:
         return consensus.may_go_on(self._view.incarnations, self._rest, self._proposer.dead)
 
     def _witnesses(self, member: Member) -> list[Member]:
-        """Processes on the machine of a member that may see whether it is dead."""
+        """Returns processes on the machine of a member, which may see whether it is dead."""
         with self._node.changed:
             answered = [
                 c.member for c in self._contacts.values() if c.evidence.answered and c.answer
@@ -295,7 +296,7 @@ class Campaign:
 
 
 def not_arrived(seconds: float, limit: str) -> str:
-    """What to say of a member that is alive, and has not arrived in time."""
+    """Returns the description of a live member that has not arrived in time."""
     return f"has not arrived within {seconds:g} s, TFDIST_{limit}_TIMEOUT"
 
 
@@ -306,14 +307,14 @@ def summary(
     said: Collection[str] = (),
     absent: Mapping[str, str] | None = None,
 ) -> str:
-    """The line about a new group.
+    """Returns the line that announces a new group.
 
     Args:
         old: the last group.
-        new: that group.
-        states: those of the members of the last one.
-        said: which of them have left, and said so.
-        absent: what to say of those that have not arrived in time.
+        new: the new group.
+        states: the states of the last group's members.
+        said: the members that have left with a last word.
+        absent: the members that have not arrived in time: the reason by incarnation.
     """
     late = absent or {}
     words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}

@@ -1,8 +1,8 @@
-"""The record of a process: what it promised and accepted, and whether it still runs.
+"""The record of a process: its promises and votes, and whether it still runs.
 
-It is a small file on this machine, replaced before each answer to another member. When the process
-is dead, another of the machine reads it: its last word. The process holds a lock on it, which the
-system releases when the process ends.
+The record is a small file on this machine, replaced before each answer to another member. After the
+process has died, another process of the machine reads it: this is its last word. The process holds
+a lock on the file, and the system releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _START_FIELD = 22
 
 
 def here(options: Options, record: str = "") -> Place:
-    """The place of this process.
+    """Returns the place of this process.
 
     Args:
-        options: `host` sets its workers apart from those of other hosts, which cannot see them;
-            `witness` is where its launcher tells others of its death.
+        options: `host` distinguishes its workers from workers of other hosts, which cannot see
+            them; `witness` is the address at which its launcher reports its death.
         record: the file of its last word.
     """
     pid, boot = os.getpid(), _text(_BOOT)
     machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
-    # Without the boot's id, processes of another machine would pass for visible.
+    # Without the boot id, processes of another machine would seem visible.
     started = (_started(pid) or 0) if boot else 0
     return Place(machine, pid, started, record, options.witness)
 
@@ -57,19 +57,19 @@ def is_dead(place: Place, seconds: float = 0.0) -> bool:
 
     Args:
         place: where it runs, or ran.
-        seconds: how long to wait for its death, if it is alive.
+        seconds: how long to wait for its death if it is alive.
     """
     try:
         descriptor = os.pidfd_open(place.pid)
     except ProcessLookupError:
         return True
-    except OSError:  # out of descriptors, too old a kernel, or now the id of a thread
+    except OSError:  # out of descriptors, an old kernel, or the id now belongs to a thread
         if _is_replaced(place):
             return True
         time.sleep(seconds)
         return False
     try:
-        # Only now the id cannot be given to another process before it is looked at.
+        # Checked only now: before, the id could be reassigned between the check and the opening.
         if _is_replaced(place):
             return True
         poll = select.poll()
@@ -80,15 +80,15 @@ def is_dead(place: Place, seconds: float = 0.0) -> bool:
 
 
 def _is_replaced(place: Place) -> bool:
-    """Whether the id of a process belongs to another process or thread now."""
+    """Whether the id of a process now belongs to another process or thread."""
     started = _started(place.pid)
     return started is not None and started != place.started
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None if that cannot be read."""
+    """Returns a process's start time, in ticks since boot; None if it cannot be read."""
     text = _text(f"/proc/{pid}/stat")
-    fields = text.rpartition(")")[2].split()  # its name may contain anything
+    fields = text.rpartition(")")[2].split()  # the name may contain any characters
     try:
         return int(fields[_START_FIELD - 3])
     except (IndexError, ValueError):
@@ -114,15 +114,15 @@ _TRIES = 3
 _NAME = re.compile(r"[0-9a-f]{16}")
 _NEW = ".new"
 _STALE_SECONDS = 7 * 24 * 3600.0
-"""For how long the last word of a dead process is kept for members that are not visible here."""
+"""The time for which a dead process's last word is kept for members that are not visible here."""
 _CHANGE_SECONDS = 3600.0
-"""For how long a record may not name the newcomers of the change of the group that it is from."""
+"""The time after a change of the group for which a record may still lack the newcomers."""
 _KNOWN_DEAD = 0o400
-"""The mode of a record whose process is known to be dead, since the file was changed last."""
+"""The mode of a record whose process is known to be dead; its age counts from that discovery."""
 
 
 def folder() -> Path:
-    """Returns the folder in which this user's processes keep their records."""
+    """Returns the folder with the records of this user's processes."""
     base = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
     return Path(base) / f".tfdist-members-{os.getuid()}"
 
@@ -131,17 +131,17 @@ class Record:
     """The record of this process.
 
     Args:
-        incarnation: its token, which names the file.
+        incarnation: this process's token, which names the file.
 
     Attributes:
-        path: the file; "" if none can be written, so that its last word will be lost.
+        path: the file; "" if none can be written; the last word will then be lost.
     """
 
     def __init__(self, incarnation: str) -> None:
         self.path = ""
         self._name = incarnation
         self._folder = self._file = Descriptor(-1)
-        for _ in range(_TRIES):  # another process may remove the folder, when it is empty
+        for _ in range(_TRIES):  # another process may remove the folder while it is empty
             with contextlib.suppress(OSError):
                 folder().mkdir(mode=0o700, exist_ok=True)
                 self._folder = close_on_fork(_open_folder())
@@ -151,13 +151,13 @@ class Record:
             self._folder.close()
 
     def write(self, acceptor: AcceptorState) -> None:
-        """Replaces the record, at once and as a whole.
+        """Replaces the record atomically.
 
-        If there is no space for it, it is removed: a last word that is lost only means that the
-        others cannot continue without a majority, a wrong one that two groups may.
+        If there is no space for it, the record is removed. Without a last word, the others
+        merely need a majority to continue; with a wrong one, two groups might continue.
 
         Raises:
-            OSError: it can be neither written nor removed.
+            OSError: the record can be neither written nor removed.
         """
         if not self.path:
             return
@@ -172,7 +172,7 @@ class Record:
             self._close()
 
     def remove(self) -> None:
-        """Removes the record: nobody needs the last word of this process any more."""
+        """Removes the record, when the last word of this process is no longer needed."""
         remove(self.path)
         self._close()
 
@@ -189,7 +189,7 @@ class Record:
         except BaseException:
             locked.close()
             raise
-        self._file.close()  # only now: the record is locked at any time
+        self._file.close()  # only now, so that the record is always locked
         self._file = locked
 
     def _close(self) -> None:
@@ -199,7 +199,7 @@ class Record:
 
 
 def read(path: str) -> AcceptorState | None:
-    """Returns the last word of a dead process; None if it has left none."""
+    """Returns the last word of a dead process; None if there is none."""
     with (
         contextlib.suppress(OSError),
         _folder_of(path) as (place, name),
@@ -213,11 +213,11 @@ def remove(path: str) -> None:
     """Removes the record of a dead process."""
     with contextlib.suppress(OSError), _folder_of(path) as (place, name):
         _unlink(place, name)
-        os.rmdir(folder())  # fails if it has others
+        os.rmdir(folder())  # fails if other records are left
 
 
 def sweep(mine: Place) -> None:
-    """Removes the records that killed jobs have left on this machine.
+    """Removes the records that killed jobs have left behind on this machine.
 
     Args:
         mine: where this process runs.
@@ -231,7 +231,7 @@ def sweep(mine: Place) -> None:
 
 
 def _sweep(place: int, name: str, mine: Place) -> None:
-    """Removes one file if nobody needs it.
+    """Removes one file if it is no longer needed.
 
     Raises:
         OSError: its process is alive, or the file is gone.
@@ -249,14 +249,14 @@ def _sweep(place: int, name: str, mine: Place) -> None:
         if stale or _is_over(_read(record), mine):
             os.unlink(name, dir_fd=place)
         elif not known_dead:
-            # The record of a process that has just died may be old: it is from the last change of
-            # the group. So its age counts from now on.
+            # The record of a process that has just died may be old, from the last change of the
+            # group. So its age counts from now on.
             os.fchmod(record.fileno(), _KNOWN_DEAD)
             os.utime(record.fileno())
 
 
 def _is_over(last_word: AcceptorState | None, mine: Place) -> bool:
-    """Whether everybody is dead who may want to know a last word."""
+    """Whether all processes that might need a last word are dead."""
     if last_word is None:
         return False
     accepted = last_word.accepted
@@ -269,7 +269,7 @@ def _open_folder() -> Descriptor:
     """Opens the folder of the records.
 
     Raises:
-        OSError: there is none, or another user may write there or lead this process elsewhere.
+        OSError: there is none, or another user could write there or redirect the path.
     """
     path = folder()
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -283,10 +283,10 @@ def _open_folder() -> Descriptor:
 
 @contextlib.contextmanager
 def _folder_of(path: str) -> Iterator[tuple[int, str]]:
-    """Opens the folder of a record; gives its descriptor, and the name of the record in it.
+    """Opens the folder of a record; yields its descriptor, and the name of the record in it.
 
     Raises:
-        OSError: it is no record of this user, as a path from another process may be.
+        OSError: the path, which may be from another process, is not a record of this user.
     """
     parent, name = os.path.split(path)
     if parent != str(folder()) or not _NAME.fullmatch(name):
@@ -301,7 +301,7 @@ def _open(place: int, name: str) -> Descriptor:
 
 
 def _read(record: Descriptor) -> AcceptorState | None:
-    """Reads a record; None if it is none."""
+    """Reads a record; returns None if it is invalid."""
     try:
         with open(record.fileno(), closefd=False) as file:
             return decode_acceptor(json.load(file))

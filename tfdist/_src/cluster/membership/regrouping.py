@@ -29,11 +29,11 @@ from tfdist.errors import GroupLostError, TfdistError
 _INQUIRY_SECONDS = 2.0
 _FAREWELL_SECONDS = 2.0
 _FAREWELLS_SECONDS = 3.0
-"""For all members that are tried."""
+"""The limit for all members together."""
 
 
 def inquire(node: Node, calls: Calls) -> Iterator[str]:
-    """What the other members tell about themselves; those that do not answer are left out."""
+    """Yields the reports of the other members; skips members that do not answer."""
     for other in node.others:
         header = {"kind": "inquire", "to": other.incarnation}
         try:
@@ -45,12 +45,12 @@ def inquire(node: Node, calls: Calls) -> Iterator[str]:
 
 
 def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
-    """Tells another member what this one has agreed to last, and those whose last words it has.
+    """Sends another member this one's last word, and the last words that it has received.
 
-    So whoever leaves last has heard of all the others.
+    So the last member to leave knows the last words of all others.
 
     Returns:
-        Whether nobody needs to read its record any more.
+        Whether no member needs this one's record any more.
     """
     header = {
         "kind": "farewell",
@@ -66,11 +66,11 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
             heard = {one: encode_acceptor(word) for one, word in node.last_words.items()}
             to = {**header, "heard": heard, "to": other.incarnation}
             answer = calls.ask(other.worker.address, to, seconds)
-        except (OSError, WireError, TfdistError):  # it ends too, or is busy
+        except (OSError, WireError, TfdistError):  # that member also ends, or is busy
             continue
         if answer["kind"] != "other":
             return True
-    return not node.others  # They may have said their last word meanwhile.
+    return not node.others  # Their last words may have arrived meanwhile.
 
 
 _LOST = (State.DEAD, State.GONE, State.LOST)
@@ -83,20 +83,19 @@ _MOST_STAGGER_SECONDS = 10.0
 class Entering:
     """One attempt to enter a view.
 
-    Whoever has ended its attempt never enters this view afterwards. So the members that have
-    arrived may leave out one that has not, although it is alive: training in this view needs all of
-    its members, and the next generation, which a quorum of them decides, is the only one that can
-    follow.
+    A member that has ended its attempt never enters this view afterwards. So the members that have
+    arrived may leave out a live member that has not. Training in this view needs all of its
+    members, and only the next generation can follow, which a quorum of them decides.
 
     Args:
         node: this process.
         calls: how to call the others.
         view: the view.
         terms: `patience`, `busy`, `timeout` and `check` are used.
-        announce: called with lines about whom this worker waits for.
+        announce: called with lines that name the missing workers.
 
     Attributes:
-        absent: the members that have not arrived in time, by incarnation, and what to say of them.
+        absent: the members that have not arrived in time: the reason by incarnation.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class Entering:
         self._calls = calls
         self._view = view
         self._terms = terms
-        # The first whose time is up asks the others, so that seldom two do at once.
+        # The first member whose time is up asks the others; staggered, so that two seldom ask.
         stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MOST_STAGGER_SECONDS)
         self._deadline = time.monotonic() + terms.busy + stagger
         self.absent: dict[str, str] = {}
@@ -126,7 +125,7 @@ class Entering:
             time, or already forms the next group.
 
         Raises:
-            GroupLostError: rank 0 waits for others, and does not end that in time.
+            GroupLostError: rank 0 waits for others, and does not stop waiting in time.
         """
         try:
             if len(self._view.members) == 1:
@@ -144,7 +143,7 @@ class Entering:
         header = {"kind": "decided", "view": encode_view(view)}
         others = view.members[1:]
         for member in others:
-            # They learn of the view, and this one learns of their deaths.
+            # They learn of the view, and this rank learns if they die.
             contact = self._contact(member, header, _is_answer, _AGAIN_SECONDS)
             self._contacts.append(contact)
         wanted = {member.incarnation for member in others}
@@ -184,7 +183,7 @@ class Entering:
         return {rank: sock for rank, sock in ranks.items() if rank is not None}
 
     def _listen(self) -> None:
-        """One that has gone on without this process does not enter, but says so."""
+        """Learns of later views from members that have continued without this process."""
         for contact in self._contacts:
             if contact.answer and contact.answer.get("view"):
                 view = decode_view(contact.answer["view"])
@@ -201,7 +200,7 @@ class Entering:
             nonlocal here, noticed
             here = frame.get("here") is True
             if here and not noticed:
-                # Until then it waits for the others, and begins to form the next group.
+                # Until then, it waits for the others, and then begins to form the next group.
                 noticed = True
                 self._deadline = time.monotonic() + self._terms.busy + self._terms.timeout
             return frame["kind"] in ("go", "decided")
@@ -282,15 +281,15 @@ _YIELD_SECONDS = 0.1
 class Regrouping:
     """One call of `Membership.regroup`, or the admission of a newcomer.
 
-    A member that is alive, but has not arrived in time, to lead or to enter a view, is left out of
-    the next view if the others are a majority; it learns of that when it arrives.
+    A live member may be too late to lead or to enter a view. The next view leaves it out if the
+    others are a majority, and the member learns of that when it arrives.
 
     Args:
         node: this process, which belongs to a view.
         calls: how to call the others.
-        terms: on what.
-        planned: whether all members come by themselves, at the end of a step.
-        reason: what the others are told if they have to be stopped.
+        terms: the conditions for forming the group.
+        planned: whether all members call this on their own at the end of a step.
+        reason: reported to the others if they have to be stopped.
         announce: called with lines about the progress.
     """
 
@@ -309,7 +308,7 @@ class Regrouping:
         self._planned = planned
         self._reason = reason
         self._announce = announce
-        self._lost: set[str] = set()  # they do not lead
+        self._lost: set[str] = set()  # members that cannot lead
         self._absent: dict[str, str] = {}
         self._begin_wait()
 
@@ -317,13 +316,13 @@ class Regrouping:
         """Forms a group of a later generation.
 
         Args:
-            base: the last generation that this process was in.
+            base: the last generation that included this process.
 
         Returns:
-            Its view, and the connections for its session.
+            The new view, and the connections for its session.
 
         Raises:
-            GroupLostError: this worker cannot go on.
+            GroupLostError: this worker cannot continue.
         """
         node = self._node
         attempts = 0
@@ -354,7 +353,7 @@ class Regrouping:
                 attempts += 1
 
     def _begin_wait(self) -> None:
-        """Begins to wait for enough workers: the time for which one was busy does not count."""
+        """Begins to wait for enough workers; the time while one was busy does not count."""
         self._deadline = time.monotonic() + self._terms.timeout
 
     def _decide(self, view: View, attempts: int) -> None:
@@ -394,7 +393,7 @@ class Regrouping:
         return {"planned": self._planned, "reason": self._reason}
 
     def _yield(self, view: View, attempts: int) -> None:
-        """Gives a member of a higher rank, which has made an attempt, the time to end it."""
+        """Gives a member with a higher rank time to finish its attempt."""
         node = self._node
         end = time.monotonic() + _YIELD_SECONDS * (1 + min(attempts, 10))
         with node.changed:
@@ -406,7 +405,7 @@ class Regrouping:
         header = {"kind": "await", "view": encode_view(view), **self._extra}
         patience = self._terms.patience_with(lead)
         last = time.monotonic() + self._terms.busy
-        busy, here = True, False  # until it says otherwise
+        busy, here = True, False  # until its frames say otherwise
         waits = WaitMessages(node.member.worker, self._terms.busy, self._announce)
 
         def watch(frame: Header) -> bool:
@@ -434,7 +433,7 @@ class Regrouping:
                         if busy:
                             self._begin_wait()
                         return
-                    # One that is here may itself wait as long for those that are absent.
+                    # A leader that has arrived may itself wait `busy` seconds for absent members.
                     waits_long = busy or (here and bool(self._absent))
                     if now >= (last if waits_long else self._deadline):
                         seconds = self._terms.busy if waits_long else self._terms.timeout
@@ -464,7 +463,7 @@ class Regrouping:
 
 
 def given_up(member: Member, view: View) -> GroupLostError:
-    """The error of a worker without which the others have gone on."""
+    """Returns the error of a worker that the new group has left out."""
     return GroupLostError(
         f"{member} was given up: generation {view.generation} of the group was formed without it, "
         f"by {len(view.members)} workers with {view.members[0]} as rank 0. Start it again to join "

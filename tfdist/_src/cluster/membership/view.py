@@ -1,4 +1,4 @@
-"""Views, the members of one generation, and the pure decisions about the next one."""
+"""Views, which are the members of one generation, and pure decisions about the next view."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ _MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process runs, so that others of the same machine can see whether it still does.
+    """The place of a process; others on the same machine can see whether it still runs.
 
     Attributes:
         machine: processes with the same text see one another's process ids.
         pid: its process id.
-        started: when it started, in the kernel's ticks; tells it from a later process with its id.
+        started: its start time in the kernel's ticks; distinguishes it from later users of the pid.
         record: the file with its last word; "" if it keeps none.
-        witness: the address of its launcher, which tells others whether it is dead; "" if there is
-            none.
+        witness: the address of its launcher, which reports whether it is dead; "" without one.
     """
 
     machine: str
@@ -35,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Member:
-    """A process that belongs to a view, or wants to.
+    """A process that belongs to a view, or wants to join.
 
     Attributes:
         worker: its entry in the cluster.
@@ -69,27 +68,27 @@ class View:
         return tuple(member.incarnation for member in self.members)
 
     def rank(self, incarnation: str) -> int | None:
-        """The rank of a process in this view; None if it does not belong to it."""
+        """Returns the rank of a process in this view; None if it is not a member."""
         tokens = self.incarnations
         return tokens.index(incarnation) if incarnation in tokens else None
 
     def topology(self, rank: int) -> Topology:
-        """The view as its member with this rank sees it."""
+        """Returns the view's topology for the member with this rank."""
         workers = tuple(member.worker for member in self.members)
         me = workers[rank]
         return Topology(workers, rank, me.task_type, me.task_index, self.generation)
 
 
 def encode_member(member: Member) -> dict[str, Any]:
-    """A member as JSON."""
+    """Returns a member as JSON."""
     return asdict(member)
 
 
 def decode_member(data: object) -> Member:
-    """A member from JSON.
+    """Returns a member from JSON.
 
     Raises:
-        WireError: it is none.
+        WireError: `data` is not a member.
     """
     try:
         assert isinstance(data, Mapping)
@@ -106,17 +105,17 @@ def decode_member(data: object) -> Member:
 
 
 def encode_view(view: View | None) -> dict[str, Any] | None:
-    """A view as JSON."""
+    """Returns a view as JSON."""
     if view is None:
         return None
     return {"generation": view.generation, "members": [encode_member(m) for m in view.members]}
 
 
 def decode_view(data: object) -> View:
-    """A view from JSON.
+    """Returns a view from JSON.
 
     Raises:
-        WireError: it is none.
+        WireError: `data` is not a view.
     """
     if not isinstance(data, Mapping):
         raise WireError("it sent no view")
@@ -130,12 +129,12 @@ def decode_view(data: object) -> View:
 
 
 def _is_text(value: object) -> bool:
-    """A stranger's text must not inject lines into the log."""
+    """Whether a value is a short, printable text: a stranger's must not inject log lines."""
     return type(value) is str and len(value) <= _MAX_LENGTH and value.isprintable()
 
 
 class State(Enum):
-    """What a proposer knows of another member."""
+    """A proposer's knowledge of another member."""
 
     AWAITED = "awaited"
     ANSWERED = "answered"
@@ -144,7 +143,7 @@ class State(Enum):
     GONE = "gone"
     """Dead for certain, but its last word is lost."""
     LOST = "lost"
-    """It has not answered for so long that nobody waits for it any more."""
+    """Silent for so long that the others no longer wait for it."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +151,10 @@ class Patience:
     """How long to wait for a member that does not answer.
 
     Attributes:
-        refused: seconds for which its address may refuse connections while nobody sees it alive:
-            while workers connect to one another, nobody listens there.
+        refused: seconds for which its address may refuse connections if no process sees it alive.
+            (No process listens there while workers connect to one another.)
         silent: seconds for which it may be silent; it may be stopped, or cut off.
-        unseen: the same for one that nobody sees alive; None for no other limit.
+        unseen: the same for a member that no process sees alive; None for no separate limit.
     """
 
     refused: float
@@ -165,15 +164,15 @@ class Patience:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a member, in seconds of any clock.
+    """The facts known about a member, with times in seconds of any clock.
 
     Attributes:
         answered: whether it has answered.
         dead: whether it is dead for certain.
         last_word: whether its last word is known.
-        refused_since: since when its address has refused connections; None if it has not.
-        silent_since: since when it has been silent; None if it has not.
-        alive: whether a process of its machine, asked last, has seen it alive.
+        refused_since: when its address began to refuse connections; None if it does not.
+        silent_since: when its silence began; None if it is not silent.
+        alive: whether the process of its machine that was asked last has seen it alive.
         sought: whether processes of its machine have been asked.
     """
 
@@ -186,7 +185,7 @@ class Evidence:
     sought: bool = False
 
     def state(self, now: float, patience: Patience) -> State:
-        """What to do about the member.
+        """Returns the member's state; a proposer waits for it only in `State.AWAITED`.
 
         Example:
             >>> patience = Patience(refused=1.0, silent=60.0)
@@ -208,16 +207,16 @@ class Evidence:
         return State.AWAITED
 
     def is_refused(self, now: float, patience: Patience) -> bool:
-        """Whether its address has refused connections for too long."""
+        """Whether the member's address has refused connections for too long."""
         return self.refused_since is not None and now - self.refused_since >= patience.refused
 
 
 def leader(view: View, lost: Collection[str]) -> Member | None:
-    """Who proposes: the member of the lowest rank that is not lost; None if all are.
+    """Returns the proposer: the member of the lowest rank that is not lost; None if all are.
 
     Args:
         view: the view whose members decide.
-        lost: the incarnations of those that do not answer.
+        lost: the incarnations of the members that do not answer.
     """
     return next((one for one in view.members if one.incarnation not in lost), None)
 
@@ -233,15 +232,15 @@ def compose(
     joiners: Sequence[Member],
     max_workers: int | None,
 ) -> View:
-    """The view to propose: the members that take part in their order, then those that wait.
+    """Returns the view to propose: the participating members in order, then waiting processes.
 
-    A newcomer replaces a member that has its address, if that one does not take part.
+    A newcomer replaces a member with the same address if that member does not take part.
 
     Args:
         view: the view whose members decide.
-        promised: the incarnations of those that take part.
-        joiners: those that wait to be admitted, in order of arrival.
-        max_workers: the largest size to which newcomers may raise the group.
+        promised: the incarnations of the members that take part.
+        joiners: the processes that wait to be admitted, in order of arrival.
+        max_workers: newcomers are admitted only up to this group size; None for no limit.
     """
     members = [one for one in view.members if one.incarnation in promised]
     taken = {one.worker.address for one in members}
@@ -255,5 +254,5 @@ def compose(
 
 
 def names(view: View, states: Mapping[str, State], wanted: Collection[State]) -> list[str]:
-    """The members of a view that are in one of some states."""
+    """Returns the members of a view whose state is among the wanted ones."""
     return [str(m) for m in view.members if states.get(m.incarnation) in wanted]

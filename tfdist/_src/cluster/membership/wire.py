@@ -10,11 +10,11 @@ from tfdist._src.cluster.membership.view import decode_view, encode_view
 from tfdist._src.cluster.net.framing import Header, WireError
 
 FRAME_LIMIT = 4 * 1024 * 1024
-"""For a few views of thousands of members."""
+"""Large enough for a few views of thousands of members."""
 
 
 def encode_request(request: consensus.Request) -> Header:
-    """What a proposer asks."""
+    """Encodes a proposer's request."""
     header = {"view": encode_view(request.view), "ballot": _ballot(request.ballot)}
     if isinstance(request, consensus.Accept):
         return {"kind": "accept", **header, "proposal": encode_view(request.proposal)}
@@ -22,7 +22,7 @@ def encode_request(request: consensus.Request) -> Header:
 
 
 def decode_request(header: Header) -> consensus.Request:
-    """What a proposer asks.
+    """Decodes a proposer's request.
 
     Raises:
         WireError: the header is malformed.
@@ -34,7 +34,7 @@ def decode_request(header: Header) -> consensus.Request:
 
 
 def encode_reply(reply: consensus.Reply) -> Header:
-    """What a member answers to a proposer."""
+    """Encodes a member's reply to a proposer."""
     if isinstance(reply, consensus.Promise):
         vote = _vote(reply.accepted)
         return {"kind": "promise", "ballot": _ballot(reply.ballot), "accepted": vote}
@@ -47,7 +47,7 @@ def encode_reply(reply: consensus.Reply) -> Header:
 
 
 def decode_reply(header: Header) -> consensus.Reply | None:
-    """What a member answers to a proposer; None if it answers something else.
+    """Decodes a member's reply to a proposer; returns None for any other answer.
 
     Raises:
         WireError: the header is malformed.
@@ -66,7 +66,7 @@ def decode_reply(header: Header) -> consensus.Reply | None:
 
 
 def encode_acceptor(acceptor: consensus.AcceptorState) -> dict[str, Any]:
-    """What a process has promised and accepted."""
+    """Encodes the promises and votes of a process."""
     return {
         "view": encode_view(acceptor.view),
         "promised": _ballot(acceptor.promised),
@@ -76,10 +76,10 @@ def encode_acceptor(acceptor: consensus.AcceptorState) -> dict[str, Any]:
 
 
 def decode_acceptor(data: object) -> consensus.AcceptorState:
-    """What a process has promised and accepted.
+    """Decodes the promises and votes of a process.
 
     Raises:
-        WireError: the data are malformed.
+        WireError: the data is malformed.
     """
     if not isinstance(data, Mapping):
         raise WireError("it sent no record")

@@ -1,4 +1,4 @@
-"""Connects a rank with all others of its group: dials lower ranks, accepts higher ones."""
+"""Connects a rank to all others of its group: dials lower ranks, accepts higher ones."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ DATA = "data"
 _TICK_SECONDS = 0.2
 _CHECK_SECONDS = 0.5
 _EXPLAIN_SECONDS = 5.0
-"""By how much the deadlines of a group's ranks may differ."""
+"""The maximum difference between the deadlines of a group's ranks."""
 
 _Key = tuple[int, str]
-"""The peer's rank in the group, and the kind of the connection."""
+"""The peer's rank in the group, and the type of the connection."""
 
 
 class FullMeshConnector:
@@ -98,8 +98,8 @@ class FullMeshConnector:
         )
 
     def start(self) -> None:
-        """Starts to listen and dial; separate from the constructor so that `close` can follow."""
-        # Not all ranks begin with the same one.
+        """Starts listening and dialing; not part of the constructor, so that `close` can follow."""
+        # Each rank dials the next lower one first, so they do not all start with the same peer.
         own = self._group.rank
         self._connector.start(
             [
@@ -111,10 +111,10 @@ class FullMeshConnector:
         self._thread.start()
 
     def wait(self, seconds: float, check: Callable[[], None]) -> None:
-        """Waits until all connections are open, or one cannot be, or `seconds` have passed.
+        """Waits until all connections are open, one has failed, or `seconds` have passed.
 
         Args:
-            seconds: how long to wait at most.
+            seconds: the maximum wait.
             check: called about twice a second; raises an error to end the wait.
         """
         end = min(self._deadline, time.monotonic() + seconds)
@@ -137,8 +137,8 @@ class FullMeshConnector:
         """Reports this rank's missing connections.
 
         Args:
-            most: how many to describe when the deadline is near, as [dialer, listener, reason],
-                ranks of the session.
+            most: the maximum number of connections to describe when the deadline is near, as
+                [dialer, listener, reason] with ranks of the session.
 
         Raises:
             Exception: a connection cannot be opened.
@@ -158,7 +158,7 @@ class FullMeshConnector:
         return {"missing": len(ranks), "some": list(some.values()), "late": left <= 0}
 
     def finish(self) -> dict[_Key, socket.socket]:
-        """Stops the thread, once all ranks have all connections.
+        """Stops the thread once all ranks have all connections.
 
         Returns:
             The connections, in non-blocking mode.
@@ -186,7 +186,7 @@ class FullMeshConnector:
         self._wake_sender.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):  # it is full, or closed after the end
+        with contextlib.suppress(OSError):  # the buffer is full, or the socket is closed
             self._wake_sender.send(b"!", socket.MSG_DONTWAIT)
 
     def _kinds(self, rank: int) -> tuple[str, ...]:
@@ -225,8 +225,8 @@ class FullMeshConnector:
             raise WireError(f"{hello} connected for {hello.purpose!r}, which is not expected here")
 
     def _accepted(self, sock: socket.socket, hello: Identity) -> None:
-        # A peer that connects again did not learn that it was accepted, or has given up an attempt
-        # whose handshake may only complete here after that of the next one.
+        # A peer connects again if it did not learn that it was accepted, or if it has abandoned an
+        # attempt. The handshake of an abandoned attempt may complete here after the next one's.
         key = self._expected[hello.purpose]
         with self._changed:
             if hello.attempt < self._attempts.get(key, 0):

@@ -32,18 +32,18 @@ _NAMED = 4
 class Mesh:
     """The descriptors that connect a rank to the others of its group; created by `connect`.
 
-    Ranks are numbered within the group. The sockets are non-blocking TCP connections in the clear:
-    if TLS is enabled, it only authenticated the peers, and the new owner of the sockets starts TLS
-    again, with the lower rank as the server.
+    Ranks are numbered within the group. The sockets are non-blocking TCP connections without
+    encryption. Any TLS was only used to authenticate the peers; the new owner of the sockets starts
+    TLS again, with the lower rank as the server.
 
     Attributes:
         name: name of the group, for messages.
         rank: rank of this process.
         size: number of ranks in the group.
-        ranks: what messages call each rank.
+        ranks: the name of each rank in messages.
         hosts: host number of each rank.
         control: control socket to each rank; -1 for this process.
-        data: data socket to each rank on another host; -1 for the others.
+        data: data socket to each rank on another host; -1 for other ranks.
         segment: memory shared with the colocated ranks; -1 for a rank alone on its host.
         segment_bytes: its size; initially zero-filled.
     """
@@ -90,7 +90,7 @@ def connect(
 
     Any two ranks get a control connection, and a data connection if they are on different hosts;
     colocated ranks share memory. Each connection is authenticated with the job's secret; strangers
-    are rejected with a line. The session splits into one group per distinct list of members.
+    are rejected with a message. The session splits into one group per distinct list of members.
 
     Args:
         session: the connections to all ranks.
@@ -170,8 +170,8 @@ def _wait_connected(
 ) -> None:
     """Waits until all groups are connected.
 
-    The ranks report their progress round by round, so that none waits for one that has failed, and
-    all raise the same error. A lost worker ends a round at once.
+    The ranks report their progress in rounds, so that no rank waits for a failed one, and all
+    ranks raise the same error. A lost worker ends a round at once.
     """
 
     def work() -> Report:
@@ -187,7 +187,7 @@ def _wait_connected(
             raise _timeout_error(session.topology, reports, subject, seconds)
         return [{"complete": complete}] * len(reports)
 
-    # A rank that has all of its connections does not wait; the others report ever less often.
+    # A rank that has all of its connections does not wait; the others report less and less often.
     first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
     longest = min(_MAX_ROUND_SECONDS, seconds / 2)
     seconds_of_rounds = (min(first * _ROUND_GROWTH**i, longest) for i in itertools.count())
@@ -247,11 +247,11 @@ def _mesh(
 
 
 def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes) -> list[Mesh]:
-    """Connects ranks of this process with each other.
+    """Connects ranks of this process to each other.
 
     Args:
         name: name of the group, for messages.
-        ranks: what messages call each rank.
+        ranks: the name of each rank in messages.
         segment_bytes: returns the size of the memory shared by a number of ranks, >= 1.
 
     Returns:

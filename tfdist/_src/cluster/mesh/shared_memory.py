@@ -19,26 +19,26 @@ from tfdist._src.cluster.session.session import Lockstep, Report
 from tfdist.errors import ClusterError
 
 _NAME = re.compile(r"tfdist-[0-9a-f]{32}")
-# A file exists only briefly, and its creator holds a lock on it for all but the first moment.
+# A file exists only briefly, and its creator locks it almost immediately.
 _ABANDONED_SECONDS = 60.0
 
 
 class Segment:
-    """Memory created by this process, zero-filled.
+    """Zero-filled memory created by this process.
 
-    Creating a segment also removes the files of this user's processes that were killed before
+    Creating a segment also removes files of this user's processes that were killed before
     `unlink`.
 
     Args:
-        size: its size in bytes, >= 1. The space is actually reserved, so that a full file system
-            raises an error here, instead of killing a process that writes to the memory later.
+        size: its size in bytes, >= 1. The space is actually reserved: a full file system raises an
+            error here, instead of killing a process that writes to the memory later.
 
     Attributes:
-        name: an unguessable name by which other processes of this user open it, until `unlink`.
+        name: an unguessable name, which other processes of this user open until `unlink`.
         descriptor: the memory.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the memory cannot be created.
     """
 
     def __init__(self, size: int) -> None:
@@ -87,14 +87,14 @@ def open_segment(name: str, size: int) -> Descriptor:
 
 
 def remedy(error: OSError) -> str:
-    """The remedy for a failure to create a segment."""
+    """Returns the remedy for a failure to create a segment."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"Enlarge {MEMORY}; for a container, use docker run --shm-size=1g."
     return f"Make {MEMORY} a writable tmpfs; for a container, use docker run --shm-size=1g."
 
 
 def _remove_abandoned() -> None:
-    """Removes files whose creator has died, in any container: the system has released its lock."""
+    """Removes files whose creator has died, in any container: the system released its lock."""
     with contextlib.suppress(OSError):
         for name in filter(_NAME.fullmatch, os.listdir(MEMORY)):
             with contextlib.suppress(OSError):
@@ -154,11 +154,11 @@ class HostMemory:
         """Creates and opens the memory, and then unlinks its name.
 
         Args:
-            steps: run with all ranks of the session.
-            plan: rank 0's.
+            steps: runs the steps on all ranks of the session.
+            plan: rank 0's plan.
 
         Raises:
-            TfdistError: some rank cannot open it; also see `Lockstep.run`.
+            TfdistError: some rank cannot open the memory; also see `Lockstep.run`.
         """
         try:
             self._read(steps.run("memory", self._create, plan.share))
@@ -200,7 +200,7 @@ class HostMemory:
         return {"name": self._created.name}
 
     def _read(self, told: Report) -> None:
-        """Learns the name of the memory, and which ranks of the group have none."""
+        """Notes the name of the memory, and the ranks of the group that have none."""
         if self.group is None:
             return
         self._name = told["name"]

@@ -15,7 +15,7 @@ from tfdist._src.options import Options
 from tfdist.errors import ProgramMismatchError
 
 Runs = list[list[int]]
-"""Arithmetic sequences one after the other, each as [start, step, count]."""
+"""Arithmetic sequences, one after another, each as [start, step, count]."""
 
 
 def to_runs(numbers: Sequence[int]) -> Runs:
@@ -40,7 +40,7 @@ def to_runs(numbers: Sequence[int]) -> Runs:
 
 
 def from_runs(runs: Iterable[Sequence[int]]) -> list[int]:
-    """The list that `to_runs` has split.
+    """Returns the list that `to_runs` has split.
 
     Example:
         >>> from_runs([[0, 1, 4], [7, 0, 3]])
@@ -57,7 +57,7 @@ _NETWORK = "/proc/self/ns/net"
 
 
 def host_key(options: Options) -> str:
-    """A key that two processes share exactly if they are on the same host.
+    """Returns a key that is equal for two processes exactly if they are on the same host.
 
     Containers on one machine count as one host only if they share the network and /dev/shm.
 
@@ -88,7 +88,7 @@ def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _boot() -> str:
-    """Identifies a machine, until it is restarted."""
+    """Identifies a machine until it is restarted."""
     try:
         with open(_BOOT) as file:
             return file.read().strip()
@@ -118,9 +118,9 @@ class Subgroup:
         identity: unique to the group.
         members: session rank of each rank of the group.
         rank: this process's rank in the group.
-        names: what messages call each rank.
+        names: the name of each rank in messages.
         addresses: each rank's entry in the cluster; empty for a single process.
-        ports: the ports at which each rank listens; None for those of its address.
+        ports: the ports at which each rank listens; None for the port in its address.
         hosts: host number of each rank; hosts are numbered in order of first appearance.
     """
 
@@ -138,11 +138,11 @@ class Subgroup:
         return len(self.members)
 
     def colocated(self, rank: int) -> list[int]:
-        """All ranks on the same host as this one, including itself."""
+        """Returns all ranks on the same host as a rank, including itself."""
         return [other for other in range(self.size) if self.hosts[other] == self.hosts[rank]]
 
     def without_memory(self, ranks: Sequence[int]) -> Subgroup:
-        """The group with these ranks sharing nothing, as if each were on a separate host."""
+        """Returns the group with these ranks sharing nothing, as if each were on its own host."""
         alone = frozenset(ranks)
         keys = [("rank", r) if r in alone else ("host", h) for r, h in enumerate(self.hosts)]
         return replace(self, hosts=numbered(keys))
@@ -168,20 +168,20 @@ def check_members(members: Sequence[int], topology: Topology) -> None:
 
 
 class SessionPlan:
-    """How a session splits into groups, as rank 0 finds it out from the reports of all ranks.
+    """Rank 0's plan to split a session into groups, made from the reports of all ranks.
 
-    All of it takes time in proportion to the number of ranks, and what it tells each rank mostly
-    does not depend on that number.
+    The work is proportional to the number of ranks, but the size of each rank's reply mostly does
+    not depend on that number.
 
     Args:
         topology: the session's ranks.
-        subject: what messages call the group.
+        subject: the name of the group in messages.
     """
 
     def __init__(self, topology: Topology, subject: str) -> None:
         self._topology = topology
         self._subject = subject
-        self._group_of: list[int] = []  # for each rank a number; -1 for a rank in no group
+        self._group_of: list[int] = []  # each rank's group number; -1 for a rank in no group
         self._members: list[list[int]] = []
         self._hosts: list[tuple[int, ...]] = []
 
@@ -189,11 +189,11 @@ class SessionPlan:
         """Finds the groups.
 
         Args:
-            reports: for each rank `"members"` (runs), `"identity"`, `"host"`, and `"ports"`, which
-                is None for the ports of its address.
+            reports: each rank's `"members"` (runs), `"identity"`, `"host"`, and `"ports"`. The
+                ports are None if they equal the port in the rank's address.
 
         Returns:
-            For each rank the description of its group, for `group_of`.
+            The description of each rank's group, for `group_of`.
 
         Raises:
             ProgramMismatchError: two ranks of one group passed different members.
@@ -229,14 +229,14 @@ class SessionPlan:
         return [found[number] if number >= 0 else {} for number in self._group_of]
 
     def share(self, reports: Sequence[Report]) -> list[Report]:
-        """Tells each rank the memory of its host.
+        """Finds the memory of each rank's host.
 
         Args:
-            reports: for each rank `"name"` if it has created the memory of its host.
+            reports: each rank's report, with `"name"` if the rank has created its host's memory.
 
         Returns:
-            For each rank `"name"`, if its host has memory, and `"without"`: the ranks of its group
-            on hosts without it, as runs.
+            For each rank, `"name"`, if its host has memory, and `"without"`: the ranks of its group
+            on hosts without memory, as runs.
         """
         told: list[Report] = [{} for _ in reports]
         for members, hosts in zip(self._members, self._hosts, strict=True):
@@ -258,11 +258,11 @@ class SessionPlan:
 
 
 def group_of(topology: Topology, told: Report) -> Subgroup | None:
-    """The group of this process.
+    """Returns the group of this process.
 
     Args:
         topology: the session's ranks.
-        told: what `SessionPlan.split` says of it.
+        told: the description of the group from `SessionPlan.split`.
 
     Returns:
         The group; None if this process is in no group.
@@ -285,7 +285,7 @@ def group_of(topology: Topology, told: Report) -> Subgroup | None:
 
 
 def _describe_hosts(hosts: Sequence[int]) -> Report:
-    """The host number of each rank; how many ranks each host has, if they are consecutive."""
+    """Returns the number of ranks on each host if these are consecutive; else each rank's host."""
     if list(hosts) == sorted(hosts):
         return {"ranks_per_host": to_runs([len(list(ranks)) for _, ranks in groupby(hosts)])}
     return {"hosts": to_runs(hosts)}

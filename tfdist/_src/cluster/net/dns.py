@@ -25,7 +25,7 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
 
     Args:
         address: `"host:port"`.
-        seconds: how long the name service may take.
+        seconds: the time limit of the lookup.
 
     Returns:
         The endpoints to connect to, in order of preference.
@@ -68,7 +68,7 @@ def check_resolvable(
 
     Args:
         address: `"host:port"`.
-        name: what to call it in an error message; the address by default.
+        name: its name in an error message; the address by default.
         timeout: seconds to keep trying; 8 by default.
 
     Returns:
@@ -97,7 +97,7 @@ def check_resolvable(
 
 
 class NameChecks:
-    """Finds out which names do not resolve on this machine, in another thread, for messages.
+    """Finds names that do not resolve on this machine, in another thread, for messages.
 
     Example:
         >>> checks = NameChecks()
@@ -111,7 +111,7 @@ class NameChecks:
         self._thread: threading.Thread | None = None
 
     def begin(self, addresses: Iterable[str]) -> None:
-        """Begins to look up the hosts of addresses, unless it is still doing so.
+        """Starts looking up the hosts of addresses, unless the last lookup is still running.
 
         Args:
             addresses: `"host:port"`.
@@ -124,10 +124,10 @@ class NameChecks:
             self._thread.start()
 
     def problem(self, addresses: Iterable[str]) -> str:
-        """What has been found out so far.
+        """Returns the first problem known so far.
 
         Args:
-            addresses: those that matter now.
+            addresses: the addresses that matter now.
 
         Returns:
             A clause that names the first host that does not resolve, and the resolver's error; ""

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """The text with a question mark for each character that is not printable.
+    """Returns the text with a question mark for each character that is not printable.
 
     Example:
         >>> printable("a\\tb")
@@ -24,7 +24,7 @@ def printable(text: str) -> str:
 
 HELLO_LIMIT = 64 * 1024
 CLUSTER_LIMIT = 16 * 1024 * 1024
-"""For what rank 0 sends before the session begins: its cluster, to a worker with another one."""
+"""The limit before the session begins: rank 0 sends its cluster to a worker with another one."""
 FRAME_LIMIT = 128 * 1024 * 1024
 
 _LENGTHS = struct.Struct("!II")
@@ -35,7 +35,7 @@ Frame = tuple[Header, bytes]
 
 
 class WireError(ValueError):
-    """The bytes received are not what the protocol expects."""
+    """The received bytes violate the protocol."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
@@ -68,7 +68,7 @@ class Decoder:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Consumes the bytes received and returns the frames completed by them.
+        """Consumes the received bytes and returns the frames that they complete.
 
         Args:
             data: the next bytes of the stream.
@@ -117,7 +117,7 @@ def read_frame(sock: socket.socket, limit: int, deadline: float) -> Frame:
 
 
 def frame_steps(limit: int) -> Generator[int, bytes, Frame]:
-    """Decodes one frame; yields the number of bytes to read next, and is sent those bytes."""
+    """Decodes one frame; yields the number of bytes to read next, and receives those bytes."""
     lengths = yield _LENGTHS.size
     header, end = _extent(lengths, limit)
     body = yield end - _LENGTHS.size
@@ -136,7 +136,7 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 def read_some(sock: socket.socket, most: int, deadline: float) -> bytes:
     """Reads at least one byte and at most `most`; raises OSError as `read_exactly` does."""
     while True:
-        # Poll: the main thread must still handle signals that another thread received.
+        # Poll, so that the main thread handles signals that another thread received.
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it was silent or too slow")
@@ -161,7 +161,7 @@ def readable(sock: socket.socket, seconds: float) -> bool:
 
 
 def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
-    """The ends of the header and of the payload of the frame at the start of `data`."""
+    """Returns the ends of the header and of the payload of the frame at the start of `data`."""
     header, payload = _LENGTHS.unpack_from(data)
     if header + payload > limit:
         raise WireError(f"it announced {header + payload} bytes, but only {limit} are allowed")
@@ -170,7 +170,7 @@ def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
 
 def _header(text: bytes) -> Header:
     try:
-        header = json.loads(text.decode())  # of bytes, it would guess the encoding
+        header = json.loads(text.decode())  # given bytes, json would guess the encoding
     except (ValueError, RecursionError):
         raise WireError("it sent a header that is not JSON") from None
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):

@@ -1,4 +1,4 @@
-"""Binds this process's address, and explains why that fails."""
+"""Binds this process's address, and explains failures to do so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTENING = "0A"
 
 
 def local_addresses(proc: str = "/proc") -> list[str]:
-    """The IP addresses of this machine's interfaces, loopback last.
+    """Returns the IP addresses of this machine's interfaces, loopback last.
 
     Args:
         proc: where the proc file system is mounted.
@@ -36,15 +36,15 @@ def local_addresses(proc: str = "/proc") -> list[str]:
 
 
 def port_holder(port: int, proc: str = "/proc") -> str | None:
-    """Names the process that listens on a TCP port of this machine.
+    """Returns the process that listens on a TCP port of this machine.
 
     Args:
         port: the port.
         proc: where the proc file system is mounted.
 
     Returns:
-        For example `"process 4711 (python train.py)"`; None if it is unknown, as on other systems
-        and for another user's process.
+        For example `"process 4711 (python train.py)"`; None if it is unknown, as on other operating
+        systems and for another user's process.
 
     Example:
         >>> port_holder(2222)  # doctest: +SKIP
@@ -61,7 +61,7 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 text = " ".join(command.decode(errors="replace").split())
                 return f"process {process.name} ({text[:120]})"
-        except OSError:  # it has exited, or belongs to another user
+        except OSError:  # the process has exited, or belongs to another user
             continue
     return None
 
@@ -81,7 +81,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _listeners(port: int, proc: str) -> Iterator[str]:
-    """The inodes of the sockets listening on a port."""
+    """Yields the inodes of the sockets listening on a port."""
     for table in ("tcp", "tcp6"):
         for line in _lines(f"{proc}/net/{table}")[1:]:
             fields = line.split()
@@ -112,11 +112,11 @@ def check_own(address: str, *, name: str | None = None) -> None:
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
-        name: what to call it in an error message; the address by default.
+        name: its name in an error message; the address by default.
 
     Raises:
         ClusterError: the name does not resolve, the address is not local, or the port is in use
-            (the message names the process if it is known) or requires privileges.
+            (the message names that process if it is known) or requires privileges.
 
     Example:
         >>> check_own("127.0.0.1:50123")
@@ -128,14 +128,14 @@ def check_own(address: str, *, name: str | None = None) -> None:
 def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
     """Binds sockets to this process's address, without listening.
 
-    The sockets set SO_REUSEADDR. The port may therefore be bound by another process that sets it
-    and does not listen (the launcher reserves ports this way), and another listener may use it
-    later while connections accepted here are still open. As long as the sockets are bound, the
+    The sockets set SO_REUSEADDR. Another process that also sets it and does not listen may
+    therefore bind the port (the launcher reserves ports this way). Another listener may use the
+    port later, while connections accepted here are still open. While the sockets are bound, the
     kernel does not assign the port to outgoing connections.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
-        name: what to call it in an error message; the address by default.
+        name: its name in an error message; the address by default.
 
     Returns:
         One bound socket for each family of the address; the caller closes them.
@@ -159,7 +159,7 @@ def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> li
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
-        endpoints: what it resolves to.
+        endpoints: the endpoints that the address resolves to.
         port: a different port to bind; 0 lets the system choose one, possibly a different one for
             each family.
 
@@ -186,12 +186,12 @@ def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> li
 
 
 def explain(error: OSError, address: str, subject: str) -> ClusterError:
-    """Turns a failure to bind or listen at this process's address into advice.
+    """Converts a failure to bind or listen at this process's address into advice.
 
     Args:
         error: the system's error.
         address: the address.
-        subject: what to call it in the message.
+        subject: the subject of the message.
 
     Returns:
         The error to raise.
@@ -228,7 +228,7 @@ def explain(error: OSError, address: str, subject: str) -> ClusterError:
 
 
 def _endpoints_to_bind(address: str, endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Where to listen so that the other workers can reach this one.
+    """Returns endpoints at which the other workers can reach this one.
 
     Many systems resolve their own name to loopback, while other machines resolve it to an
     interface. Only the wildcard address serves both.
@@ -260,25 +260,25 @@ Ports = dict[str, int]
 
 
 def listen_near(address: str, name: str) -> list[socket.socket]:
-    """Listens at this process's address, or at another port of it if that one is taken.
+    """Listens at this process's address, or at another port if the port is taken.
 
     Firewalls allow the port of the address, but TensorFlow's server may already use it. The system
     then chooses another port on the same interface.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
-        name: what to call it in an error message.
+        name: its name in an error message.
 
     Returns:
         A listening socket for each family of the address; the caller closes them.
 
     Raises:
-        ClusterError: this process cannot listen at the address, at any port.
+        ClusterError: this process cannot listen at the address at any port.
     """
     endpoints = check_resolvable(address, name=name)
     try:
         return _listen(address, endpoints, None)
-    except OSError:  # whatever the cause, another port may work
+    except OSError:  # another port may work, regardless of the cause
         pass
     try:
         return _listen(address, endpoints, 0)
@@ -287,21 +287,21 @@ def listen_near(address: str, name: str) -> list[socket.socket]:
 
 
 def ports(listeners: list[socket.socket], address: str) -> Ports | None:
-    """The ports at which the sockets listen, to send to the workers that dial.
+    """Returns the ports at which the sockets listen, to send to the workers that dial.
 
     Returns:
-        The ports; None if they are that of the address.
+        The ports; None if they equal the port in the address.
     """
     found = {sock.family.name: sock.getsockname()[1] for sock in listeners}
     return None if set(found.values()) == {split(address)[1]} else found
 
 
 def dial_endpoints(address: str, listening: Ports | None) -> list[Endpoint]:
-    """The endpoints at which to dial a worker.
+    """Returns the endpoints at which to dial a worker.
 
     Args:
         address: its entry in the cluster.
-        listening: its `ports`; None for that of the address.
+        listening: its `ports`; None for the port in the address.
 
     Returns:
         The endpoints to connect to, in order of preference.

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from tfdist._src.cluster.net.dns import Endpoint
 
 _SPARE = 256
-"""Descriptors left for everything else, such as files of the program's."""
+"""Descriptors left for other uses, such as the program's files."""
 
 
 class Owner(Protocol):
@@ -55,7 +55,7 @@ class Descriptor:
 
 
 def allow_descriptors(count: int) -> None:
-    """Raises the soft limit of open descriptors, as far as `count` more need it.
+    """Raises the soft limit of open descriptors if `count` more descriptors require it.
 
     Raises:
         OSError: the hard limit is too low.
@@ -94,7 +94,7 @@ def close_on_fork(owner: _T) -> _T:
 
 def _after_fork() -> None:
     for owner in list(_owners):
-        with contextlib.suppress(OSError):  # the native core was faster
+        with contextlib.suppress(OSError):  # the native core has already closed it
             owner.close()
 
 
@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 CONNECT_SECONDS = 3.0
-"""How long it may take to connect to one endpoint."""
+"""The time limit for connecting to one endpoint."""
 
 _LINGER_SECONDS = 1.0
 _KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
@@ -111,7 +111,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
 def tune(sock: socket.socket) -> None:
     """Disables Nagle's algorithm, and keeps firewalls from forgetting an idle connection.
 
-    Lost peers are detected by the heartbeats of its users.
+    Lost peers are detected by the heartbeats of the connection's users.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -158,18 +158,18 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """Begins to connect; once the socket can be written to, call `finish_connect`.
+    """Begins to connect; call `finish_connect` once the socket is writable.
 
     Returns:
         A non-blocking socket.
 
     Raises:
-        OSError: there is no way to the endpoint.
+        OSError: the endpoint is unreachable.
     """
     family, sockaddr = endpoint
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # The kernel may pick another worker's port as the source; it can then still bind to it.
+        # The kernel may choose another worker's port as the source; this lets that worker bind it.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -195,7 +195,7 @@ def finish_connect(sock: socket.socket) -> None:
 
 
 def why_unreachable(error: OSError) -> str:
-    """Why a worker cannot be reached, in terms of what to check.
+    """Returns why a worker cannot be reached, in terms of possible causes to check.
 
     Example:
         >>> why_unreachable(ConnectionRefusedError(111, "Connection refused"))

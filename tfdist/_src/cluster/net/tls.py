@@ -18,12 +18,12 @@ from tfdist.errors import TlsError
 class TlsSocket(ssl.SSLSocket):
     """A connected socket wrapped by a context of `Tls`.
 
-    Like a plain socket it raises BlockingIOError when it would block, and can be shut down for
+    Like a plain socket, it raises BlockingIOError when it would block, and can be shut down for
     writing only. It is not thread-safe.
     """
 
     own_certificate = b""
-    """The certificate of this end, DER."""
+    """The certificate of this end, in DER encoding."""
     _secured = False
 
     def secure(self, deadline: float) -> None:
@@ -33,7 +33,7 @@ class TlsSocket(ssl.SSLSocket):
             deadline: the `time.monotonic()` at which to give up.
 
         Raises:
-            ssl.SSLError: the two do not trust each other, or are incompatible.
+            ssl.SSLError: the two ends do not trust each other, or are incompatible.
             OSError: the connection ended, or the deadline passed.
         """
         seconds = self.gettimeout()
@@ -52,7 +52,7 @@ class TlsSocket(ssl.SSLSocket):
             The `selectors` event to wait for before calling this again; None once it is complete.
 
         Raises:
-            ssl.SSLError: the two do not trust each other, or are incompatible.
+            ssl.SSLError: the two ends do not trust each other, or are incompatible.
             OSError: the connection ended.
         """
         try:
@@ -65,7 +65,7 @@ class TlsSocket(ssl.SSLSocket):
         return None
 
     def certificate_digests(self) -> bytes:
-        """SHA-256 of this end's certificate, and of the peer's; 64 bytes."""
+        """Returns the SHA-256 of this end's certificate, then of the peer's; 64 bytes."""
         both = (self.own_certificate, self.getpeercert(binary_form=True) or b"")
         return b"".join(hashlib.sha256(one).digest() for one in both)
 
@@ -121,7 +121,7 @@ class Tls:
     Attributes:
         server: context for the connections that it accepts.
         client: context for the connections that it dials.
-        certificate: this worker's certificate, DER.
+        certificate: this worker's certificate, in DER encoding.
         subject: subject of the certificate.
         expires: expiration date of the certificate.
     """
@@ -180,7 +180,7 @@ class Tls:
 
 
 def explain(error: ssl.SSLError) -> str | None:
-    """Why two workers do not trust each other, phrased about the peer.
+    """Returns why two workers do not trust each other, phrased about the peer.
 
     Returns:
         The reason; None if the error has another cause, such as a connection that ended.
@@ -210,7 +210,7 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     context.sslsocket_class = TlsSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # Workers are known by address; the job's CA alone decides who is one of them.
+    # Workers are known by address; the job's CA alone decides which processes are workers.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _trust(context, CA, options.tls_ca)

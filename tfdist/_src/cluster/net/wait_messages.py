@@ -1,4 +1,4 @@
-"""Reports what a worker is waiting for, soon at first and then less often."""
+"""Messages about a worker's wait: the first one soon, then less often."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tfdist._src.cluster.cluster_spec import Worker
 FIRST_SECONDS = 3.0
 EVERY_SECONDS = 10.0
 NAMED = 8
-"""Workers that a message names at most."""
+"""The maximum number of workers that a message names."""
 
 Announce = Callable[[str], object]
 
 
 def say(line: str) -> None:
     """Writes a line to stderr in one call, so that the lines of several workers do not mix."""
-    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+    with contextlib.suppress(OSError, ValueError):  # stderr is closed or broken
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 def named(workers: Sequence[Worker], count: int | None = None) -> str:
-    """The workers' names; of many, only the first few.
+    """Returns the workers' names; only the first few if there are many.
 
     Args:
-        workers: some or all of them.
-        count: how many there are; as many as are given by default.
+        workers: some or all of the workers.
+        count: the number of all workers; the length of `workers` by default.
 
     Example:
         >>> named([Worker("worker", 2, "h2:2222"), Worker("worker", 3, "h3:2222")])
@@ -43,7 +43,7 @@ def named(workers: Sequence[Worker], count: int | None = None) -> str:
 
 
 class WaitMessages:
-    """Reports what a worker is waiting for, after 3 seconds and then every 10.
+    """Reports a worker's wait, after 3 seconds and then every 10 seconds.
 
     Args:
         me: the waiting worker.
@@ -59,10 +59,10 @@ class WaitMessages:
         self._next = self._start + FIRST_SECONDS
 
     def report(self, waiting: Callable[[], str]) -> None:
-        """Reports it if a report is due.
+        """Reports the wait if a report is due.
 
         Args:
-            waiting: returns what the worker is waiting for; only called for a report.
+            waiting: returns a description of the wait; only called for a report.
         """
         now = time.monotonic()
         if now < self._next:

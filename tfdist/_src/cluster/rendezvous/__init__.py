@@ -1,1 +1,1 @@
-"""The rendezvous, by which workers find one another: rank 0 listens, the others dial it."""
+"""The rendezvous of the workers: rank 0 listens, the others dial it."""

@@ -26,7 +26,7 @@ _LINGER_SECONDS = 1.0
 
 
 class Pending:
-    """A connection whose peer has not proven yet who it is.
+    """A connection whose peer has not authenticated yet.
 
     Args:
         sock: non-blocking.
@@ -34,7 +34,7 @@ class Pending:
         steps: this end of the handshake.
         deadline: the `time.monotonic()` at which to give up.
         on_done: receives the peer's identity.
-        on_failed: receives the reason why there is none.
+        on_failed: receives the error if authentication fails.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class Pending:
         self.deadline = deadline
         self.on_done = on_done
         self.on_failed = on_failed
-        self.ended = False  # only to let the peer read the reason
-        self.event = 0  # for which it is registered
+        self.ended = False  # open only until the peer has read the reason
+        self.event = 0  # the event that it is registered for
         self._steps = steps
         self._step = next(steps)
         self._received = bytearray()
         self._unsent = b""
 
     def advance(self) -> int | Identity:
-        """Goes on as far as possible without blocking.
+        """Proceeds as far as possible without blocking.
 
         Returns:
             The `selectors` event to wait for, or the peer's identity once the handshake is
@@ -69,7 +69,7 @@ class Pending:
             OSError: the connection ended, or TLS failed.
             WireError: the peer is not a tfdist worker, or was rejected.
             TlsMismatch: only one of the two ends uses TLS.
-            TfdistError: this end dials, and the two cannot work together.
+            TfdistError: this end dials, and the two ends are incompatible.
         """
         try:
             while True:
@@ -83,12 +83,12 @@ class Pending:
             return identity
 
     def _check_all_read(self) -> None:
-        """Each end waits for the other's answer before it says more."""
+        """Raises if the peer sent more before it had this end's answer."""
         if self._received:
             raise WireError("it sent more than the handshake")
 
     def _do(self) -> tuple[int | None, bytes]:
-        """Does the current step; returns what to wait for, or None and the answer."""
+        """Performs the current step; returns the event to wait for, or None and the answer."""
         step = self._step
         if isinstance(step, handshake.Read):
             return self._read(step.count, step.some)
@@ -124,15 +124,15 @@ class Handshakes:
     """The handshakes of one thread; a slow one delays no other.
 
     Args:
-        selector: where the connections are registered, with a function to call as data.
+        selector: registers the connections, with a function to call as data.
     """
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self.pending: dict[Pending, None] = {}  # in the order in which they began
+        self.pending: dict[Pending, None] = {}  # in the order of their start
 
     def begin(self, pending: Pending) -> None:
-        """Begins a handshake, and owns its connection until it is done."""
+        """Begins a handshake; owns its connection until it is done."""
         self.pending[pending] = None
         pending.event = selectors.EVENT_READ
         try:
@@ -154,7 +154,7 @@ class Handshakes:
     def drop(self, pending: Pending) -> None:
         """Closes a connection at once."""
         del self.pending[pending]
-        with contextlib.suppress(KeyError):  # it could not be registered
+        with contextlib.suppress(KeyError):  # not registered
             self._selector.unregister(pending.sock)
         pending.sock.close()
 
@@ -193,8 +193,8 @@ class Handshakes:
                 self._selector.modify(pending.sock, result, partial(self._serve, pending))
 
     def _fail(self, pending: Pending, error: Exception) -> None:
-        # The peer reads the reason, if one was sent, and closes; input that nobody has read would
-        # discard it.
+        # The peer reads the reason, if one was sent, and closes the connection. Closing it here,
+        # with unread input, would discard the reason.
         pending.ended = True
         pending.deadline = time.monotonic() + _LINGER_SECONDS
         try:
@@ -264,7 +264,7 @@ class Rejections:
         return any(one.count for one in self._addresses.values())
 
     def tick(self, now: float) -> None:
-        """Reports what has come in the last seconds, and forgets the addresses that are silent."""
+        """Reports the latest rejections, and forgets addresses without new ones."""
         for address, one in list(self._addresses.items()):
             if now - one.since >= _EVERY_SECONDS:
                 self._report(address, one)
@@ -288,37 +288,36 @@ class Rejections:
 
 
 ACCEPT_SECONDS = 20.0
-"""How long the handshake of a connection may take; its peer may have hundreds to open."""
+"""The time limit of a handshake; the peer may have hundreds of connections to open."""
 
 _MAX_STRANGERS = 256
 _FULL_SECONDS = 0.05
 _AT_ONCE = 64
-"""Connections accepted in one call, so that a flood cannot keep the caller from all else."""
+"""Connections accepted in one call, so that a flood cannot block the caller's other work."""
 
 
 class NotHere(WireError):
-    """A worker of the job asks for what this one cannot do now; that deserves no line."""
+    """A request of a worker of the job that this process cannot serve now; not reported."""
 
 
 class Acceptor:
-    """Authenticates incoming connections; silent or slow strangers delay no one.
+    """Authenticates incoming connections; silent or slow strangers delay no other peer.
 
-    When there are too many unauthenticated connections, the oldest one is closed of the address
-    that has the most: a flood from one address only displaces itself.
+    If there are too many unauthenticated connections, the oldest one of the address with the most
+    connections is closed. A flood from one address therefore only displaces itself.
 
     Args:
-        selector: where the connections are registered, with a function to call as data.
+        selector: registers the connections, with a function to call as data.
         mine: the identity of this process.
         secret: the job's secret.
         tls: the TLS contexts; None for connections without TLS.
-        expected: how many workers may connect at the same time; strangers get extra room.
+        expected: the maximum number of workers that connect at the same time.
         screen: inspects the identity of an authenticated peer, and raises WireError to reject it.
-        on_accepted: receives a connection, non-blocking, once the peer is being told that it is
-            accepted.
+        on_accepted: receives a non-blocking connection; the peer's acceptance is on its way.
         announce: called with lines about rejected connections.
-        strangers: how many unauthenticated connections there may be besides.
-        answer_as: who to be for an admitted peer; `mine` by default.
-        hang_ups: whether peers that end the connection themselves deserve a line.
+        strangers: the maximum number of additional unauthenticated connections.
+        answer_as: returns the identity to present to an admitted peer; `mine` by default.
+        hang_ups: whether to report peers that end the connection themselves.
     """
 
     def __init__(
@@ -347,13 +346,13 @@ class Acceptor:
         self._rejections = Rejections(announce)
 
     def accept(self, listener: socket.socket) -> None:
-        """Accepts connections that wait at a non-blocking listener."""
+        """Accepts pending connections of a non-blocking listener."""
         for _ in range(_AT_ONCE):
             try:
                 sock, peer = listener.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    # Out of descriptors. It remains ready, so do not try again at once.
+                    # Out of descriptors. The listener remains ready, so do not retry at once.
                     time.sleep(_FULL_SECONDS)
                 return
             try:
@@ -368,7 +367,7 @@ class Acceptor:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `tick` has to be called soon, even if nothing happens."""
+        """Whether `tick` must be called soon, even without an event."""
         return bool(self._handshakes.pending) or self._rejections.unreported
 
     def tick(self) -> None:
@@ -398,16 +397,16 @@ class Acceptor:
         self._make_room()
         try:
             self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
-        except OSError as error:  # there is no room in the kernel to watch it
+        except OSError as error:  # the kernel has no room to watch the connection
             failed(error)
 
     def reject(self, address: str, port: int, error: Exception) -> None:
-        """Reports that a connection is dropped, at the latest with others of its address.
+        """Reports a dropped connection, at once or later together with others of its address.
 
         Args:
             address: its IP address.
             port: its port.
-            error: why.
+            error: the reason.
         """
         hung_up = isinstance(error, ConnectionError) and not self._hang_ups
         if hung_up or isinstance(error, NotHere):
@@ -420,7 +419,7 @@ class Acceptor:
         self._rejections.add(address, f"{address}:{port}", reason, time.monotonic())
 
     def _make_room(self) -> None:
-        """Makes room for one more."""
+        """Makes room for one more connection."""
         pending = self._handshakes.pending
         if len(pending) < self._room:
             return
@@ -435,7 +434,7 @@ class Acceptor:
 
 
 def shown_ip(name: tuple[Any, ...]) -> str:
-    """The IP address of a socket's name; an IPv4-mapped IPv6 address as IPv4.
+    """Returns the IP address in a socket's name; an IPv4-mapped IPv6 address as IPv4.
 
     Example:
         >>> shown_ip(("::ffff:10.0.0.9", 40000, 0, 0))
@@ -445,7 +444,7 @@ def shown_ip(name: tuple[Any, ...]) -> str:
 
 
 def _contained(steps: handshake.Steps) -> handshake.Steps:
-    """The same steps; an error that nobody has foreseen ends one connection, not its thread."""
+    """Runs the steps; an unforeseen error ends only the connection, not the thread."""
     try:
         return (yield from steps)
     except (OSError, WireError, handshake.TlsMismatch, TfdistError):

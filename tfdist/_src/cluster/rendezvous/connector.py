@@ -1,4 +1,4 @@
-"""Dials other ranks in the thread that calls it, retrying until they answer correctly."""
+"""Dials other ranks in the calling thread, retrying until they answer correctly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_CONNECTING = 256
 _FAST_SECONDS = 0.25
 """A connection that takes longer to open no longer counts among the `_MAX_AT_ONCE`."""
 _HANDSHAKE_SECONDS = 30.0
-"""How long a handshake may take; the peer may have hundreds of connections to accept."""
+"""The time limit of a handshake; the peer may have hundreds of connections to accept."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Target:
     """A connection to open.
 
     Attributes:
-        name: what messages call the peer.
+        name: the peer's name in messages.
         address: the peer's entry in the cluster.
-        ports: the ports at which the peer listens; None for that of the address.
+        ports: the ports at which the peer listens; None for the port in the address.
         hello: the identity of this process.
         screen: inspects the peer's identity, and raises WireError to reject it.
-        on_opened: called when the peer has accepted a connection, and has yet to identify itself.
+        on_opened: called when a connection is open, before the peer has identified itself.
         on_connected: receives the connection, non-blocking.
         on_failed: receives the error of a failed attempt; OSError and WireError are retried, any
             other error is final.
@@ -68,8 +68,8 @@ class _Attempt:
 
     Args:
         number: the target's number, a tie-breaker in the heap.
-        target: what to connect to.
-        pause: seconds until the next attempt, should this one fail.
+        target: the connection to open.
+        pause: seconds until the next attempt if this one fails.
     """
 
     def __init__(self, number: int, target: Target, pause: float = _BACK_OFF[0]) -> None:
@@ -77,10 +77,10 @@ class _Attempt:
         self.target = target
         self.pause = pause
         self.endpoints: list[Endpoint] = []  # still to try
-        self.begun = 0.0  # when connecting to one of them began
+        self.begun = 0.0  # when connecting to the current endpoint began
 
     def next(self) -> _Attempt:
-        """The attempt after this one."""
+        """Returns the attempt after this one."""
         hello = replace(self.target.hello, attempt=self.target.hello.attempt + 1)
         pause = min(2 * self.pause, _BACK_OFF[1])
         return _Attempt(self.number, replace(self.target, hello=hello), pause)
@@ -92,7 +92,7 @@ class Connector:
     Runs in the caller's thread; only host names are resolved in other threads.
 
     Args:
-        selector: where the connections are registered, with a function to call as data.
+        selector: registers the connections, with a function to call as data.
         secret: the job's secret.
         tls: the TLS contexts; None for connections without TLS.
         wake: called from another thread when `begin_due` has work.
@@ -136,7 +136,7 @@ class Connector:
         return min(most, max(0.0, self._due[0][0] - time.monotonic()))
 
     def tick(self) -> None:
-        """Abandons the attempts that are too slow; call it regularly."""
+        """Abandons attempts that are too slow; call it regularly."""
         now = time.monotonic()
         for attempt in [
             one for one in self._connecting if now - one.begun >= sockets.CONNECT_SECONDS
@@ -158,7 +158,7 @@ class Connector:
             return False
         slow = time.monotonic() - _FAST_SECONDS
         busy = len(self._looked_up) + len(self._handshakes.pending)
-        for attempt in reversed(self._connecting):  # the latest first
+        for attempt in reversed(self._connecting):  # latest first
             if busy >= _MAX_AT_ONCE or attempt.begun <= slow:
                 break
             busy += 1
@@ -187,7 +187,7 @@ class Connector:
             self._connect(attempt, OSError("no address"))
 
     def _connect(self, attempt: _Attempt, failure: OSError) -> None:
-        """Connects to the next endpoint; without one, the attempt has failed."""
+        """Connects to the next endpoint; if none is left, the attempt has failed."""
         while attempt.endpoints:
             try:
                 sock = sockets.close_on_fork(sockets.begin_connect(attempt.endpoints.pop(0)))
@@ -235,7 +235,7 @@ class Connector:
 
     def _close(self, attempt: _Attempt) -> None:
         sock = self._connecting.pop(attempt)
-        with contextlib.suppress(KeyError):  # it could not be registered
+        with contextlib.suppress(KeyError):  # not registered
             self._selector.unregister(sock)
         sock.close()
 

@@ -1,4 +1,4 @@
-"""The rendezvous at rank 0's address: all ranks arrive, or all learn why not."""
+"""The rendezvous at rank 0's address: either all ranks arrive, or all learn the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ACCEPT_POLL_SECONDS = 0.2
 
 
 class _Asked:
-    """A worker with another cluster, which was asked for the difference."""
+    """A worker with a different cluster, which has been asked for the difference."""
 
     def __init__(self, sock: socket.socket, hello: identity.Identity) -> None:
         self.sock = sock
@@ -49,7 +49,7 @@ class _Asked:
 class RendezvousServer:
     """Gathers all workers at rank 0.
 
-    What it sends to each worker does not depend on the number of workers.
+    The amount of data sent to each worker does not depend on the number of workers.
 
     Args:
         topology: the group; this process is rank 0.
@@ -57,7 +57,7 @@ class RendezvousServer:
         options: `start_timeout` and `secret` are used.
         tls: the TLS contexts; None for connections without TLS.
         announce: called with each line about missing workers.
-        check: called several times a second; what it raises ends the wait.
+        check: called several times a second; any error that it raises ends the wait.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class RendezvousServer:
         self._absent = set(range(1, topology.size))
         self._asked: dict[socket.socket, _Asked] = {}
         self._error: TfdistError | None = None
-        self._refusal: TfdistError | None = None  # of one that has proven nothing
-        self._informed: set[int] = set()  # of the error
+        self._refusal: TfdistError | None = None  # of a worker that may be a stranger
+        self._informed: set[int] = set()  # ranks that know the error
         self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
             self._selector,
@@ -131,7 +131,7 @@ class RendezvousServer:
             self._progress.report(self._waiting)
             self._poll()
             if time.monotonic() >= next_status:
-                if next_status:  # most workers arrive before that
+                if next_status:  # most workers arrive before the first status
                     self._name_checks.begin(self._absent_addresses())
                 next_status = time.monotonic() + STATUS_SECONDS
                 self._send(self._status(names=True))
@@ -208,13 +208,13 @@ class RendezvousServer:
             self._present[rank] = (sock, hello)
             self._absent.discard(rank)
             self._selector.register(sock, selectors.EVENT_READ, partial(self._left, rank, sock))
-            # With names for few only: they would have to be looked up for each that arrives.
+            # Include names only if few ranks are missing: finding them takes time at each arrival.
             status = self._status(names=len(self._absent) <= NAMED)
             if not send_at_once(sock, framing.encode(status)):
                 self._drop(rank)
 
     def _ask(self, sock: socket.socket, hello: identity.Identity) -> None:
-        """Sends this cluster to a worker with another one, which answers with the difference."""
+        """Sends this cluster to a worker with a different one, to receive the difference."""
         asked = self._asked[sock] = _Asked(sock, hello)
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read_answer, asked))
         if not send_at_once(
@@ -236,7 +236,7 @@ class RendezvousServer:
             self._judge(asked, frames[0][0] if frames else None)
 
     def _judge(self, asked: _Asked, answer: framing.Header | None) -> None:
-        """Refuses a worker that has another cluster, with its answer where it has given one."""
+        """Refuses a worker with a different cluster, with the difference if it has sent one."""
         del self._asked[asked.sock]
         self._selector.unregister(asked.sock)
         difference = answer.get("difference") if answer else None
@@ -273,7 +273,7 @@ class RendezvousServer:
                 self._drop(rank)
 
     def _left(self, rank: int, sock: socket.socket) -> None:
-        """A worker that waits sends nothing: its connection has ended."""
+        """Drops a worker that waits: it sends nothing, so its connection has ended."""
         if rank in self._present and self._present[rank][0] is sock:
             self._drop(rank)
 
@@ -294,7 +294,7 @@ class RendezvousServer:
 
 
 def _screen_client(hello: identity.Identity) -> None:
-    if hello.purpose == identity.REGROUP:  # it asks whether the job runs already
+    if hello.purpose == identity.REGROUP:  # it asks whether the job is already running
         raise NotHere("this job is starting")
     if hello.purpose != identity.JOIN:
         raise framing.WireError(
@@ -317,7 +317,7 @@ class RendezvousClient:
         options: `start_timeout` and `secret` are used.
         tls: the TLS contexts; None for a connection without TLS.
         announce: called with each line about missing workers.
-        check: called several times a second; what it raises ends the wait.
+        check: called several times a second; any error that it raises ends the wait.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class RendezvousClient:
         self._deadline = time.monotonic() + timeout
         self._problem = "has not answered yet"
         self._peer: identity.Identity | None = None
-        self._missing: tuple[int, list[int]] | None = None  # how many, and some of them
+        self._missing: tuple[int, list[int]] | None = None  # their number, and some of them
 
     def run(self) -> socket.socket:
         """Dials until rank 0 signals that all workers have arrived.
@@ -374,7 +374,7 @@ class RendezvousClient:
         )
 
     def _waiting(self) -> str:
-        """Describes what this worker is waiting for."""
+        """Describes the workers that this one is waiting for."""
         chief = self._topology.chief
         if self._missing is None:
             return f"{chief}, which {self._problem}"
@@ -383,7 +383,7 @@ class RendezvousClient:
         return f"{count} of {self._topology.size} workers" + (f": {names}" if names else "")
 
     def _dial(self) -> socket.socket | None:
-        """Makes one attempt; a failure is kept for the progress reports."""
+        """Makes one attempt; keeps any failure for the progress reports."""
         self._missing = None
         try:
             endpoints = resolve(self._topology.chief.address)
@@ -414,7 +414,7 @@ class RendezvousClient:
         return sock
 
     def _await_go(self, sock: socket.socket) -> bool:
-        """Waits until rank 0 says go; returns False if the connection has become unusable."""
+        """Waits until rank 0 sends "go"; returns False if the connection has become unusable."""
         last_heard = time.monotonic()
         # Rank 0 times out at about the same time, and its error names the missing workers better.
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
@@ -455,7 +455,7 @@ class RendezvousClient:
         return bool(header["kind"] == "go")
 
     def _differ(self, sock: socket.socket, header: framing.Header) -> None:
-        """Tells rank 0 how the clusters differ; it answers with the error to raise."""
+        """Reports to rank 0 how the clusters differ; rank 0 replies with the error to raise."""
         theirs = header.get("cluster")
         if not isinstance(theirs, list) or not all(map(_is_entry, theirs)):
             raise framing.WireError("it sent an invalid cluster")
@@ -490,7 +490,7 @@ def meet(
     """Waits for every worker of the group, and connects them.
 
     Each worker first checks its address. Rank 0 then listens at its address, and the others dial
-    it. When this returns, all workers have arrived and authenticated with the job's secret, they
+    it. When this returns, all workers have arrived and authenticated with the job's secret. They
     have the same cluster and the same version of tfdist, and every worker's address is free for
     TensorFlow's server. The connections to rank 0 stay open for the lifetime of the session, and
     use TLS if the options enable it.
@@ -500,15 +500,15 @@ def meet(
         options: `start_timeout` is the number of seconds to wait, `secret` authenticates the
             workers, and `tls_certificate`, `tls_key` and `tls_ca` enable TLS; the session uses the
             other options.
-        announce: called now and then with a line about missing workers; writes to stderr by
+        announce: called occasionally with a line about missing workers; writes to stderr by
             default.
-        check: called several times a second; what it raises ends the wait.
+        check: called several times a second; any error that it raises ends the wait.
 
     Returns:
-        The session; without connections for a single process.
+        The session; for a single process, it has no connections.
 
     Raises:
-        ClusterError: the job must be secured and is not, an address cannot be used, the workers
+        ClusterError: the job must be secured but is not, an address is unusable, the workers
             are incompatible, or rank 0 has a different secret.
         TlsError: this worker's certificate is unusable, rank 0 and this worker do not trust each
             other, or only one of them uses TLS.
@@ -522,7 +522,7 @@ def meet(
         return Session(topology, {}, options)
     check_security(topology, options, announce)
     tls = Tls.load(options)
-    # Workers that have yet to tell one another their addresses only dial rank 0.
+    # Workers that do not know one another's addresses yet only dial rank 0.
     known = bool(topology.me.address)
     claimed = claim(topology.me.address, name=str(topology.me)) if known else []
     try:

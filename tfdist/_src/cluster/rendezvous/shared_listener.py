@@ -1,4 +1,4 @@
-"""Listens at this process's address while a job runs, for several purposes at once."""
+"""Listens at this process's address while a job runs, for several purposes at the same time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _BACKLOG = 64
 _STRANGERS = 16
 _TICK_SECONDS = 0.2
 _ATTENTIVE_SECONDS = 30.0
-"""For how long after an event there may be deadlines; after that, the thread sleeps."""
+"""The time for which the thread checks deadlines after an event, before it sleeps."""
 _STOP_SECONDS = 2.0
 _MOST_ERRORS = 10
-"""How many unexpected errors are printed in one period of listening."""
+"""The maximum number of unexpected errors printed in one period of listening."""
 
 
 class Service(Protocol):
@@ -38,17 +38,17 @@ class Service(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Who this process is to them."""
+        """The identity that this process presents to the peers."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it has to be called now and then, even if nothing happens."""
+        """Whether `tick` must be called regularly, even without an event."""
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
         """Receives an authenticated connection, non-blocking."""
 
     def tick(self) -> None:
-        """Goes on with what is due; called after every wait."""
+        """Does any work that is due; called after every wait."""
 
     def close(self) -> None:
         """Ends the period."""
@@ -56,17 +56,17 @@ class Service(Protocol):
 
 Wake = Callable[[], object]
 OpenService = Callable[[selectors.BaseSelector, Wake], Service]
-"""Opens a service, given the selector of the period and a function that ends the wait for it."""
+"""Opens a service, given the selector of the period and a function that wakes its thread."""
 
 
 class SharedListener:
-    """A listener at this process's address, served by a thread that sleeps while nobody comes.
+    """A listener at this process's address; its thread sleeps while there are no connections.
 
     Args:
         topology: this process's cluster.
         options: `secret` and the TLS options are used.
-        what: what is impossible while it cannot listen, for a line.
-        announce: called with that line, and with lines about rejected connections.
+        what: the consequence if it cannot listen, for a message.
+        announce: called with that message, and with lines about rejected connections.
     """
 
     def __init__(self, topology: Topology, options: Options, what: str, announce: Announce) -> None:
@@ -82,12 +82,12 @@ class SharedListener:
         self._lock = threading.RLock()
 
     def serve(self, purpose: str, open_service: OpenService, expected: int) -> None:
-        """Opens a service for a purpose from now on, in place of an earlier one.
+        """Opens a service for a purpose, in place of an earlier one.
 
         Args:
-            purpose: that of the connections.
+            purpose: the purpose of the connections.
             open_service: called at the beginning of each period of listening.
-            expected: how many workers may connect to it at the same time.
+            expected: the maximum number of workers that connect to it at the same time.
         """
         with self._lock:
             listens = self._thread is not None
@@ -98,7 +98,7 @@ class SharedListener:
                 self.resume()
 
     def end(self, purpose: str) -> None:
-        """Closes the service for a purpose; without any, nobody listens."""
+        """Closes the service for a purpose; stops listening if none is left."""
         with self._lock:
             listens = self._thread is not None
             self.pause()
@@ -111,10 +111,10 @@ class SharedListener:
         return purpose in self._services
 
     def resume(self) -> None:
-        """Starts to listen. If that is impossible, a line says so, and the job goes on."""
+        """Starts listening. If that is impossible, a message says so, and the job continues."""
         with self._lock:
             if self._thread is not None and not self._thread.is_alive():
-                self.pause()  # an error has ended it
+                self.pause()  # an error has ended the thread
             if self._thread is None and self._services:
                 self._resume()
 
@@ -159,8 +159,8 @@ class SharedListener:
                 self._wake_sender.close()
 
     def wake(self) -> None:
-        """Has the services called, from any thread."""
-        with contextlib.suppress(OSError):  # it is full, or closed after the end
+        """Wakes the thread to call the services; callable from any thread."""
+        with contextlib.suppress(OSError):  # the buffer is full, or the socket is closed
             if self._wake_sender:
                 self._wake_sender.send(b"!")
 
@@ -185,7 +185,7 @@ class SharedListener:
                 selector.register(wake_receiver, selectors.EVENT_READ, woken)
                 kept = {*listeners, wake_receiver}
                 _loop(selector, acceptor, list(services.values()), stopped, kept)
-        except Exception as error:  # the job goes on
+        except Exception as error:  # the job continues
             self._announce(f"tfdist: {self._what} any longer: {error!r}")
         finally:
             for sock in (*listeners, wake_receiver):
@@ -218,14 +218,14 @@ class SharedListener:
             self._announce,
             _STRANGERS,
             lambda hello: services[hello.purpose].identity,
-            hang_ups=False,  # a member that has heard enough
+            hang_ups=False,  # members hang up once they have their answer
         )
 
 
 def shared_listener_of(
     session: Session, options: Options, what: str, announce: Announce
 ) -> SharedListener:
-    """The listener at a session's address, which is made if there is none; it does not listen yet.
+    """Returns the listener at a session's address, or a new one, which does not listen yet.
 
     Args:
         session: the session.
@@ -249,10 +249,10 @@ def _loop(
     """Serves until it is stopped; an unexpected error costs at most one connection.
 
     Args:
-        selector: has the connections, with a function to call as data.
-        acceptor: accepts them.
-        services: serve those that are accepted.
-        stopped: ends this.
+        selector: contains the connections, with a function to call as data.
+        acceptor: accepts the connections.
+        services: serve the accepted connections.
+        stopped: set to end the loop.
         kept: sockets that are never closed here.
     """
     errors = 0
@@ -285,6 +285,6 @@ def _loop(
 
 
 def _drop(selector: selectors.BaseSelector, sock: Any) -> None:
-    with contextlib.suppress(KeyError, ValueError):  # it has been dropped already
+    with contextlib.suppress(KeyError, ValueError):  # already dropped
         selector.unregister(sock)
     sock.close()

@@ -1,1 +1,1 @@
-"""What the environment tells of this process's job, by the engine that has started it."""
+"""Resolvers, which read this process's job from the environment that its engine has set."""

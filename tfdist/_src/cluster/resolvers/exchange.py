@@ -27,14 +27,14 @@ _PAUSE_SECONDS = 0.5
 
 
 def await_names(topology: Topology, options: Options, announce: Announce) -> None:
-    """Waits until this worker's name and rank 0's resolve.
+    """Waits until the names of this worker and rank 0 resolve.
 
-    When the time is over it returns all the same: whoever needs the name raises the error.
+    At the timeout it returns normally: the code that needs the name raises the error.
 
     Args:
         topology: the workers, with their addresses.
         options: `start_timeout` limits the wait.
-        announce: called now and then with a line about it.
+        announce: called occasionally with a line about the wait.
     """
     if not topology.workers:
         return
@@ -57,19 +57,19 @@ def _resolves(address: str) -> bool:
 _LOOPBACK = "127.0.0.1"
 _SECRET_BYTES = 32
 _reserved: list[socket.socket] = []
-"""Keep the ports of this process from being given to others."""
+"""Sockets that keep the ports of this process from being assigned to others."""
 
 
 def complete(found: Found, options: Options, announce: Announce = say) -> tuple[Topology, Options]:
-    """Completes what a resolver has found; called by all workers.
+    """Completes a resolver's result; called by all workers.
 
-    The workers meet at rank 0, and each tells the address at which it will listen. Without a secret
-    in the settings, rank 0 makes one, if the engine can pass it on to processes of the job alone.
+    The workers meet at rank 0, and each sends the address at which it will listen. If the settings
+    have no secret, rank 0 creates one, provided the engine can pass it to the job's processes only.
 
     Args:
-        found: the job; with all addresses known, nothing is exchanged.
-        options: as for `meet`.
-        announce: as for `meet`.
+        found: the job; if all addresses are known, nothing is exchanged.
+        options: see `meet`.
+        announce: see `meet`.
 
     Returns:
         The workers with their addresses, and the settings with the job's secret.
@@ -88,7 +88,7 @@ def complete(found: Found, options: Options, announce: Announce = say) -> tuple[
     if topology.rank == 0 and how.share is None:
         _check_meeting(topology.chief)
     seals = how.seals and not (options.secret or options.tls)
-    # Sealed, the secret may be read by whoever is there: it is of no use to other users.
+    # A sealed secret is useless to other users, so strangers may receive it.
     open_options = dataclasses.replace(options, security="none") if seals else options
     session = meet(topology, open_options, announce=announce)
     try:
@@ -108,7 +108,7 @@ def _at(worker: Worker, address: str) -> Worker:
 
 
 def _sealed_secret(session: Session) -> str:
-    """A secret that rank 0 makes, sealed on its way for processes of this user."""
+    """Returns a secret that rank 0 creates and sends sealed for processes of this user."""
     secret = secrets.token_hex(_SECRET_BYTES) if session.rank == 0 else ""
     sealed = slurm.seal(secret) if secret else ""
     first, *_ = session.exchange("secret", sealed.encode())
@@ -118,7 +118,7 @@ def _sealed_secret(session: Session) -> str:
 def _learn_meeting(
     how: AddressExchange, topology: Topology, options: Options
 ) -> tuple[str, Options]:
-    """Where rank 0 listens; with the secret that it passes on by the engine."""
+    """Returns rank 0's address, and the options with any secret shared through the engine."""
     if how.share is None:
         return how.meeting, options
     text = ""
@@ -131,7 +131,7 @@ def _learn_meeting(
 
 
 def _shared(share: Callable[[str], str], text: str, seconds: float) -> str:
-    """What rank 0 shares by the engine, which knows no deadline."""
+    """Returns rank 0's text, shared through the engine, which has no time limit of its own."""
     answers: list[str | Exception] = []
 
     def run() -> None:
@@ -164,17 +164,17 @@ def _check_meeting(chief: Worker) -> None:
 
 
 def _address(meeting: str, how: AddressExchange) -> str:
-    """Where this worker will listen: at the address from which it reaches rank 0."""
+    """Returns the address at which this worker will listen, on its interface to rank 0."""
     (family, sockaddr), *_ = resolve(meeting)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(sockaddr)
         host = probe.getsockname()[0]
-    # Other hosts know this one by the name of rank 0, which is here, too.
+    # If rank 0 is on this host, other hosts know the host by rank 0's name.
     return _reserve(split(meeting)[0] if host == sockaddr[0] and not how.one_host else host)
 
 
 def _reserve(host: str) -> str:
-    """An address with a free port, which is kept from now on."""
+    """Returns an address with a free port, which stays reserved from now on."""
     name = f"[{host}]" if ":" in host else host
     any_port = f"{name}:1"
     bound = bind(any_port, check_resolvable(any_port), 0)
@@ -185,7 +185,7 @@ def _reserve(host: str) -> str:
 
 
 def _reachable_address() -> str:
-    """An address of this host that others are most likely to reach: its default route's."""
+    """Returns the host's address that others most likely reach: its default route's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("203.0.113.1", 9))  # nothing is sent

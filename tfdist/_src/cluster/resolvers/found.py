@@ -1,4 +1,4 @@
-"""What a resolver has found: the job's workers, and how they learn their addresses."""
+"""The result of a resolver: the job's workers, and how they exchange their addresses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tfdist.errors import ClusterError
 
 @dataclass(frozen=True)
 class AddressExchange:
-    """How the workers of an engine that does not tell their addresses learn them.
+    """How workers exchange addresses if the engine does not publish them.
 
     Attributes:
-        meeting: where rank 0 listens for the others, `"host:port"`; "" if it chooses an address.
-        share: passes a text of rank 0 on to all workers through the engine; called by all of them.
-        seals: whether the engine has a service (MUNGE) by which its users recognize each other.
+        meeting: the `"host:port"` at which rank 0 listens; "" if it chooses an address.
+        share: sends rank 0's text to all workers through the engine; called by all of them.
+        seals: whether the engine has a service (MUNGE) that authenticates its users to each other.
         one_host: whether all workers run on this host.
     """
 
@@ -31,10 +31,10 @@ class Found:
     """A process's job, as its environment describes it.
 
     Attributes:
-        engine: what has started the job, such as `"Slurm"`; "" if nothing has been found.
-        topology: the workers; with an `exchange`, their addresses are yet unknown.
-        exchange: how the workers learn them; None if they are known.
-        late_names: whether the workers' names may not resolve before they run.
+        engine: the engine that started the job, such as `"Slurm"`; "" if no job has been found.
+        topology: the workers; with an `exchange`, their addresses are not known yet.
+        exchange: how the workers exchange addresses; None if these are known.
+        late_names: whether the workers' names may not resolve before the workers run.
     """
 
     engine: str = ""
@@ -44,13 +44,13 @@ class Found:
 
 
 def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Found:
-    """The workers of an engine that tells each its rank, and how many there are.
+    """Returns the workers of an engine that gives each process its rank and the group's size.
 
     Args:
         engine: its name.
-        rank: of this process.
-        size: how many workers there are; one needs nobody.
-        exchange: how they learn their addresses.
+        rank: the rank of this process.
+        size: the number of workers; a single one needs no exchange.
+        exchange: how they exchange their addresses.
     """
     if size == 1:
         return Found(engine)
@@ -60,10 +60,10 @@ def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Fo
 
 
 def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:
-    """This process's rank and the number of processes, from two variables.
+    """Reads this process's rank and the number of processes from two variables.
 
     Raises:
-        ClusterError: one is missing or no number, or they contradict each other.
+        ClusterError: a variable is missing or not a number, or they contradict each other.
 
     Example:
         >>> rank_and_size({"RANK": "1", "WORLD_SIZE": "2"}, "RANK", "WORLD_SIZE")
@@ -80,10 +80,10 @@ def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int
 
 
 def number(environ: Mapping[str, str], name: str) -> int:
-    """A variable that is a number.
+    """Reads a variable that is a number.
 
     Raises:
-        ClusterError: it is missing, or no number.
+        ClusterError: it is missing, or not a number.
     """
     text = environ.get(name)
     if text is None:

@@ -1,8 +1,8 @@
 """Kubernetes: the pods of an Indexed Job or a JobSet with a headless service.
 
 `tfdist manifest` writes such a job. Pods are named after their job and their index, and the service
-gives each name an address. An Indexed Job alone says nothing of working together, so the number of
-workers is set in the environment, too.
+gives each name an address. An Indexed Job does not say whether its pods work together, so the
+environment also contains the number of workers.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
 
 
 def resolve(environ: Mapping[str, str]) -> Found | None:
-    """The job that this pod belongs to; None if it is none of several workers.
+    """Returns the job of this pod; None if the pod is not part of a multi-worker job.
 
     Raises:
-        ClusterError: the variables contradict each other, or the pod's name.
+        ClusterError: the variables contradict each other or the pod's name.
     """
     if _RANK not in environ or _SIZE not in environ:
         return None
     if environ.get(_ELASTIC, "0") not in ("", "0"):
-        # The job has been given more pods since; this one joins those that it was begun with.
+        # The job may have been given more pods since; a new pod joins the original ones.
         rank, size = number(environ, _RANK), number(environ, _SIZE)
         size = max(size, rank + 1)
     else:

@@ -1,9 +1,9 @@
 """Open MPI and MPICH: the processes that `mpirun` or `mpiexec` started.
 
-Commands and answers are lines of `key=value` over an inherited socket: the wire protocol of the
-"simple" implementation of PMI in MPICH.
+For MPICH, commands and answers are lines of `key=value` over an inherited socket. This is the wire
+protocol of the "simple" implementation of PMI in MPICH.
 
-The interface is that of the PMIx standard (https://pmix.org), of which five functions are used.
+For Open MPI, a few functions of the PMIx standard (https://pmix.org) are used.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _PMI_KEY = "tfdist-rank0"
 
 
 def share_by_pmi(rank: int, descriptor: int, text: str) -> str:
-    """Passes a text on from rank 0 to all processes; called by all of them.
+    """Sends a text from rank 0 to all processes; called by all of them.
 
     Args:
-        rank: of this process.
-        descriptor: of the connection to the launcher (PMI_FD).
-        text: rank 0's, without spaces; of the others, it is ignored.
+        rank: the rank of this process.
+        descriptor: the descriptor of the connection to the launcher (PMI_FD).
+        text: rank 0's text, without spaces; ignored on other ranks.
 
     Raises:
         ClusterError: the launcher does not answer.
@@ -88,7 +88,7 @@ class _Process(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """`pmix_value_t`, as far as it is a string; its union is larger."""
+    """`pmix_value_t` with a string; `rest` stands for the rest of its union, which is larger."""
 
     _fields_ = (
         ("type", ctypes.c_uint16),
@@ -98,10 +98,10 @@ class _Value(ctypes.Structure):
 
 
 def share_by_pmix(text: str) -> str:
-    """Passes a text on from rank 0 to all processes; called by all of them.
+    """Sends a text from rank 0 to all processes; called by all of them.
 
     Args:
-        text: rank 0's; of the others, it is ignored.
+        text: rank 0's text; ignored on other ranks.
 
     Raises:
         ClusterError: the library is missing, or the launcher does not answer.
@@ -145,7 +145,7 @@ def _check(library: Any, function: str, *arguments: Any) -> None:
 
 @contextlib.contextmanager
 def _finalizing(library: Any) -> Iterator[None]:
-    """Otherwise mpirun takes the end of the process for a failure."""
+    """Finalizes PMIx at the end; otherwise mpirun would report the process's exit as a failure."""
     try:
         yield
     finally:
@@ -153,12 +153,12 @@ def _finalizing(library: Any) -> Iterator[None]:
 
 
 def resolve_mpich(environ: Mapping[str, str]) -> Found | None:
-    """The job of this process; None if Hydra has not started it.
+    """Returns the job of this process; None if Hydra has not started it.
 
     Raises:
         ClusterError: the variables contradict each other.
     """
-    # Slurm's plugins set the PMI variables as well, for steps that have no Hydra.
+    # Slurm's plugins also set the PMI variables, for steps without Hydra.
     if "PMI_SIZE" not in environ or "SLURM_MPI_TYPE" in environ:
         return None
     rank, size = rank_and_size(environ, "PMI_RANK", "PMI_SIZE")
@@ -171,7 +171,7 @@ def resolve_mpich(environ: Mapping[str, str]) -> Found | None:
 
 
 def resolve_open_mpi(environ: Mapping[str, str]) -> Found | None:
-    """The job of this process; None if Open MPI has not started it.
+    """Returns the job of this process; None if Open MPI has not started it.
 
     Raises:
         ClusterError: the variables contradict each other.

@@ -1,4 +1,4 @@
-"""The resolvers in the order in which they are asked: what was started last comes first."""
+"""The resolvers in the order of their calls; the engine that was started last is first."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def _tf_config(environ: Mapping[str, str]) -> Found | None:
     return Found("TF_CONFIG", from_environment(environ)) if environ.get("TF_CONFIG") else None
 
 
-# Name -> resolver; the first that finds something counts. `tfdist run` and Kubeflow's TFJob set
-# TF_CONFIG. mpirun may run inside a job of Slurm, and anything in a pod.
+# Name -> resolver; the first result counts. `tfdist run` and Kubeflow's TFJob set TF_CONFIG.
+# mpirun may run inside a Slurm job, and any engine in a pod.
 RESOLVERS: dict[str, Resolver] = {
     "TF_CONFIG": _tf_config,
     "Open MPI": mpi.resolve_open_mpi,
@@ -33,13 +33,13 @@ RESOLVERS: dict[str, Resolver] = {
 
 
 def find(environ: Mapping[str, str] | None = None) -> Found:
-    """This process's job, by whatever has started it.
+    """Returns this process's job, regardless of the engine that started it.
 
     Args:
         environ: variables to read; this process's environment by default.
 
     Returns:
-        What the first resolver has found; a single process if none has found anything.
+        The result of the first resolver that finds a job; otherwise a single process.
 
     Raises:
         ClusterError: the variables of an engine are invalid, or contradict one another.

@@ -15,7 +15,7 @@ _AT = cluster_spec.Source("SM_HOSTS", "SM_CURRENT_HOST", "SM_CURRENT_HOST")
 
 
 def resolve(environ: Mapping[str, str]) -> Found | None:
-    """The training job of this container; None outside of SageMaker.
+    """Returns the training job of this container; None outside of SageMaker.
 
     Raises:
         ClusterError: the variables contradict each other.

@@ -1,10 +1,10 @@
 """Slurm: the tasks of a step that `srun` started.
 
-A credential can be decoded by the named user alone, on hosts that share the cluster's key, and
-tells who has encoded it.
+Only the named user can decode a credential, on hosts that share the cluster's key. It also shows
+who encoded it.
 
-Rank 0 runs on the first host of the step's list, whatever the distribution; it listens at a port
-that follows from the numbers of job and step, and the others learn the addresses there.
+Rank 0 runs on the first host of the step's list, regardless of the distribution. Its port is
+computed from the job and step numbers. The workers exchange their addresses there.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand(text: str, variable: str) -> list[str]:
-    """The hosts of a list, in its order.
+    """Returns the hosts of a list, in order.
 
     Args:
-        text: the list; brackets hold numbers and ranges, whose leading zeros are kept.
-        variable: what error messages call it.
+        text: the list; brackets contain numbers and ranges, and leading zeros are kept.
+        variable: its name in error messages.
 
     Raises:
-        ClusterError: it is malformed.
+        ClusterError: the list is malformed.
 
     Example:
         >>> expand("a[08-10,2]x[1-2],b", "LIST")
@@ -78,7 +78,7 @@ _SECONDS = 30.0
 
 
 def seal(secret: str) -> str:
-    """A credential with a secret for processes of this user.
+    """Returns a credential that contains a secret for processes of this user.
 
     Raises:
         ClusterError: MUNGE does not work on this host.
@@ -87,7 +87,7 @@ def seal(secret: str) -> str:
 
 
 def unseal(credential: str) -> str:
-    """The secret in a credential.
+    """Returns the secret in a credential.
 
     Raises:
         ClusterError: MUNGE does not work on this host, or another user has encoded it.
@@ -121,14 +121,14 @@ def _run(command: list[str], text: str) -> str:
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
 _FIRST_PORT, _PORTS = 12000, 20000
-"""Below the ports that systems give to outgoing connections."""
+"""Below the ports that operating systems use for outgoing connections."""
 
 _INNER = ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD", "TORCHELASTIC_RUN_ID")
-"""Set by launchers that srun has started, whose processes are not srun's tasks."""
+"""Set by launchers inside a step; their processes are not srun's tasks."""
 
 
 def resolve(environ: Mapping[str, str]) -> found.Found | None:
-    """The step that this process is a task of; None outside of a step.
+    """Returns the step of this task; None outside of a step.
 
     Raises:
         ClusterError: the variables contradict each other, or the step is heterogeneous.

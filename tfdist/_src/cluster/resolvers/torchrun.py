@@ -11,15 +11,15 @@ _DEFAULT_PORT = "29500"
 
 
 def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAULT_PORT) -> str:
-    """Where rank 0 listens, `"host:port"`; "" if that is not set.
+    """Returns the `"host:port"` at which rank 0 listens; "" if it is not set.
 
     Args:
         environ: the variables.
-        host: where MASTER_ADDR is not set.
-        port: where MASTER_PORT is not set.
+        host: the default of MASTER_ADDR.
+        port: the default of MASTER_PORT.
 
     Raises:
-        ClusterError: the port is no number.
+        ClusterError: the port is not a number.
 
     Example:
         >>> master({"MASTER_ADDR": "10.0.0.1"})
@@ -33,7 +33,7 @@ def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAUL
 
 
 def resolve(environ: Mapping[str, str]) -> found.Found | None:
-    """The job of this process; None without these variables.
+    """Returns the job of this process; None without these variables.
 
     Raises:
         ClusterError: only some of them are set, or they contradict each other.
@@ -50,7 +50,7 @@ def resolve(environ: Mapping[str, str]) -> found.Found | None:
             "rank 0 is. Set it and MASTER_PORT; or unset RANK and WORLD_SIZE to train alone."
         )
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        host, _, port = meeting.rpartition(":")  # at which torchrun itself listens
+        host, _, port = meeting.rpartition(":")  # torchrun itself listens there
         meeting = f"{host}:{int(port) + 1}"
     local = environ.get("LOCAL_WORLD_SIZE") == str(size)
     return found.numbered("torchrun", rank, size, found.AddressExchange(meeting, one_host=local))

@@ -1,4 +1,4 @@
-"""The side of a session on all ranks but 0: a single connection, to rank 0."""
+"""A session's side on all ranks but 0: a single connection, to rank 0."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MARGIN = 1.5
 
 
 def is_overdue(waited: float, quiet: float, stall_warning: float) -> bool:
-    """Whether rank 0 should have warned of a stalled exchange: it may be stopped.
+    """Whether rank 0, which may be stopped, should have warned of a stalled exchange by now.
 
-    It warns after a while, and again when the wait has doubled.
+    It warns after a while, and again whenever the wait has doubled.
 
     Args:
-        waited: for how long this rank has been in the exchange.
-        quiet: of that, since a warning came.
+        waited: seconds since this rank joined the exchange.
+        quiet: seconds since it joined or since the last warning, the later of the two.
         stall_warning: seconds until the first warning.
     """
     return quiet >= _MARGIN * max(stall_warning, waited - quiet)
@@ -37,9 +37,9 @@ class Agent:
         workers: the group in rank order.
         sock: the connection.
         state: this process's state, which the agent updates.
-        report: this process's report, which rank 0 may ask for.
+        report: this process's report, which rank 0 may request.
         heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
-        stall_warning: seconds after which rank 0 reports whom an exchange is waiting for.
+        stall_warning: seconds after which rank 0 reports the missing ranks of an exchange.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Agent:
         self._state = state
         self._report = report
         self._stall_warning = stall_warning
-        self._told_ns = 0  # when rank 0 last told of a stall, or this rank itself
+        self._told_ns = 0  # when rank 0, or this rank itself, last reported a stall
         self._connections = Connections({0: sock}, self, heartbeat_timeout)
         self._connections.start()
 
@@ -69,7 +69,7 @@ class Agent:
         variable: str,
         decide: Decision | None,
     ) -> None:
-        """Joins an exchange, in which rank 0 decides if `decide` is given."""
+        """Joins an exchange; if `decide` is given, rank 0 decides on the result."""
         header = {
             "kind": "join",
             "sequence": sequence,
@@ -87,11 +87,11 @@ class Agent:
         )
 
     def stalled(self, text: str) -> None:
-        """Tells all others, by way of rank 0, what this rank has waited in for long."""
+        """Reports a long wait of this rank to all others, through rank 0."""
         self._connections.send(0, encode({"kind": "stalled", "text": text}))
 
     def report_order(self, function: str, payload: bytes) -> None:
-        """Reports the order in which this rank passes values to collectives to rank 0."""
+        """Reports this rank's order of values in collectives to rank 0."""
         self._connections.send(0, encode({"kind": "order", "function": function}, payload))
 
     def lose(self, message: str) -> None:
@@ -146,7 +146,7 @@ class Agent:
         self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0, silent=silent)
 
     def on_tick(self, now: float) -> None:
-        """Warns of a stalled exchange itself where rank 0, which tracks them, should have."""
+        """Warns of a stalled exchange if rank 0, which tracks them, should have but has not."""
         awaited = self._state.awaited
         if awaited is None:
             return

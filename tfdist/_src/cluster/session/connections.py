@@ -19,7 +19,7 @@ from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireEr
 
 
 class Tenant(Protocol):
-    """Listens at the address, and makes room on request."""
+    """A listener at the address that makes room on request."""
 
     def pause(self) -> None:
         """Stops listening; returns once the address is free."""
@@ -29,9 +29,9 @@ class Tenant(Protocol):
 
 
 class OwnAddress:
-    """This process's address, at which one thing at a time can listen.
+    """This process's address, with at most one listener at a time.
 
-    Firewalls may allow no other port between the workers, so what connects them has precedence.
+    Firewalls may allow no other port between the workers, so their connections have precedence.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class OwnAddress:
 
     @property
     def tenant(self) -> Tenant | None:
-        """Who listens here, if anyone does."""
+        """The listener at this address, if any."""
         return self._tenant
 
     def let(self, tenant: Tenant) -> None:
@@ -48,7 +48,7 @@ class OwnAddress:
         tenant.resume()
 
     def release(self) -> None:
-        """Forgets the tenant, which listens on: the next session of this process has it."""
+        """Forgets the tenant, which keeps listening for this process's next session."""
         self._tenant = None
 
     @contextlib.contextmanager
@@ -76,22 +76,22 @@ Reporter = Callable[[], dict[str, Any]]
 
 
 class OwnReport:
-    """The report of this process; empty until a layer above says what is in it."""
+    """The report of this process; empty until `made_by` registers a reporter."""
 
     def __init__(self) -> None:
         self._reporter: Reporter = dict
 
     def made_by(self, reporter: Reporter) -> None:
-        """Sets what makes the report.
+        """Registers the function that makes the report.
 
         Args:
-            reporter: returns a small JSON-serializable dict. It runs in a thread that other workers
-                wait for, so it must not block.
+            reporter: returns a small JSON-serializable dict. Other workers wait for its thread, so
+                it must not block.
         """
         self._reporter = reporter
 
     def encoded(self) -> bytes:
-        """The report as JSON; an object with the single key "error" if it cannot be had."""
+        """Returns the report as JSON; an object with the single key "error" if it fails."""
         try:
             report = json.dumps(self._reporter()).encode()
         except Exception as error:  # the thread of the connections must survive
@@ -104,12 +104,12 @@ def _error(text: str) -> bytes:
 
 
 class Gathering:
-    """The reports of all ranks, as they come in.
+    """Collects the reports of all ranks as they arrive.
 
     Args:
-        number: tells late answers to an earlier question from those to this one.
-        ranks: those that are asked.
-        on_complete: called, in the thread of the connections, once none of them is missing.
+        number: identifies the request, so that late replies to earlier requests do not count.
+        ranks: the ranks that are asked.
+        on_complete: called in the thread of the connections once no report is missing.
     """
 
     def __init__(self, number: int, ranks: Iterable[int], on_complete: Callable[[], object]):
@@ -120,7 +120,7 @@ class Gathering:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether no more reports will arrive."""
         return not self._missing
 
     def add(self, rank: int, report: bytes) -> None:
@@ -130,7 +130,7 @@ class Gathering:
         self.give_up(rank)
 
     def give_up(self, rank: int) -> None:
-        """Notes that nothing more comes from a rank."""
+        """Notes that a rank will send no more reports."""
         if rank in self._missing:
             self._missing.discard(rank)
             if not self._missing:
@@ -139,11 +139,11 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Presence:
-    """What rank 0 knows of a rank by its connection.
+    """Rank 0's knowledge of another rank, from their connection.
 
     Attributes:
-        silence: seconds since it was last heard of; None if it is not connected.
-        gone: why it is not, such as "has left the job".
+        silence: seconds since the rank was last heard from; None if it is not connected.
+        gone: the reason why it is not connected, such as "has left the job".
     """
 
     silence: float | None
@@ -160,10 +160,10 @@ class Handler(Protocol):
     """Receives the events of the connections, in the thread of `Connections`."""
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
-        """A frame arrived. KeyError, TypeError and ValueError mean that it was malformed."""
+        """Called when a frame arrives. KeyError, TypeError and ValueError mean it is malformed."""
 
     def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
-        """A connection broke; called once, and never after `drop` or `close`."""
+        """Called once when a connection breaks, and never after `drop` or `close`."""
 
     def on_tick(self, now: float) -> None:
         """Called about twice a second with `time.monotonic()`."""
@@ -232,7 +232,7 @@ class Connections:
         _alive.add(self)
 
     def start(self) -> None:
-        """Starts the thread; separate from the constructor, so that the handler can be set up."""
+        """Starts the thread; not part of the constructor, so that the handler can be set up."""
         if self._by_rank:
             self._thread.start()
         else:
@@ -252,7 +252,7 @@ class Connections:
             self.send(rank, frame)
 
     def silence(self, rank: int) -> float | None:
-        """Seconds since a rank was last heard of; None if it is not connected."""
+        """Seconds since a rank was last heard from; None if it is not connected."""
         connection = self._by_rank.get(rank)
         return None if connection is None else max(0.0, time.monotonic() - connection.last_heard)
 
@@ -281,9 +281,9 @@ class Connections:
             self._thread.join(linger + 1.0)
 
     def close_descriptors(self) -> None:
-        """Closes the descriptors and nothing else, which is what a forked child needs.
+        """Closes only the descriptors, for a forked child.
 
-        A child's copies would keep the connections open after its parent has died.
+        The child's copies would keep the connections open after its parent has died.
         """
         sockets = (connection.sock for connection in self._by_rank.values())
         for sock in (self._wake_receiver, self._wake_sender, *sockets):
@@ -302,7 +302,7 @@ class Connections:
                 selector.register(connection.sock, selectors.EVENT_READ, rank)
             last = next_watch = time.monotonic()
             poll_seconds = min(_POLL_SECONDS, self._interval)
-            # Nothing here walks through all connections whenever one of them has something to read.
+            # This loop never walks through all connections just because one of them is readable.
             while self._by_rank and not self._closed():
                 while self._unsent:
                     if unsent := self._by_rank.get(rank := self._unsent.pop()):
@@ -311,7 +311,7 @@ class Connections:
                 events = selector.select(poll_seconds)
                 now = time.monotonic()
                 self._handle(selector, events, now)
-                # After this process was suspended, the silence of the others means nothing.
+                # After this process was suspended, its peers' silence proves nothing.
                 if now - last > self._timeout / 2:
                     for connection in self._by_rank.values():
                         connection.last_heard = now
@@ -363,7 +363,7 @@ class Connections:
                     self._handler.on_end(rank, reason, silent=False)
 
     def _read(self, rank: int, connection: _Connection) -> str | None:
-        """Reads the available data; returns why the connection is unusable, if it is."""
+        """Reads the available data; returns the reason if the connection is unusable."""
         try:
             with connection.lock:
                 data = connection.sock.recv(_CHUNK)

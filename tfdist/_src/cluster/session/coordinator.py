@@ -19,7 +19,7 @@ from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, 
 COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
 
 Decision = Callable[[list[bytes]], list[bytes]]
-"""What rank 0 replies to each rank, given the payloads of all; it must not raise or block."""
+"""Returns rank 0's reply to each rank, given the payloads of all; it must not raise or block."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Exchange:
 
     Attributes:
         decide: rank 0's decision; None if all ranks get all payloads.
-        payloads: of the ranks that have joined.
+        payloads: the payloads of the ranks that have joined.
     """
 
     tag: str
@@ -42,7 +42,7 @@ class Exchange:
     warned: float = 0.0  # seconds waited at the last warning
 
     def in_rank_order(self) -> list[bytes]:
-        """The payloads in rank order, once all ranks have joined."""
+        """Returns the payloads in rank order, once all ranks have joined."""
         return [self.payloads[rank] for rank in range(len(self.payloads))]
 
 
@@ -80,13 +80,13 @@ class PendingExchanges:
 
         Args:
             rank: the joining rank.
-            sequence: number of the exchange on that rank, from 1.
-            tag: that rank's tag for it.
+            sequence: the number of the exchange on that rank, starting at 1.
+            tag: that rank's tag for the exchange.
             payload: that rank's payload.
-            deadline: when that rank gives up, on the caller's clock.
+            deadline: the time at which that rank times out, on the caller's clock.
             timeout: seconds from joining to the deadline.
             variable: the environment variable that sets the timeout.
-            decide: rank 0's decision, if there is one.
+            decide: rank 0's decision, if any.
 
         Returns:
             The exchange once the last rank has joined, else None.
@@ -116,13 +116,13 @@ class PendingExchanges:
         self._gone.add(rank)
 
     def stuck(self, now: float) -> TfdistError | None:
-        """The reason why an exchange cannot complete; None while all can.
+        """Returns the error of an exchange that cannot complete; None if all can.
 
         Args:
             now: the current time, on the clock of the deadlines.
         """
         for current in self._pending.values():
-            # Called whenever a rank joins, so it does not look at all ranks.
+            # Runs each time a rank joins, so it must not look at all ranks.
             if gone := self._gone.difference(current.payloads):
                 first = min(gone)
                 return PeerLostError(
@@ -138,7 +138,7 @@ class PendingExchanges:
         return None
 
     def slow(self, now: float, stall_warning: float) -> list[str]:
-        """Warnings for stalled exchanges, repeated each time the wait has doubled.
+        """Returns warnings for stalled exchanges, repeated each time the wait has doubled.
 
         Args:
             now: the current time, on the clock of the deadlines.
@@ -156,14 +156,14 @@ class PendingExchanges:
         return lines
 
     def waited(self, now: float) -> float:
-        """For how long an exchange has waited, in seconds; 0 without one."""
+        """Returns the longest wait of an exchange so far, in seconds; 0 without one."""
         return max((now - current.started for current in self._pending.values()), default=0.0)
 
     def crossed_waits(self, reports: Mapping[int, bytes]) -> set[CrossedWait]:
-        """The ranks that wait for one that is in an exchange, instead of joining it.
+        """Returns the waits for ranks in an exchange by ranks that have not joined it.
 
         Args:
-            reports: what the ranks say of themselves, as JSON.
+            reports: the reports of the ranks, as JSON.
         """
         names = {rank: str(worker) for rank, worker in enumerate(self._workers)}
         return set().union(
@@ -184,18 +184,18 @@ class PendingExchanges:
         return str(self._workers[rank])
 
 
-# Of many ranks that wait for one, one is enough.
+# If many ranks wait for the same rank, one report is enough.
 _BETWEEN_STALLS = 1.0
 _MOST_QUESTIONS = 4
 
 
 def loss_message(rank: int, worker: Worker, what: str) -> str:
-    """The message that a worker is lost, and why."""
+    """Returns the message that a worker is lost, and why."""
     return f"rank {rank}, {worker} {what}; see its log"
 
 
 def left_message(rank: int, worker: Worker) -> str:
-    """The message that a worker has left normally."""
+    """Returns the message that a worker has left normally."""
     return f"rank {rank}, {worker}, has left the job; run the same number of steps on all workers"
 
 
@@ -206,9 +206,9 @@ class Coordinator:
         workers: the group in rank order.
         sockets: the connection to each other rank; none for a single process.
         state: this process's state, which the coordinator updates.
-        report: what this process says of itself.
+        report: this process's report.
         heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost.
-        stall_warning: seconds after which a line reports whom an exchange is waiting for.
+        stall_warning: seconds after which a line reports the missing ranks of an exchange.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class Coordinator:
         variable: str,
         decide: Decision | None,
     ) -> None:
-        """Joins an exchange as rank 0, with the decision on the payloads if there is one."""
+        """Joins an exchange as rank 0, with the decision on the payloads, if any."""
         self._join(0, sequence, tag, payload, timeout, variable, decide)
 
     def notify(self, key: str, text: str) -> None:
@@ -257,10 +257,10 @@ class Coordinator:
         self._state.notice(key, text)
 
     def stalled(self, text: str, rank: int = 0) -> None:
-        """Tells all others what a rank has waited in for long.
+        """Reports a rank's long wait to all other ranks.
 
         Args:
-            text: what, and for whom.
+            text: the operation and the ranks that it waits for.
             rank: the rank that waits.
         """
         now = time.monotonic()
@@ -276,16 +276,16 @@ class Coordinator:
             self._state.stall(text)
 
     def report_order(self, function: str, payload: bytes, rank: int = 0) -> None:
-        """Compares the order in which a rank passes values to collectives with the others'."""
+        """Compares a rank's order of values in collectives with the order of the other ranks."""
         with self._lock:
             if error := self._orders.add(rank, function, payload):
                 self._mismatch(error)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
-        """Asks all others for their reports; only the answers to the last few questions count.
+        """Requests the reports of all other ranks; only replies to the last few requests count.
 
         Args:
-            on_complete: called, in the thread of the connections, when all have answered.
+            on_complete: called in the thread of the connections once all ranks have answered.
         """
         with self._lock:
             self._asked += 1
@@ -296,7 +296,7 @@ class Coordinator:
         return gathering
 
     def presence(self, rank: int) -> Presence:
-        """What is known of another rank by its connection."""
+        """Returns the state of the connection to another rank."""
         gone = self._gone.get(rank, "")
         return Presence(None if gone else self._connections.silence(rank), gone)
 
@@ -345,9 +345,9 @@ class Coordinator:
                 self._check_crossed_waits(now)
 
     def _check_crossed_waits(self, now: float) -> None:
-        """Fails if an exchange waits for a rank that waits for one which is in the exchange.
+        """Fails if an exchange waits for a rank that itself waits for a rank in the exchange.
 
-        Asks the ranks twice, so that it does not fail because of what is about to go on.
+        It asks the ranks twice, so that a wait that is about to end does not count.
         """
         if self._question is not None and self._question.is_complete:
             reports = {0: self._report.encoded(), **self._question.reports}
@@ -373,7 +373,7 @@ class Coordinator:
     ) -> None:
         now = time.monotonic()
         with self._lock:
-            if self._failed:  # that rank is being told
+            if self._failed:  # the error is on its way to that rank
                 return
             try:
                 complete = self._exchanges.join(
@@ -398,7 +398,7 @@ class Coordinator:
             else:
                 replies = complete.decide(complete.in_rank_order())
                 header = {"kind": "reply", "sequence": sequence}
-                # Often the same for all.
+                # The replies are often the same for all ranks.
                 frames = {reply: encode(header, reply) for reply in set(replies)}
                 for other in range(1, len(replies)):
                     self._connections.send(other, frames[replies[other]])
@@ -422,16 +422,16 @@ class Coordinator:
                 self._state.fail(error)
 
     def _mismatch(self, message: str) -> None:
-        """Fails the session, and the collectives, as the ranks run different programs."""
+        """Fails the session and the collectives, because the ranks run different programs."""
         self._fail(ProgramMismatchError(message))
         self.lose(message)
 
     def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
-        """Tells all ranks that a worker is lost; only the first loss counts.
+        """Reports a lost worker to all ranks; only the first loss counts.
 
         Args:
-            message: the line about it.
-            rank: which one, if that is known.
+            message: describes the loss.
+            rank: the lost rank, if known.
             silent: whether it has been silent for too long.
         """
         with self._lock:

@@ -14,7 +14,7 @@ _opened = False
 
 
 def progress_file() -> ProgressFile | None:
-    """The memory; None without a launcher that wants to know, and in forked processes."""
+    """Returns the progress file; None in forked processes, or if no launcher asks for one."""
     global _file, _opened
     if not _opened:
         _opened = True
@@ -22,7 +22,7 @@ def progress_file() -> ProgressFile | None:
             try:
                 _file = ProgressFile(path)
             except OSError:
-                pass  # Training matters more than what the launcher learns of it.
+                pass  # Training is more important than its progress file.
     return _file
 
 
@@ -58,18 +58,18 @@ def watch() -> None:
 
 
 def watch_for_launcher() -> None:
-    """Installs the hook if a launcher wants to know; for the time before the workers have met."""
+    """Installs the hook if a launcher asks for it, for the time before the workers have met."""
     if progress_file() is not None:
         watch()
 
 
 def failure() -> str | None:
-    """The uncaught exception that is terminating this process, if any."""
+    """Returns the uncaught exception that is terminating this process, if any."""
     return _failure
 
 
 def describe(error: BaseException) -> str:
-    """The type of an exception and the first line of its message.
+    """Returns the type of an exception and the first line of its message.
 
     Example:
         >>> describe(ValueError("wrong\\nin detail"))

@@ -1,10 +1,10 @@
 """Detects ranks that wait for one another or run collectives in different orders.
 
-Neither can go on, and each by itself only seems to wait for a slow worker.
+Such ranks cannot proceed, but each by itself only seems to wait for a slow worker.
 
-A rank reports each function to rank 0 once it is traced, and does not wait. Ranks may pass
-different values, such as zeros on all but one, and may trace a function more or less often. But if
-two ranks pass the same two values in different orders, each value is added to the other.
+A rank reports each function to rank 0 once it is traced, and does not wait for a reply. Ranks may
+pass different values, such as zeros on all but one, and may trace a function more or less often.
+But if two ranks pass the same two values in different orders, each value is added to the other.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 
 from tfdist._src.cluster.cluster_spec import Worker
 
-# What the reports call them.
+# Names in the reports.
 SESSION = "session"
 NOTICES = "notices"
 
 
 @dataclass(frozen=True)
 class CrossedWait:
-    """A rank in an exchange that another rank has not joined, since it waits for the first.
+    """A rank in an exchange that another rank has not joined, because it waits for the first.
 
     Attributes:
         sequence: the exchange's number.
-        communicator: where the other rank waits.
+        communicator: the communicator of the other rank's operation.
         number: the number of its operation there.
         in_exchange: the first rank.
         in_operation: the other rank.
@@ -50,13 +50,13 @@ def crossed_waits(
     reports: Mapping[int, bytes],
     names: Mapping[int, str],
 ) -> set[CrossedWait]:
-    """The waits that cross an exchange.
+    """Returns the waits that cross an exchange.
 
     Args:
         sequence: the exchange's number.
-        tag: what it is for.
+        tag: the purpose of the exchange.
         joined: the ranks that have joined it.
-        reports: what the ranks say of themselves, as JSON; of those that have answered.
+        reports: the reports of the ranks that have answered, as JSON.
         names: the ranks' workers.
 
     Example:
@@ -71,7 +71,7 @@ def crossed_waits(
         [(0, 1)]
     """
     known = {rank: read for rank, text in reports.items() if (read := _read(text)) is not None}
-    # Those that do nothing else, so that they will not join a collective by themselves.
+    # Ranks that do nothing else, and so will not join a collective on their own.
     blocked = {
         rank
         for rank in joined & known.keys()
@@ -121,7 +121,7 @@ def _described(operation: Mapping[str, Any]) -> str:
     return f"a wait for notice {what!r}" if operation["communicator"] == NOTICES else str(what)
 
 
-# Functions that not all ranks have traced.
+# Functions that some ranks have not traced yet.
 _MOST_KEPT = 256
 
 
@@ -129,8 +129,9 @@ class Passed(NamedTuple):
     """A value that a function passes to a collective.
 
     Attributes:
-        fingerprint: of the operations that compute the value, equal on ranks that compute the same.
-        where: for users, the operation and its line.
+        fingerprint: the fingerprint of the operations that compute the value; equal on ranks that
+            compute the same.
+        where: the operation and its line, for users.
     """
 
     fingerprint: str
@@ -143,14 +144,14 @@ def encode(passed: Sequence[Passed]) -> bytes:
 
 
 def crossing(one: Sequence[Passed], other: Sequence[Passed]) -> tuple[int, int] | None:
-    """Returns the places of the first two values that are passed in different orders.
+    """Returns the positions of the first two values that are passed in different orders.
 
     Args:
         one: the values of a rank.
         other: the values of another rank.
 
     Returns:
-        An index for each rank; None if those that both ranks pass have the same order.
+        An index for each rank; None if the values that both ranks pass have the same order.
 
     Example:
         >>> a, b, zeros = Passed("1f", "a"), Passed("2e", "b"), Passed("3d", "zeros")
@@ -169,7 +170,7 @@ def crossing(one: Sequence[Passed], other: Sequence[Passed]) -> tuple[int, int] 
 
 
 class TracedOrders:
-    """Compares the orders in which ranks pass values to the collectives of their functions.
+    """Checks that ranks pass values to the collectives of a function in the same order.
 
     Args:
         workers: the group in rank order.
@@ -188,7 +189,7 @@ class TracedOrders:
             payload: as returned by `encode`.
 
         Returns:
-            An error for users; None if the order is that of the other ranks so far.
+            An error for users; None if the order agrees with the other ranks so far.
         """
         mine = [Passed(str(fingerprint), str(where)) for fingerprint, where in json.loads(payload)]
         told = self._told.setdefault(function, {})

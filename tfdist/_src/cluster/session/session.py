@@ -35,13 +35,13 @@ class Session:
 
     Args:
         topology: the group and this process's rank.
-        sockets: on rank 0 a connection to each other rank, on the others one to rank 0, and none
+        sockets: on rank 0, a connection to each other rank; on other ranks, one to rank 0; empty
             for a single process.
         options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
 
     Attributes:
-        report: what this rank says of itself when rank 0 asks.
-        address: who listens at this rank's address.
+        report: this rank's report, which rank 0 may request.
+        address: this rank's address, and its listener.
 
     Example:
         >>> session = Session(Topology(), {}, Options())
@@ -86,25 +86,25 @@ class Session:
 
     @property
     def silent_ranks(self) -> list[int]:
-        """Those of the lost ranks that have been silent for `options.heartbeat_timeout`."""
+        """The lost ranks that have been silent for `options.heartbeat_timeout`."""
         return sorted(self._state.silent_ranks)
 
     @property
     def chief_has_left(self) -> bool:
-        """Whether rank 0 has left normally, after which it posts no notice."""
+        """Whether rank 0 has left normally, and so posts no more notices."""
         return self._state.chief_has_left
 
     @property
     def awaited(self) -> list[shared_state.Awaited]:
-        """What threads of this process wait for: an exchange, a notice, or both."""
+        """The exchange and the notice that threads of this process wait for, if any."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
 
     def record_exchanges(self, recorder: shared_state.ExchangeRecorder) -> None:
-        """Has a recorder told of the exchanges from now on, in place of an earlier one."""
+        """Registers the recorder of exchanges, in place of an earlier one."""
         self._state.recorder = recorder
 
     def stalled(self, text: str) -> None:
-        """Tells the recorders of all other ranks what this rank has waited in for long."""
+        """Reports a long wait of this rank to the recorders of all other ranks."""
         self._role.stalled(f"{self.topology.me}: {text}")
 
     def check(self) -> None:
@@ -133,7 +133,7 @@ class Session:
         All ranks must call this in the same order with the same tags.
 
         Args:
-            tag: what the exchange is for; must match on all ranks.
+            tag: the purpose of the exchange; must match on all ranks.
             payload: this rank's bytes; at most 64 MiB in total over all ranks.
             timeout: seconds to wait for the others; `options.collective_timeout` by default.
             variable: the environment variable that sets the timeout, for error messages.
@@ -144,8 +144,8 @@ class Session:
         Raises:
             ProgramMismatchError: another rank passed a different tag.
             PeerLostError: a worker is lost, or has left.
-            RendezvousError: a worker did not join in time. After this, as after any other error,
-                the session is unusable on all ranks.
+            RendezvousError: a worker did not join in time. After this or any other error, the
+                session is unusable on all ranks.
             ValueError: the payload is too large.
 
         Example:
@@ -163,9 +163,9 @@ class Session:
         *,
         variable: str = COLLECTIVE_TIMEOUT,
     ) -> bytes:
-        """Has rank 0 decide something on the payloads of all ranks, with a reply for each.
+        """Makes rank 0 compute a reply to each rank from the payloads of all ranks.
 
-        Like `exchange`, but what is sent to a rank does not depend on the number of ranks.
+        Like `exchange`, but the amount of data sent to a rank does not depend on the group's size.
 
         Args:
             tag: see `exchange`.
@@ -208,7 +208,7 @@ class Session:
                 sequence = self._state.expect(tag)
                 self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
             except BaseException as error:
-                # The others may count an exchange that this rank does not, or the reverse.
+                # The ranks may now disagree on the number of exchanges.
                 self.close(f"exchange {tag!r} was interrupted by {error!r}")
                 raise
             # A fallback: rank 0 tracks the deadline and names the missing workers.
@@ -220,7 +220,7 @@ class Session:
             return self._state.result(sequence, deadline, timeout_error)
 
     def notify(self, key: str, text: str = "") -> None:
-        """Posts a notice to every rank, without blocking; rank 0 only.
+        """Posts a notice to all ranks, without blocking; rank 0 only.
 
         Args:
             key: the topic of the notice.
@@ -234,7 +234,7 @@ class Session:
     def wait_notified(
         self, key: str, count: int, timeout: float | None = None
     ) -> list[shared_state.Notice]:
-        """Waits until rank 0 has posted `count` notices with this key in total.
+        """Waits until rank 0 has posted a total of `count` notices with this key.
 
         Args:
             key: the topic of the notices.
@@ -263,23 +263,24 @@ class Session:
         return self._state.notices(key, count, now + seconds, timeout_error, warn, self.stalled)
 
     def report_order(self, function: str, payload: bytes) -> None:
-        """Reports the order in which this rank passes values to collectives; does not block.
+        """Reports this rank's order of values in collectives, without blocking.
 
-        Rank 0 compares it with the others' order. If they differ, the session fails on all ranks.
+        Rank 0 compares it with the other ranks' order. If they differ, the session fails on all
+        ranks.
 
         Args:
-            function: a name for users, the same on all ranks.
-            payload: as returned by `traced_orders.encode`.
+            function: the function's name for users, the same on all ranks.
+            payload: as returned by `order_checks.encode`.
         """
         self._role.report_order(function, payload)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
-        """Asks all other ranks for their reports, without blocking; rank 0 only."""
+        """Requests the reports of all other ranks, without blocking; rank 0 only."""
         assert isinstance(self._role, Coordinator)
         return self._role.gather(on_complete)
 
     def presence(self, rank: int) -> Presence:
-        """What is known of another rank by its connection; rank 0 only."""
+        """Returns the state of the connection to another rank; rank 0 only."""
         assert isinstance(self._role, Coordinator)
         return self._role.presence(rank)
 
@@ -288,8 +289,8 @@ class Session:
 
         Args:
             callback: called once, with a line that names the rank, worker, address and cause. It
-                runs in the thread that monitors the connections, or immediately in the calling
-                thread if a worker is already lost.
+                runs in the thread that monitors the connections. If a worker is already lost, it
+                runs immediately in the calling thread.
         """
         self._state.on_lost(callback)
 
@@ -303,14 +304,14 @@ class Session:
         self._state.on_left(callback)
 
     def fail(self, message: str) -> None:
-        """Ends the session, as if a worker were lost, with this message; on rank 0, for all."""
+        """Ends the session with this message, as for a lost worker; on rank 0, for all ranks."""
         self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
         """Says goodbye and closes the connections, within a second; further calls have no effect.
 
         Args:
-            failure: why this worker failed, which fails all others; None if it leaves normally.
+            failure: why this worker failed, which fails all other ranks; None for a normal exit.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
@@ -328,17 +329,17 @@ class Session:
 
 
 Report = dict[str, Any]
-"""What one rank reports, or is told; JSON-serializable."""
+"""One rank's report, or rank 0's reply to it; JSON-serializable."""
 
 _VARIABLE = "TFDIST_START_TIMEOUT"
 
 
 class Lockstep:
-    """Runs one step after the other; rank 0 decides what each rank is told.
+    """Runs steps one after another on all ranks; rank 0 decides on the reply to each rank.
 
     Args:
         session: the connections to all ranks.
-        subject: what the steps are for, in tags and messages.
+        subject: the purpose of the steps, for tags and messages.
         timeout: seconds that a step may wait for the other ranks.
     """
 
@@ -353,20 +354,20 @@ class Lockstep:
         work: Callable[[], Report],
         decide: Callable[[list[Report]], Sequence[Report]],
     ) -> Report:
-        """Runs this rank's work, and the decision on the reports of all ranks.
+        """Runs this rank's work, and rank 0's decision on the reports of all ranks.
 
         Args:
             step: name of the step, the same on all ranks.
             work: returns this rank's report, or raises an error that all ranks are to raise.
-            decide: returns what each rank is told, given the reports of all in rank order, or
-                raises an error that all ranks are to raise. Only rank 0 calls it.
+            decide: returns a reply to each rank, given all reports in rank order, or raises an
+                error that all ranks are to raise. Only rank 0 calls it.
 
         Returns:
-            What this rank is told.
+            The reply to this rank.
 
         Raises:
             TfdistError: the work failed on some rank (all ranks raise the error of the lowest such
-                rank), or the decision failed, or the session has ended.
+                rank), the decision failed, or the session has ended.
         """
         failure: Exception | None = None
         try:

@@ -25,14 +25,14 @@ from tfdist.errors import (
 
 @dataclass(frozen=True)
 class Awaited:
-    """What this process waits for: the result of an exchange, or a notice of rank 0.
+    """An exchange whose result this process waits for, or a notice of rank 0.
 
     Attributes:
-        sequence: of an exchange its number, the same on all ranks, from 1; of a notice how many
-            with its key there have to be.
-        tag: what it is for.
+        sequence: for an exchange, its number, the same on all ranks, starting at 1; for a notice,
+            the required number of notices with its key.
+        tag: the purpose of the exchange, or the key of the notice.
         since_ns: `time.monotonic_ns()` when this process began to wait.
-        is_notice: whether it is a notice, which rank 0 alone posts.
+        is_notice: whether it is a notice, which only rank 0 posts.
     """
 
     sequence: int
@@ -42,21 +42,21 @@ class Awaited:
 
     @property
     def what(self) -> str:
-        """It for people."""
+        """A description for messages."""
         return f"{'notice' if self.is_notice else 'exchange'} {self.tag!r}"
 
 
 class ExchangeRecorder(Protocol):
-    """Notified of what a session waits for. Its methods return at once and raise nothing."""
+    """Records the waits of a session. Its methods return at once and raise nothing."""
 
     def on_exchange_begin(self, awaited: Awaited) -> None:
-        """This process joins an exchange, or begins to wait for a notice."""
+        """Called when this process joins an exchange, or begins to wait for a notice."""
 
     def on_exchange_end(self, awaited: Awaited, failed: bool) -> None:
-        """The exchange has its result, or the notice has come; or that has failed."""
+        """Called when the result or the notice is available, or the wait has failed."""
 
     def on_stall(self, message: str) -> None:
-        """Something has waited for long, here or on another rank; the message says for whom."""
+        """Called on a long wait, here or on another rank; the message names the awaited ranks."""
 
 
 _TYPES: dict[str, type[TfdistError]] = {
@@ -73,12 +73,12 @@ _TYPES: dict[str, type[TfdistError]] = {
 
 
 def encode_error(kind: str, error: TfdistError) -> Header:
-    """The header of a frame of the given kind that carries the error."""
+    """Returns the header of a frame of the given kind that carries the error."""
     return {"kind": kind, "type": type(error).__name__, "message": str(error)}
 
 
 def decode_error(header: Header) -> TfdistError:
-    """The error that a frame carries.
+    """Returns the error that a frame carries.
 
     Raises:
         WireError: the header carries no known error.
@@ -90,13 +90,13 @@ def decode_error(header: Header) -> TfdistError:
 
 
 def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
-    """The frame with the payloads of all ranks.
+    """Returns the frame with the payloads of all ranks.
 
-    Workers mostly agree, so its size mostly does not depend on their number.
+    Equal payloads are sent once, so the frame's size mostly does not depend on the group's size.
 
     Args:
-        sequence: number of the exchange.
-        payloads: of all ranks, in rank order.
+        sequence: the number of the exchange.
+        payloads: the payloads of all ranks, in rank order.
 
     Example:
         >>> len(encode_result(0, [b"same"] * 1000)) < 100
@@ -116,7 +116,7 @@ def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
 
 
 def decode_result(header: Header, payload: bytes, ranks: int) -> list[bytes]:
-    """The payloads of all ranks, in rank order.
+    """Returns the payloads of all ranks, in rank order.
 
     Raises:
         LookupError, TypeError, ValueError: the frame is malformed.
@@ -136,11 +136,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Notice:
-    """What rank 0 has posted.
+    """A notice that rank 0 has posted.
 
     Attributes:
         text: its content.
-        received_ns: the `time.time_ns()` at which it came.
+        received_ns: the `time.time_ns()` of its arrival.
     """
 
     text: str
@@ -151,11 +151,11 @@ class SessionState:
     """Shared by the thread that reads the connections and the threads that wait.
 
     Attributes:
-        awaited: the exchange that a thread of this process is in, if any.
-        awaited_notice: the notice that one waits for, if any.
-        recorder: who keeps a record of them, if anyone does.
+        awaited: the exchange that a thread of this process has joined, if any.
+        awaited_notice: the notice that a thread waits for, if any.
+        recorder: the recorder of these waits, if any.
         lost_ranks: the ranks that are known to be lost.
-        silent_ranks: those of them that have been silent for too long.
+        silent_ranks: the lost ranks that have been silent for too long.
         chief_has_left: whether rank 0 has left normally, which ends the session.
     """
 
@@ -188,7 +188,7 @@ class SessionState:
             return None if self._error is None else str(self._error)
 
     def expect(self, tag: str) -> int:
-        """Begins an exchange, of whose results only that is kept; returns its number."""
+        """Begins an exchange and returns its number; earlier results are dropped."""
         with self._changed:
             self._exchanges += 1
             self.awaited = exchange = Awaited(self._exchanges, tag, time.monotonic_ns())
@@ -211,7 +211,7 @@ class SessionState:
             self._changed.notify_all()
 
     def stall(self, message: str) -> None:
-        """Tells the recorder that something has waited for long, here or on another rank."""
+        """Reports a long wait, here or on another rank, to the recorder."""
         if self.recorder is not None:
             self.recorder.on_stall(message)
 
@@ -285,10 +285,10 @@ class SessionState:
         Args:
             key: the topic of the notices.
             count: the number of notices to wait for.
-            deadline: the `time.monotonic()` at which to give up.
+            deadline: the `time.monotonic()` at which the wait fails.
             timeout_error: the error to raise then.
             warning: the `time.monotonic()` at which to print a line while waiting, and that line.
-            tell: tells the other ranks of the line; it must not block.
+            tell: sends the line to the other ranks; it must not block.
         """
 
         def enough() -> list[Notice] | None:
@@ -331,7 +331,7 @@ class SessionState:
                     _, line, warn = warning
                     warning = None
                     warn(line)
-                # Poll: the main thread must still handle signals that another thread received.
+                # Poll, so that the main thread handles signals that another thread received.
                 self._changed.wait(min(left, _POLL_SECONDS))
             return value
 
