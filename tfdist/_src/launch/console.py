@@ -24,7 +24,7 @@ def say(text: str, *, below_output: bool = False) -> None:
 
 
 def announce(line: str) -> None:
-    """Prints a line of what workers and launchers share, which names itself `tfdist`."""
+    """Prints a message shared by workers and launchers, which begins with `tfdist`."""
     say(line.removeprefix("tfdist: "), below_output=True)
 
 

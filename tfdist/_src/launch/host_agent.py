@@ -1,9 +1,9 @@
 """Runs on a host of `tfdist run --hosts`, started by ssh: becomes the launcher of this host.
 
-It is told on standard input, in lines of JSON, what its environment is and what to run, so that
-neither the secret nor the variables are seen in any list of processes; and later which signals have
-reached the command. When the connection ends, so does the launcher, as after SIGTERM, and when
-nothing has come for `TFDIST_HEARTBEAT_TIMEOUT` seconds: a machine that loses power closes nothing.
+Standard input delivers the environment and the command as lines of JSON, so that no list of
+processes shows the secret or the variables. Later lines report signals that reached the command.
+The launcher is terminated, as by SIGTERM, when the connection ends or after
+`TFDIST_HEARTBEAT_TIMEOUT` seconds of silence: a machine that loses power closes no connection.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tfdist._version import __version__
 
 
 def main() -> int:
-    """Serves the command on the other side; the argument is the descriptor to report to."""
+    """Runs the agent for the command; the argument is the descriptor for its report."""
     report = int(sys.argv[1]) if len(sys.argv) > 1 else sys.stdout.fileno()
     orders = os.fdopen(os.dup(0), "rb", buffering=0)
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)  # The workers must not read what is meant for this process.
+    os.dup2(nowhere, 0)  # The workers must not read this process's input.
     os.close(nowhere)
     task = _next(orders)
     if task is None:
@@ -47,10 +47,10 @@ def main() -> int:
 
 
 def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | None:
-    """The next order; None if the other side is gone, or silent for so many seconds."""
+    """Reads the next order; None if the command is gone, or silent for `silence` seconds."""
     line = b""
     while not line.strip() or not line.endswith(b"\n"):  # An empty line is a sign of life.
-        # One by one: the process that forwards signals reads the rest.
+        # Byte by byte: the process that forwards signals reads the rest.
         if not select.select([orders], [], [], silence)[0] or not (byte := orders.read(1)):
             return None
         line += byte
@@ -59,7 +59,7 @@ def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | N
 
 
 def _description() -> dict[str, Any]:
-    """What the command has to know of this host: how it was reached, and a port that is free."""
+    """Describes this host to the command: the ssh addresses, and a free port."""
     client, _, server, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -68,7 +68,7 @@ def _description() -> dict[str, Any]:
 
 
 def _forward_signals(orders: IO[bytes], silence: float) -> None:
-    """Forks a process that sends the launcher, which must have one thread, what it is told to."""
+    """Forks a process that forwards signals to the launcher, which must be single-threaded."""
     launcher = os.getpid()
     if os.fork():
         return
@@ -76,7 +76,7 @@ def _forward_signals(orders: IO[bytes], silence: float) -> None:
         os.setsid()
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
-            os.dup2(nowhere, stream)  # ssh waits until nobody holds them.
+            os.dup2(nowhere, stream)  # ssh waits until every process has closed them.
         while (order := _next(orders, silence)) is not None and os.getppid() == launcher:
             os.kill(launcher, int(order["signal"]))
         if os.getppid() == launcher:

@@ -1,4 +1,4 @@
-"""The state of a running job, for people and as JSON."""
+"""Describes a running job, for people and as JSON."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of r
 
 
 def find_job(pid: int) -> tuple[str, dict[str, str]]:
-    """The address of rank 0, and the environment of a worker on this host.
+    """Finds the job of a process on this host: rank 0's address and a worker's environment.
 
     Args:
-        pid: the process ID of a worker, or of a process that has started some, as `tfdist run` has.
+        pid: the process ID of a worker, or of an ancestor such as `tfdist run`.
 
     Returns:
-        `"host:port"`, and the variables that the worker was started with.
+        `"host:port"`, and the environment variables at the start of the worker.
 
     Raises:
-        LaunchError: there is no such process, it belongs to someone else, or it is in no job.
+        LaunchError: there is no such process, it belongs to another user, or it is in no job.
     """
     failure: LaunchError | None = None
     for process in _with_descendants(pid):
@@ -53,7 +53,7 @@ def find_job(pid: int) -> tuple[str, dict[str, str]]:
 
 
 def _with_descendants(pid: int) -> Iterator[int]:
-    """A process and those that it has started, parents first."""
+    """Yields a process and its descendants, parents first."""
     yield pid
     for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -65,7 +65,7 @@ def _with_descendants(pid: int) -> Iterator[int]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    """The variables that a process was started with, paths from the folder that it is in."""
+    """Returns the initial environment of a process, with absolute paths of TLS files."""
     try:
         folder = Path(f"/proc/{pid}/cwd").resolve()
         content = Path(f"/proc/{pid}/environ").read_bytes()
@@ -87,15 +87,15 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective, a message, or an exchange of the session that a rank is in.
+    """An operation that a rank is in: a collective, a message, or an exchange of the session.
 
     Attributes:
-        communicator: its group; "session" for an exchange, which all ranks join.
-        what: the operation for people.
-        number: of a collective or an exchange, the same on all ranks.
-        seconds: since the rank began it.
-        waits_for: some of the job's ranks that had not joined, by what they said last.
-        missing: how many members had not.
+        communicator: the name of its group; "session" for an exchange, which all ranks join.
+        what: a description for people.
+        number: the number of a collective or an exchange, the same on all ranks.
+        seconds: the time since the rank began it.
+        waits_for: some of the ranks that had not joined, by their latest reports.
+        missing: the number of members that had not joined.
     """
 
     communicator: str
@@ -112,12 +112,12 @@ class Link:
 
     Attributes:
         rank: the other rank.
-        bytes: that have come there between the two moments; None if that cannot be told.
-        bytes_per_second: how fast data came there while some was on its way; None if that was never
-            long enough to tell.
-        pending_bytes: sent, and not acknowledged.
-        silent_seconds: for how long none of that has been acknowledged.
-        delay: mean seconds that small messages from there took between the two moments.
+        bytes: the bytes that arrived there between the two moments; None if unknown.
+        bytes_per_second: the rate of arrival there while data was in transit; None if that never
+            lasted long enough to measure.
+        pending_bytes: the number of bytes sent and not acknowledged.
+        silent_seconds: seconds without an acknowledgment for any of them.
+        delay: the mean delay in seconds of small messages from there between the two moments.
     """
 
     rank: int
@@ -130,32 +130,32 @@ class Link:
 
 @dataclass(frozen=True)
 class Activity:
-    """What a rank said of itself.
+    """The report of a rank about itself.
 
     Attributes:
         host: its host's name.
-        pid: its process.
+        pid: its process ID.
         joined: seconds since it joined the job.
-        steps: steps of training, evaluation and prediction that have got their input.
-        collectives: collectives and messages that have ended.
-        resident_bytes: its resident set.
-        queued: operations that wait behind the current ones.
-        operations: what it is in; the longest first.
-        idle: seconds for which it has been in no operation; None if it is in one, or never was.
-        input_wait: seconds for which it has waited for its next batch; None if it does not.
-        main: the innermost call of the user's program in its main thread.
+        steps: training, evaluation and prediction steps that have received their input.
+        collectives: the number of completed collectives and messages.
+        resident_bytes: the size of its resident set.
+        queued: the number of operations that wait behind the current ones.
+        operations: its current operations, longest first.
+        idle: seconds since its last operation; None if it is in one, or never was.
+        input_wait: seconds that it has waited for its next batch; None if it is not waiting.
+        main: the innermost call of user code in its main thread.
         seconds: the time between the two moments, by its own clock; 0 if there is only one. The
-            others are of that time.
-        steps_per_second: steps.
-        rows_per_second: rows of its input.
-        collectives_per_second: collectives and messages that ended.
-        input: the share of time that it waited for its input.
-        workers: the share that it waited for other workers.
-        network: the share that it waited for data that moved.
-        sent_per_second: bytes sent to other hosts.
-        shared_per_second: bytes copied to the memory shared with workers of its host.
-        links: its connections to ranks of other hosts; the busiest.
-        leader: the first rank of its host; None if it did not tell.
+            attributes below refer to this time.
+        steps_per_second: the rate of steps.
+        rows_per_second: the rate of input rows.
+        collectives_per_second: the rate of completed collectives and messages.
+        input: the share of time spent waiting for input.
+        workers: the share of time spent waiting for other workers.
+        network: the share of time spent waiting for data in transit.
+        sent_per_second: the rate of bytes sent to other hosts.
+        shared_per_second: the rate of bytes copied to the memory shared with workers of its host.
+        links: its busiest connections to ranks of other hosts.
+        leader: the first rank of its host; None if not reported.
     """
 
     host: str
@@ -188,11 +188,11 @@ class Rank:
 
     Attributes:
         rank: the rank.
-        worker: what messages call it.
+        worker: its name in messages.
         state: "answered", "unresponsive", "gone" or "failed" (its report cannot be used).
-        reason: why it is gone, or what is wrong with its report; else "".
-        silence: seconds since rank 0 last heard of it; None if it is gone.
-        activity: what it said of itself; None unless it answered.
+        reason: why it is gone, or the problem with its report; else "".
+        silence: seconds since rank 0 last heard from it; None if it is gone.
+        activity: its report about itself; None unless it answered.
     """
 
     rank: int
@@ -204,7 +204,7 @@ class Rank:
 
 
 def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
-    """The ranks at the second moment, and what they did since the first.
+    """Returns the ranks at the second moment, and their activity since the first.
 
     Args:
         before: the first answer of rank 0.
@@ -216,7 +216,7 @@ def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
 
 
 def _absent(seen: Sequence[Seen]) -> dict[int, list[int]]:
-    """By the number of an exchange, who is not in it; of the exchanges that some ranks are in."""
+    """Returns the ranks missing from each exchange that any rank is in, by exchange number."""
     joined = defaultdict(set)
     for one in seen:
         operations = (one.report or {}).get("operations")
@@ -261,10 +261,10 @@ def _activity(
 
     found = (_operation(one, absent) for one in after["operations"])
     operations = tuple(sorted(found, key=lambda one: -one.seconds))
-    # Of a wait for input that still lasts, a collective in it may take a part back.
+    # During a wait for input, a collective of the input pipeline may reduce the counted share.
     waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
     longest = operations[0] if operations else None
-    # A wait is counted when it ends; this one has lasted all the time.
+    # A wait is counted when it ends; this one has lasted the whole time.
     if longest and 0 < seconds <= longest.seconds and not rate("steps"):
         key = "workers" if longest.missing else "network"
         waits[key] = max(0.0, 1.0 - sum(waits.values()) + waits[key])
@@ -288,7 +288,7 @@ def _activity(
         sent_per_second=rate("sent_bytes"),
         shared_per_second=rate("shared_bytes"),
         links=_links(before.get("links", []) if same else [], after.get("links", [])),
-        # Reports of earlier versions do not tell it.
+        # Reports of earlier versions do not contain it.
         leader=None if after.get("leader") is None else int(after["leader"]),
     )
 
@@ -314,7 +314,7 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
 
 
 def _counts(raw: list[Any]) -> list[float]:
-    # Reports of earlier versions do not have the last two.
+    # Reports of earlier versions lack the last two.
     return [*map(_number, raw), 0.0, 0.0][:6]
 
 
@@ -323,7 +323,7 @@ def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
         after - earlier for after, earlier in zip(now, before or [0.0] * len(now), strict=True)
     )
     seconds = 1e-6 * busy_us
-    # A group that has been closed meanwhile counts no longer.
+    # The counts shrink if a group has been closed meanwhile.
     known = before is not None and seconds >= stragglers.LEAST_BUSY_SECONDS and came >= 0
     return Link(
         rank=rank,
@@ -347,28 +347,28 @@ def _text(value: Any) -> str:
     return printable(str(value)[:_MAX_TEXT])
 
 
-# More than the monitor's default: this looks at few steps, and at few messages.
+# Higher than the monitor's default: this sample has few steps and few messages.
 _FACTOR = 1.5
 _LINK_FACTOR = 3.0
 _LEAST_STEPS = 4
 
 
 def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
-    """The rank that keeps the others waiting, by what all ranks did in the time between answers."""
+    """Finds the rank that delays the others, by the activity of all ranks between the answers."""
     known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
     if len(known) < len(ranks):
         return None
     hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
     measured = [_measurement(one, hosts) for one in known]
     process = None
-    # A wait counts when it ends: in a few steps, one more or less decides.
+    # A wait is counted when it ends: among few steps, a single one changes the result.
     if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
         process = stragglers.find_slow_process(measured, _FACTOR)
     return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
-    """The data that is on its way to other hosts for long; the longest first."""
+    """Finds data that has been in transit to other hosts for long; the longest first."""
     found = longest(
         Backlog(
             sender=one.worker,
@@ -396,19 +396,19 @@ def _measurement(activity: Activity, hosts: Sequence[int]) -> stragglers.Measure
 
 
 LONG_SECONDS = 1.0
-"""What a rank is in for less may be in progress."""
+"""A rank in an operation for less than this may be making progress."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank that has been in one operation for long."""
+    """A rank that has been in the same operation for long."""
 
     rank: Rank
     operation: Operation
 
 
 def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
-    """The ranks that have been in an operation for long; the longest first."""
+    """Finds the ranks that have been in an operation for long; the longest first."""
     found = [
         Wait(one, one.activity.operations[0])
         for one in ranks
@@ -420,10 +420,10 @@ def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
 
 
 def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
-    """The ranks that others wait for, and that wait for nobody themselves.
+    """Returns the ranks that others wait for and that do not wait themselves.
 
-    Where there is none but ranks wait, those that do not respond: they may have joined an operation
-    and then been stopped in the middle of it.
+    If ranks wait but there is no such rank, returns the unresponsive ranks: they may have joined an
+    operation and then been stopped in the middle of it.
     """
     waits = find_waits(ranks)
     wanted = set().union(*(_absent_ranks(wait, ranks) for wait in waits))
@@ -435,7 +435,7 @@ def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
 
 
 def headline(ranks: Sequence[Rank]) -> str:
-    """What is going on, the most important first.
+    """Summarizes the job, most important facts first.
 
     Args:
         ranks: all ranks of the job.
@@ -459,7 +459,7 @@ def headline(ranks: Sequence[Rank]) -> str:
 
 
 def doing(rank: Rank) -> str:
-    """What a rank is doing now.
+    """Describes a rank's current activity.
 
     Example:
         >>> doing(Rank(1, "worker 1 (a:1)", "unresponsive", "", 4.0, None))
@@ -488,7 +488,7 @@ def _inside(activity: Activity) -> str:
 
 
 def _absent_ranks(wait: Wait, ranks: Sequence[Rank]) -> set[int]:
-    """For whom a rank waits, but for those that have come without its having heard of it yet."""
+    """Returns the ranks that a rank waits for, without ranks that have since joined."""
     here = (wait.operation.communicator, wait.operation.number)
     found = {one for one in wait.operation.waits_for if one < len(ranks)}
     inside = {one: ranks[one].activity for one in found}
@@ -579,19 +579,19 @@ _COLUMNS = (
     "now",
 )
 _LEFT = ("host", "now")
-# Of the keys of the JSON object.
+# The version of the JSON object's keys.
 _FORMAT = 1
 
 
 def live_text(ranks: Sequence[Rank], *, most: int | None = _MOST_ROWS) -> str:
-    """The headline, and a table with a row for each rank, first those that others wait for.
+    """Formats the headline and a table with a row for each rank, ranks that others wait for first.
 
     Args:
         ranks: all ranks of the job.
-        most: how many rows; None for all.
+        most: the maximum number of rows; None for all.
     """
     causes = waited_for(ranks)
-    # Stable: by rank where nothing else tells them apart.
+    # Stable: otherwise ordered by rank.
     order = sorted(ranks, key=lambda one: (one not in causes, one.state == "answered"))
     rows = [_COLUMNS, *map(_row, order[:most])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -601,7 +601,7 @@ def live_text(ranks: Sequence[Rank], *, most: int | None = _MOST_ROWS) -> str:
 
 
 def live_json(address: str, ranks: Sequence[Rank]) -> str:
-    """The same as one JSON object; docs/monitoring.md lists its keys."""
+    """Formats the same as one JSON object; docs/monitoring.md lists its keys."""
     whole = {
         "format": _FORMAT,
         "job": address,
@@ -631,7 +631,7 @@ def _numbers(known: Activity) -> tuple[str, ...]:
 
 
 def _bytes(count: float) -> str:
-    """A number of bytes in three digits.
+    """Formats a number of bytes in three digits.
 
     Example:
         >>> _bytes(0), _bytes(1536), _bytes(1e9)

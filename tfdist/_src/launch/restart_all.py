@@ -1,9 +1,9 @@
-"""The policies "none" and "all": a failure stops all workers, which may start again together.
+"""The policies "none" and "all": a failure stops all workers, which may restart together.
 
 Host 0 decides: the other hosts report their failures to it, and it announces the first one to all.
-Each host reports when its workers have exited. Host 0 then sends all hosts its verdict: the job has
-ended, or starts again. So no message of a generation follows its verdict. A connection that closes
-before the job has ended counts as a lost host.
+Each host reports the exit of its workers. Host 0 then sends its verdict to all hosts: the job has
+ended, or starts again. Therefore no message of a generation follows its verdict. A connection that
+closes before the end of the job counts as a lost host.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tfdist._src.launch.job.failure import (
 )
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
 
-# How long a failure that may be the consequence of another one waits for that one.
+# Seconds that a failure waits for another one that may have caused it.
 _CAUSE_SECONDS = 1.0
-# How long the other workers may take to fail by themselves, and write down why, before they are
+# Seconds in which the other workers may fail by themselves, and record the reason, before they are
 # stopped.
 _LAST_WORDS_SECONDS = 1.0
-# How long a host other than host 0 waits for host 0's decision.
+# Seconds that another host waits for host 0's decision.
 _HOST_0_SECONDS = 3.0
 # Extra time allowed to a host beyond its workers' grace period.
 _HOST_SECONDS = 30.0
@@ -42,7 +42,7 @@ _LONGEST_DELAY = 3600.0
 
 @dataclass(frozen=True)
 class HostEnd:
-    """A host's report that its workers are gone.
+    """A host's report that all of its workers have exited.
 
     Attributes:
         codes: the distinct exit codes of its workers, negative for signals.
@@ -64,7 +64,7 @@ class Verdict:
         restart: the number of the restart that follows; 0 if the job has ended.
         limit: the number of restarts allowed.
         delay: seconds until the restart.
-        reason: why there is none; "" if restarts were not requested.
+        reason: why there is no restart; "" if restarts were not requested.
         saved: whether the job was preempted, and all workers have saved their state.
     """
 
@@ -83,7 +83,7 @@ class Verdict:
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
-    SETTLING = enum.auto()  # They are gone; other hosts' workers or host 0's verdict are awaited.
+    SETTLING = enum.auto()  # They are gone; it waits for other hosts or host 0's verdict.
     WAITING = enum.auto()  # The next generation begins after a delay.
     ENDED = enum.auto()
 
@@ -94,9 +94,9 @@ class RestartAll(restart_policy.RestartPolicy):
     Args:
         ranks: the workers of this host.
         host: this host's number.
-        hosts: the other hosts with which this one is connected.
-        grace: seconds from one signal to the next, harder one.
-        limit: the number of restarts allowed; that of host 0 counts.
+        hosts: the other hosts connected to this one.
+        grace: seconds between signals of increasing force.
+        limit: the number of restarts allowed; host 0's value applies.
         new_secret: makes the secret of the next generation; None to keep the user's.
         now: the current time.
     """
@@ -123,7 +123,7 @@ class RestartAll(restart_policy.RestartPolicy):
 
     def _reset(self) -> None:
         """Prepares for the messages of the next generation."""
-        # On host 0: host number -> None while it runs, then whether all its workers succeeded.
+        # On host 0: host number -> None while its workers run, then whether all of them succeeded.
         self._succeeded: dict[int, bool | None] = dict.fromkeys({self._host, *self._connected})
         self._ends: dict[int, HostEnd] = {}
         self._failure: Failure | None = None
@@ -150,7 +150,7 @@ class RestartAll(restart_policy.RestartPolicy):
 
     @property
     def _awaited(self) -> list[int]:
-        """On host 0, the hosts that have not reported their end; on the others, host 0."""
+        """The awaited hosts: on host 0, the hosts that have not reported their end; else host 0."""
         return sorted(self._connected - self._ends.keys())
 
     @property
@@ -190,7 +190,7 @@ class RestartAll(restart_policy.RestartPolicy):
         elif self._phase == _Phase.STOPPING:
             self._do(restart_policy.Harden(signal.SIGKILL if gentle else signal.SIGTERM))
         elif self._phase == _Phase.SETTLING and again:
-            self._conclude(Verdict(self._known_failure), now)  # Waits no longer.
+            self._conclude(Verdict(self._known_failure), now)  # Stop waiting.
         else:
             self._report(stop)
             if self._phase == _Phase.WAITING:
@@ -206,7 +206,7 @@ class RestartAll(restart_policy.RestartPolicy):
         elif kind == "verdict":
             self._verdict = decode(Verdict, value)
             if self._phase == _Phase.SETTLING:
-                self._settle(now)  # Now, since the next message may begin a generation.
+                self._settle(now)  # Immediately, because the next message may begin a generation.
         elif kind == "begin":
             beginning = decode(restart_policy.Begin, value)
             if self._phase == _Phase.WAITING and beginning.generation == self._generation:
@@ -235,7 +235,7 @@ class RestartAll(restart_policy.RestartPolicy):
             self._add(failure, now)
 
     def _add(self, failure: Failure, now: float) -> None:
-        """Adds a failure of another host, on host 0."""
+        """Adds another host's failure, on host 0."""
         if self._phase == _Phase.WAITING:
             self._announce(failure)
         else:
@@ -278,7 +278,7 @@ class RestartAll(restart_policy.RestartPolicy):
             exited = self._decides and None not in self._succeeded.values()
             alone = not self._connected or exited
             if failure is None and not self._running and alone:
-                failure = self._first.most_likely()  # No clearer one can follow.
+                failure = self._first.most_likely()  # No clearer failure can follow.
             if failure is None:
                 return
             self._announce(failure)
@@ -297,7 +297,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._stop_workers(first, self._failure, at, self._running)
 
     def _await_verdict(self, now: float) -> None:
-        """Begins to wait until the workers of all hosts are gone, and for host 0's verdict."""
+        """Begins to wait for the end of all hosts' workers, and for host 0's verdict."""
         self._phase = _Phase.SETTLING
         self._seconds = now - self._began
         patience = 2 * max(self._grace.failure, self._grace.preemption) + LAST_WAIT
@@ -311,7 +311,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Follows the verdict once there is one; host 0 decides once all hosts have reported."""
+        """Follows the verdict if there is one; host 0 decides once all hosts have reported."""
         if self._verdict is None and self._awaited and now < self._deadline:
             return
         if self._verdict is not None:
@@ -367,7 +367,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._reset()
 
     def _wait(self, now: float) -> None:
-        """Begins the next generation when it is due, unless the job has been stopped."""
+        """Begins the next generation at the due time, unless the job has been stopped."""
         if self._failure is None and now >= self._deadline:
             if self._decides:
                 secret = self._new_secret() if self._new_secret is not None else ""
@@ -383,7 +383,7 @@ class RestartAll(restart_policy.RestartPolicy):
 
     @property
     def _failures(self) -> list[Failure]:
-        """The first failure of each generation that has failed."""
+        """The first failure of each failed generation."""
         return [ended.failure for ended in self._history]
 
     def _end(self, code: int, summary: str) -> None:

@@ -1,7 +1,7 @@
 """The policy "one": only the failed worker is replaced, and the others keep running.
 
-Each host reports the states of its workers to host 0, which sends all hosts those of the job. The
-loss of a host ends nothing: the others continue. Without host 0, each host continues by itself.
+Each host reports its workers' states to host 0, which sends the totals to all hosts. The loss of a
+host ends nothing: the others continue. Without host 0, each host continues by itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tfdist._src.launch.job.failure import (
 from tfdist._src.launch.job.shutdown import Grace
 
 _LOOK_SECONDS = 1.0
-# How much later than the other workers the launcher gives up a suspended one.
+# The launcher gives up a suspended worker this much later than the other workers do.
 _MARGIN_SECONDS = 5.0
 
 
@@ -35,12 +35,12 @@ class WorkerCounts:
     """The number of workers of a host, or of the job, in each state.
 
     Attributes:
-        members: running from the start, or replacements that train.
+        members: workers running from the start, or replacements that train.
         joining: replacements that have not trained yet.
         waiting: replacements that start after a delay.
-        completed: those that ended with 0.
-        left: those that have saved their state on request and ended with 75.
-        lost: those that failed and are not replaced.
+        completed: workers that ended with 0.
+        left: workers that saved their state on request and ended with 75.
+        lost: workers that failed and are not replaced.
 
     Example:
         >>> WorkerCounts(members=2) + WorkerCounts(joining=1, lost=1)
@@ -68,18 +68,18 @@ class WorkerCounts:
 
     @property
     def over(self) -> bool:
-        """Whether the training has ended, so that a worker that has not joined is not needed."""
+        """Whether the training has ended, so that a worker that has not joined is unneeded."""
         return self.completed + self.left > 0 and not self.members
 
     @property
     def gone(self) -> WorkerCounts:
-        """The same after the loss of the host."""
+        """The counts after the loss of the host."""
         lost = self.members + self.joining + self.waiting + self.lost
         return replace(self, members=0, joining=0, waiting=0, lost=lost)
 
 
 class _State(enum.Enum):
-    """The state of a worker: those of `WorkerCounts`, and two more at the end."""
+    """The state of a worker: the states of `WorkerCounts`, and two more at the end."""
 
     MEMBER = "members"
     JOINING = "joining"
@@ -106,18 +106,18 @@ class RestartOne(restart_policy.RestartPolicy):
     Args:
         ranks: the workers of this host.
         host: this host's number.
-        hosts: the other hosts with which this one is connected.
-        grace: seconds from one signal to the next, harder one.
+        hosts: the other hosts connected to this one.
+        grace: seconds between signals of increasing force.
         limit: the number of replacements allowed for each worker.
         now: the current time.
-        silence: seconds after which workers give up one that does not respond. A worker that is
-            suspended for longer is killed, unless all workers of this host are, as when a scheduler
+        silence: seconds after which workers give up an unresponsive one. A worker that is suspended
+            for longer is killed, unless all workers of this host are suspended, as when a scheduler
             suspends the job.
-        num_hosts: the number of hosts on which the job was started.
-        joining: whether this host was lost, and joins the running job again.
+        num_hosts: the number of hosts at the start of the job.
+        joining: whether this host was lost, and rejoins the running job.
 
     Attributes:
-        losses: the losses of this host; on host 0, those of all hosts, in the order of arrival.
+        losses: the losses of this host, or on host 0 of all hosts, in the order of arrival.
 
     Example:
         >>> policy = RestartOne([0, 1], 0, [], Grace.given(None), limit=3, now=0.0, silence=60.0)
@@ -171,7 +171,7 @@ class RestartOne(restart_policy.RestartPolicy):
         return WorkerCounts(**{f.name: states.count(f.name) for f in fields(WorkerCounts)})
 
     def _in(self, *states: _State) -> list[int]:
-        """The ranks of this host's workers in one of these states."""
+        """Returns the ranks of this host's workers in any of these states."""
         return [rank for rank, worker in self._workers.items() if worker.state in states]
 
     def _move(self, ranks: Iterable[int], state: _State) -> None:
@@ -209,7 +209,7 @@ class RestartOne(restart_policy.RestartPolicy):
         worker = self._workers[rank]
         if failure is not None and failure.step:
             self.trained(rank)
-        if worker.state == _State.MEMBER:  # One that never joined has nothing to save.
+        if worker.state == _State.MEMBER:  # A worker that never joined has nothing to save.
             self._codes.add(0 if failure is None else failure.status or 0)
         completed = bool(self._job.completed or self.counts.completed)
         if self._stopped is not None:
@@ -231,10 +231,10 @@ class RestartOne(restart_policy.RestartPolicy):
             self._decide(worker, reason, completed, now)
 
     def _decide(self, worker: _Worker, reason: str, completed: bool, now: float) -> None:
-        """Decides whether a failed worker is replaced; not if a reason is given."""
+        """Decides whether a failed worker is replaced; if a reason is given, it is not."""
         failure = worker.history[-1].failure
-        # By its own failures only: those of others are often the same at the same step, as of
-        # workers that have lost a peer.
+        # Only its own failures count: other workers often fail identically at the same step, for
+        # example because they lost a peer.
         decision = restart_policy.decide(worker.history, self._limit, at_once=True)
         if isinstance(decision, restart_policy.GiveUp) or reason:
             if isinstance(decision, restart_policy.GiveUp):
@@ -249,7 +249,7 @@ class RestartOne(restart_policy.RestartPolicy):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether no other host has workers, nor will have: host 0, the only one, is lost."""
+        """Whether no other host has workers, or ever will: the only other one, host 0, is lost."""
         return self._host != restart_policy.HOST_0 and not self._connected and self._num_hosts == 2
 
     def unavailable(self, rank: int, why: str) -> None:
@@ -272,7 +272,8 @@ class RestartOne(restart_policy.RestartPolicy):
     def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
         """Ctrl-C ends the job on all hosts.
 
-        Any other signal is for this host, as from a scheduler that needs it. The others continue.
+        Any other signal concerns only this host, for example from a scheduler that reclaims it. The
+        other hosts continue.
         """
         gentle = number == signal.SIGINT
         if self._stopped is not None:
@@ -381,7 +382,7 @@ class RestartOne(restart_policy.RestartPolicy):
         self._update()
         if self._job.completed or self._job.over:
             self._move(self._in(_State.WAITING), _State.UNNEEDED)
-        # The others have ended the training without these replacements.
+        # The other workers have ended the training without these replacements.
         if self._job.over and self._stopped is None:
             unneeded = self._in(_State.JOINING)
             self._move(unneeded, _State.UNNEEDED)
@@ -414,7 +415,7 @@ class RestartOne(restart_policy.RestartPolicy):
         return sum(self._counts.values(), WorkerCounts())
 
     def _merge(self) -> None:
-        """Adds up the reports, and sends the sum to the others."""
+        """Adds up the reports, and sends the sum to the other hosts."""
         if not self._decides:
             return
         self._job = self._total()
@@ -442,7 +443,7 @@ class RestartOne(restart_policy.RestartPolicy):
 
 
 def job_code(losses: Sequence[Loss], job: WorkerCounts) -> int:
-    """The exit code of a job that was not stopped.
+    """Returns the exit code of a job that was not stopped.
 
     Example:
         >>> job_code([], WorkerCounts(completed=1, left=1))

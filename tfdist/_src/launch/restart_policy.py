@@ -1,7 +1,7 @@
-"""The restart policies of a job: what they share, and the decision whether another start helps.
+"""The restart policies of a job: their common interface, and whether another start can help.
 
 A policy receives events, such as the exit of a worker, and returns actions, which `supervisor.py`
-executes. It has no processes, sockets or clocks. There are three:
+executes. It has no processes, sockets or clocks. The policies are:
 
 - "none", `RestartAll` with a limit of 0: a failure stops all workers;
 - "all", `RestartAll`: a failure stops all workers, and they start again together;
@@ -20,13 +20,14 @@ from tfdist._src.launch.job.failure import Failure
 from tfdist._src.launch.job.shutdown import Grace
 
 HOST_0 = 0
-# Seconds before the first restart, doubled with each failure without progress.
+# Seconds before the first restart, doubled after each failure without progress.
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
-# A job that runs this many seconds is training, even if it counts no steps, as in a custom loop.
+# A job that ran for this many seconds was training, even if it counted no steps, as in a custom
+# loop.
 _LONG = 600.0
 _USAGE_ERROR = 2
-# Another start cannot change these: the program, what is installed, or a refused configuration.
+# Another start cannot fix the program, the installed packages, or a rejected configuration.
 _HOPELESS = frozenset(
     {
         "SyntaxError",
@@ -44,21 +45,21 @@ _HOPELESS = frozenset(
         "UnsupportedError",
     }
 )
-# Nor these, mistakes in the program or its arguments, if no step was ever completed. Later they may
-# be caused by data or by a damaged file, and only a second failure tells.
+# Nor can it fix these mistakes in the program or its arguments before the first completed step.
+# Later they may be caused by data or by a damaged file, and only a second failure shows that.
 _HOPELESS_AT_FIRST = frozenset({"ValueError", "TypeError", "NameError", "AttributeError"})
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 
 @dataclass(frozen=True)
 class Begin:
-    """Begins a generation: the workers that start next have a folder and a secret of their own.
+    """Begins a generation: the workers that start next have their own folder and secret.
 
     Host 0 also sends it to the other hosts.
 
     Attributes:
         generation: its number.
-        secret: its workers' secret; "" to keep the present one.
+        secret: its workers' secret; "" to keep the current one.
     """
 
     generation: int
@@ -72,7 +73,8 @@ class Start:
     Attributes:
         rank: its rank.
         replacement: `"replacement 1 of 3"` for a worker that replaces a failed one; else "". If a
-            replacement cannot be started, `unavailable` is called; otherwise, the command ends.
+            replacement cannot start, `unavailable` is called; if another worker cannot, the command
+            ends.
     """
 
     rank: int
@@ -81,7 +83,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Stop:
-    """Sends workers signals until they exit, each harder than the one before.
+    """Sends workers signals of increasing force until they exit.
 
     Attributes:
         ranks: the workers.
@@ -147,15 +149,15 @@ Action = Begin | Start | Stop | Harden | Send | Say | Show | End
 
 
 class RestartPolicy:
-    """Decides what happens to the workers of one host, and agrees with the other hosts on it.
+    """Decides the fate of the workers of one host, together with the other hosts.
 
     Times are in seconds of any clock. Call `take` after each event, and `advance` regularly.
 
     Args:
         ranks: the workers of this host, which start at once.
         host: this host's number.
-        hosts: the other hosts with which this one is connected: on host 0 all, else host 0.
-        grace: seconds from one signal to the next, harder one.
+        hosts: the other hosts connected to this one: on host 0 all, else host 0.
+        grace: seconds between signals of increasing force.
 
     Attributes:
         addresses: the addresses of all workers, if they have changed; otherwise empty.
@@ -174,7 +176,7 @@ class RestartPolicy:
         self._actions: list[Action] = []
 
     def take(self) -> list[Action]:
-        """Returns the actions that have not been returned yet, in order."""
+        """Returns the actions not returned yet, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -184,7 +186,7 @@ class RestartPolicy:
     def _stop_workers(
         self, first: signal.Signals, stop: Failure | None, at: float, ranks: Collection[int]
     ) -> None:
-        """Stops workers, with the time to save their state if `stop` asks for that."""
+        """Stops workers; gives them time to save their state if `stop` requires it."""
         saves = stop is not None and stop.preemption
         grace = self._grace.preemption if saves else self._grace.failure
         if ranks:
@@ -192,12 +194,12 @@ class RestartPolicy:
 
     @property
     def next_time(self) -> float | None:
-        """When to call `advance` even if nothing happens."""
+        """The time to call `advance` even if nothing happens."""
         raise NotImplementedError
 
     @property
     def has_failed(self) -> bool:
-        """Whether anything has failed so far, so that logs are of interest."""
+        """Whether anything has failed so far, which makes the logs relevant."""
         raise NotImplementedError
 
     def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
@@ -207,7 +209,7 @@ class RestartPolicy:
             rank: its rank.
             failure: None if its exit code was 0.
             now: the current time.
-            stuck: the worker as text if it still runs after SIGKILL and is not waited for.
+            stuck: the worker as text if it still runs after SIGKILL and is no longer awaited.
         """
         raise NotImplementedError
 
@@ -220,18 +222,18 @@ class RestartPolicy:
         raise NotImplementedError
 
     def lost(self, host: int, failure: Failure, now: float) -> None:
-        """Handles the loss of the connection with another host."""
+        """Handles the loss of the connection to another host."""
         raise NotImplementedError
 
     def advance(self, now: float) -> None:
-        """Handles what is due, and what follows from the events since the last call."""
+        """Handles due actions and the consequences of the events since the last call."""
         raise NotImplementedError
 
-    # The rest concerns policies that replace workers.
+    # The methods below concern policies that replace workers.
 
     @property
     def joining(self) -> Collection[int]:
-        """The replacements whose first step is to be reported by `trained`."""
+        """The replacements whose first step must be reported by `trained`."""
         return ()
 
     @property
@@ -254,7 +256,7 @@ class RestartPolicy:
         """Records which workers are suspended (SIGSTOP)."""
 
     def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
-        """Records that lost hosts have joined again.
+        """Records that lost hosts have rejoined.
 
         Args:
             hosts: host number -> IP address.
@@ -268,7 +270,7 @@ class Ended:
 
     Attributes:
         failure: its first failure.
-        seconds: how long it ran.
+        seconds: the duration of the run.
     """
 
     failure: Failure
@@ -277,7 +279,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Restart:
-    """The decision to start again, after so many seconds."""
+    """The decision to start again after a delay in seconds."""
 
     delay: float
 
@@ -287,19 +289,19 @@ class GiveUp:
     """The decision not to start again.
 
     Attributes:
-        reason: why, as a clause; "" if restarts were not requested.
+        reason: the reason, as a clause; "" if restarts were not requested.
     """
 
     reason: str
 
 
 def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Restart | GiveUp:
-    """Decides after a failure.
+    """Decides whether to start again after a failure.
 
     Args:
-        history: the failures so far, the latest one last.
+        history: the failures so far, oldest first.
         limit: the number of restarts allowed.
-        at_once: whether the first restart, and one after progress, has no delay.
+        at_once: whether the first restart, or a restart after progress, has no delay.
 
     Example:
         >>> failure = Failure(host=0, subject="worker 1", event="was killed", code=137,
@@ -326,7 +328,7 @@ def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Re
 
 
 def all_saved(failure: Failure, codes: Collection[int]) -> bool:
-    """Whether the job was preempted: its workers were asked to stop, and have saved their state.
+    """Whether the job was preempted: its workers were asked to stop and have saved their state.
 
     Args:
         failure: the first failure of the job.
@@ -336,7 +338,7 @@ def all_saved(failure: Failure, codes: Collection[int]) -> bool:
 
 
 def _hopeless(history: Sequence[Ended]) -> str:
-    """Why another start would fail like the last one; "" if it may not."""
+    """Returns why another start would fail like the last one; "" if it may succeed."""
     failure = history[-1].failure
     if failure.rank is None:
         return "a host that is lost cannot be started again from here"
@@ -351,9 +353,9 @@ def _hopeless(history: Sequence[Ended]) -> str:
 
 
 def _same(one: Ended, other: Ended) -> bool:
-    """Whether two failures are the same one at the same step, on any worker."""
+    """Whether two failures are identical at the same step, on any worker."""
     if one.failure.step is None and max(one.seconds, other.seconds) >= _LONG:
-        return False  # They trained, and nobody knows how far.
+        return False  # They trained, for an unknown number of steps.
     return _signature(one.failure) == _signature(other.failure)
 
 
@@ -364,7 +366,7 @@ def _signature(failure: Failure) -> tuple[object, ...]:
 
 
 def _in_vain(history: Sequence[Ended]) -> int:
-    """The number of latest failures without progress since the one before them."""
+    """Counts the latest failures without progress since the failure before them."""
     best = 0
     count = 0
     for ended in history:

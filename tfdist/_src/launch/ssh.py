@@ -28,20 +28,19 @@ from tfdist._src.options import Options
 from tfdist._version import __version__
 from tfdist.errors import LaunchError
 
-# The agent's report follows. What the shell of the host prints before, such as a greeting, is not
-# meant.
+# Precedes the agent's report. Earlier output of the host's shell, such as a greeting, is ignored.
 MARK = "tfdist launcher "
 _MARK = b"\n" + MARK.encode()
 
 
 class ShownStream:
-    """One pipe.
+    """Shows the output of one pipe.
 
     Args:
-        pipe: where the output arrives.
-        target: the descriptor to show it on.
-        prefix: the text before each line; None to show everything as it is.
-        report: called with the report of the agent, if it comes on this pipe.
+        pipe: the pipe that delivers the output.
+        target: the descriptor that shows it.
+        prefix: the text before each line; None to show everything unchanged.
+        report: called with the agent's report, if it arrives on this pipe.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ShownStream:
         self._before = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Shows what has arrived, b"" for the end; returns it without prefixes."""
+        """Shows arrived data, b"" at the end; returns it without the report and prefixes."""
         ended = not data
         if self._report is not None:
             data = self._until_report(data)
@@ -71,7 +70,7 @@ class ShownStream:
         return data
 
     def _until_report(self, data: bytes) -> bytes:
-        """What is not the report; held back until it has come."""
+        """Returns the data outside the report, and holds it back until the report has arrived."""
         assert self._report is not None
         self._before += data
         start = self._before.find(_MARK)
@@ -92,7 +91,7 @@ def _write(descriptor: int, data: bytes) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        pass  # Whoever read it is gone; the job matters more.
+        pass  # The reader is gone; the job matters more.
 
 
 _AGENT = "tfdist._src.launch.host_agent"
@@ -103,7 +102,7 @@ _OPTIONS = (
     "ConnectTimeout=30",
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
-    # What the user's configuration may set for other uses: a shared connection outlives this one.
+    # Override user settings meant for other uses: a shared connection would outlive this one.
     "ControlMaster=no",
     "ControlPath=none",
     "ClearAllForwardings=yes",
@@ -111,22 +110,22 @@ _OPTIONS = (
 )
 _SSH_OPTIONS = ("-T", *(word for option in _OPTIONS for word in ("-o", option)))
 _READ_SIZE = 65536
-# What ssh exits with when it fails itself, or loses the connection.
+# The exit code of ssh when ssh itself fails, or loses the connection.
 SSH_FAILED = 255
 
 
 class RemoteHost:
-    """Starts the agent of one host, and passes on what it prints and what it is to be told.
+    """Starts the agent of one host, shows its output, and sends it orders.
 
     Args:
         number: the host's number.
         host: the host.
         ssh: the command that reaches another host, such as `("ssh", "-p", "2222")`.
-        task: what the agent is told first.
+        task: the first message to the agent.
 
     Attributes:
-        description: what the agent has reported; empty before.
-        told: whether it has been told what to run.
+        description: the agent's report; empty until it arrives.
+        told: whether the agent has received its command.
         begun: the `time.monotonic()` at which it was started.
 
     Raises:
@@ -148,7 +147,7 @@ class RemoteHost:
         self._tell(task)
 
     def _start(self, ssh: Sequence[str]) -> None:
-        # The first host's output is shown as it is, with its progress bar, the others' by lines.
+        # The first host's output is shown unchanged, with its progress bar, the others' by line.
         prefix = None if self.number == 0 else f"{self.name}: "
         try:
             if self.local:
@@ -182,11 +181,11 @@ class RemoteHost:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those to wait on before `read`."""
+        """The descriptors to wait on before `read`."""
         return list(self._streams)
 
     def read(self, descriptor: int) -> None:
-        """Passes on what has arrived."""
+        """Reads and shows arrived data."""
         stream = self._streams[descriptor]
         data = os.read(descriptor, _READ_SIZE)
         shown = stream.feed(data)
@@ -197,25 +196,25 @@ class RemoteHost:
             del self._streams[descriptor]
 
     def order(self, arguments: Sequence[str]) -> None:
-        """Tells the agent what to run."""
+        """Sends the agent the launcher's arguments."""
         self.told = True
         self._tell({"run": list(arguments)})
 
     def signal(self, number: signal.Signals) -> None:
-        """Has the launcher signaled; before it runs, ends it."""
+        """Signals the launcher; ends the agent if the launcher has not started."""
         if self.told:
             self._tell({"signal": int(number)})
         else:
             self.end()
 
     def end(self) -> None:
-        """Ends the connection, and thereby what runs on the host."""
+        """Ends the connection, and thereby the processes on the host."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
         except OSError:
             pass  # It has ended.
-        if not self.description:  # Nobody reads it yet.
+        if not self.description:  # The agent does not read its input yet.
             self._process.terminate()
 
     def kill(self) -> None:
@@ -224,13 +223,13 @@ class RemoteHost:
         self._process.wait()
 
     def exit_code(self) -> int | None:
-        """The exit code, once all output has been read; 255 from ssh for a lost connection."""
+        """Returns the exit code, once all output has been read; 255 if ssh lost the connection."""
         if self._streams:
             return None
         return self._process.poll()
 
     def why(self) -> str:
-        """Why its agent has not started, and the remedy, in one line."""
+        """Returns why the agent has not started, and the remedy, in one line."""
         code = self._process.returncode
         words = " ".join(self._last_words) or f"exit code {code}"
         if self.local or code != SSH_FAILED:
@@ -245,7 +244,7 @@ class RemoteHost:
         return f"{self.name} cannot be reached: {words}"
 
     def beat(self) -> None:
-        """Tells the agent that this side is alive."""
+        """Sends the agent a sign of life."""
         self._write(b"\n")
 
     def _report(self, line: str) -> None:
@@ -260,12 +259,12 @@ class RemoteHost:
             self._process.stdin.write(data)
             self._process.stdin.flush()
         except (OSError, ValueError):
-            pass  # It has ended: `exit_code` will tell.
+            pass  # The process has ended, which `exit_code` reports.
 
 
 def remote_command() -> str:
-    """What the shell of the host is to run: the same Python, in the same folder."""
-    # Python's own path is needed before it can read the rest.
+    """Returns the shell command for the host: the same Python, in the same folder."""
+    # Python's own path is needed before it can read the other variables.
     path = f"{_PATH}={os.environ[_PATH]}" if os.environ.get(_PATH) else ""
     words = ["env", path] if path else []
     words += [os.path.abspath(sys.executable), "-m", _AGENT]
@@ -273,7 +272,7 @@ def remote_command() -> str:
 
 
 def is_this_machine(host: ListedHost) -> bool:
-    """Whether no ssh is needed: the name or address is this machine's, and names no other user.
+    """Whether ssh is unnecessary: the host is this machine, and no user is named.
 
     Example:
         >>> is_this_machine(ListedHost("localhost")), is_this_machine(ListedHost("ann@localhost"))
@@ -292,20 +291,20 @@ def is_this_machine(host: ListedHost) -> bool:
     return any(address in own or address.startswith("127.") for address in found)
 
 
-# Seconds until a lost host of an elastic job is tried again, the first time and at most.
+# The first and the longest delay, in seconds, before a lost host is dialed again.
 _RETRY_SECONDS = (5.0, 60.0)
 _MOST_RETRIES = 8
-# Signals, output and the ends of processes wake this process; what has been missed is seen then.
+# Signals, output and exits wake this process; this interval catches missed ones.
 _CHECK_SECONDS = 1.0
-# How long the launchers may take to end after they have been told to; longer than their own grace.
+# Time in which the launchers must end after a stop request; longer than their own grace period.
 _END_SECONDS = 60.0
-# Signs of life in the time of which a host ends its launcher without one.
+# Signs of life per host timeout.
 _BEATS = 6
 
 
 @dataclass(frozen=True)
 class _Retry:
-    """When a lost host is tried again, and for which time."""
+    """The time of the next attempt to reach a lost host, and the number of attempts."""
 
     due: float = 0.0
     count: int = 0
@@ -316,15 +315,15 @@ class _Retry:
 
 
 class HostsJob:
-    """The hosts, and what is to be done with them next.
+    """Starts, watches and restarts the launchers of all hosts.
 
     Args:
-        options: those of the command.
+        options: the options of the command.
         ssh: the command that reaches other hosts.
-        task: what each agent is told first.
-        signals: those that this process receives.
-        timeout: seconds in which a host has to answer.
-        silence: seconds after which a host ends its launcher if it hears nothing of this process.
+        task: the first message to each agent.
+        signals: the signals that this process receives.
+        timeout: seconds in which a host must answer.
+        silence: seconds without a sign of life after which a host ends its launcher.
     """
 
     def __init__(
@@ -352,7 +351,7 @@ class HostsJob:
         self._interrupted = False
 
     def start(self) -> None:
-        """Reaches all hosts, and tells them where to meet and what to run."""
+        """Reaches all hosts, and sends them the rendezvous address and their commands."""
         deadline = Deadline(self._timeout)
         for number, listed in enumerate(self._options.hosts):
             self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
@@ -387,7 +386,7 @@ class HostsJob:
         return self._code()
 
     def end(self) -> None:
-        """Ends what still runs, and waits for it, unless a signal comes meanwhile."""
+        """Ends running launchers, and waits for them unless a signal arrives."""
         for host in self._running.values():
             host.end()
         deadline = time.monotonic() + _END_SECONDS
@@ -398,7 +397,7 @@ class HostsJob:
             host.kill()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Signals the launchers, of which host 0's tells the others what concerns them."""
+        """Signals the launchers; only host 0's if it informs the others."""
         gentle = number == signal.SIGINT and not self._interrupted
         hosts = list(self._running.values())
         if gentle or not self._options.elastic:
@@ -414,7 +413,7 @@ class HostsJob:
         host.order(launcher_arguments(self._options, host.number, self._rendezvous))
 
     def _wait(self, seconds: float) -> None:
-        """Waits for a signal or for output, and passes the output on."""
+        """Waits for a signal or for output, and shows the output."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_seconds
@@ -431,14 +430,14 @@ class HostsJob:
                 sources[descriptor].read(descriptor)
 
     def _meeting_place(self) -> str:
-        """Where the launchers meet: host 0, as the others reach it."""
+        """Returns the launchers' rendezvous address on host 0."""
         if len(self._options.hosts) == 1:
-            return ""  # Nobody has to be met.
+            return ""  # A single host needs no rendezvous.
         if self._options.rendezvous is not None:
             host, port = self._options.rendezvous
         else:
             first, second = self._running[0], self._running[1]
-            # How this command has reached it; or how another host is reached from it.
+            # Host 0's address as host 1 sees it, or, if host 0 is remote, as this command sees it.
             seen = second.description["client"] if first.local else first.description["server"]
             host = seen or self._options.hosts[0].address
             port = first.description["port"]
@@ -465,7 +464,7 @@ class HostsJob:
     def _retry(self) -> None:
         """Reaches lost hosts of an elastic job again; host 0 admits their launchers."""
         now = time.monotonic()
-        if self._stopped or 0 not in self._running:  # It is ending, or nobody can admit a host.
+        if self._stopped or 0 not in self._running:  # It is ending, or no host is admitted.
             for host in self._running.values():
                 if not host.told:
                     host.end()
@@ -487,7 +486,7 @@ class HostsJob:
                 self._order(host)
 
     def _give_up(self) -> None:
-        """Ends launchers that go on waiting for one that has failed."""
+        """Ends launchers that keep waiting for a failed one."""
         if self._options.elastic or self._failed_at is None:
             return
         if time.monotonic() > self._failed_at + _END_SECONDS:
@@ -495,9 +494,9 @@ class HostsJob:
                 host.end()
 
     def _code(self) -> int:
-        """The one that all launchers end with; where they differ, the first failure's.
+        """Returns the launchers' exit code; if they differ, the first failure's.
 
-        An elastic job has succeeded if one of them says so.
+        An elastic job succeeds if any launcher does.
         """
         codes = list(self._codes.values())  # in the order of their ends
         if not codes:
@@ -508,7 +507,7 @@ class HostsJob:
 
 
 def _problem(host: RemoteHost) -> str:
-    """Why a host cannot take part, and the remedy, in one line; "" if nothing is known."""
+    """Returns a known reason why a host cannot take part, with the remedy, in one line; else ""."""
     if host.exit_code() is not None:
         return host.why()
     version = host.description.get("version", __version__)
@@ -526,7 +525,7 @@ def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> lis
     Args:
         options: the options of the command.
         number: the host's number.
-        rendezvous: the address where the launchers of several hosts meet.
+        rendezvous: the launchers' rendezvous address, if there are several hosts.
     """
     workers = options.hosts[number].workers
     own = ["-n", "auto" if workers is None else str(workers)]
@@ -537,7 +536,7 @@ def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> lis
 
 
 def joined(host: str, port: int) -> str:
-    """`"host:port"`, with an IPv6 host in brackets.
+    """Returns `"host:port"`, with an IPv6 host in brackets.
 
     Example:
         >>> joined("fd00::1", 29400)
@@ -550,13 +549,13 @@ def run_on_hosts(options: RunOptions) -> int:
     """Runs the launchers of all hosts until they have ended.
 
     Args:
-        options: those of the command, with `hosts`.
+        options: the options of the command, with `hosts`.
 
     Returns:
-        The job's exit code, as the launchers tell it.
+        The job's exit code, as the launchers report it.
 
     Raises:
-        LaunchError: a host cannot be reached, or does not fit.
+        LaunchError: a host cannot be reached, or is incompatible.
     """
     try:
         ssh = _split(options.ssh)

@@ -1,4 +1,4 @@
-"""The event loop of the workers of one host; a policy decides what follows a failure."""
+"""The event loop for the workers of one host; a policy decides how to react to failures."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from tfdist.errors import LaunchError
 
 _GENERATION = "TFDIST_GENERATION"
 FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
-# How often connections of strangers are looked at, while there are any.
+# The interval of checks on unauthenticated connections, while there are any.
 _BUSY_SECONDS = 0.5
-# A file's time may be a little before the clock's.
+# A file's time may be slightly earlier than the clock's.
 _CLOCK_SECONDS = 1.0
 
 
@@ -41,11 +41,11 @@ class Supervisor:
     """Runs the workers of one host until the policy ends the command.
 
     Args:
-        policy: decides what to do.
+        policy: decides how to react to events.
         plan: returns the plans of this host's workers for the addresses of all workers; an empty
-            sequence stands for the first ones.
+            sequence means the initial addresses.
         environment: the environment that the workers inherit.
-        output: routes their output.
+        output: routes the workers' output.
         flight_dir: the folder for their flight logs.
         hosts: the other hosts.
         host: this host's number.
@@ -86,7 +86,7 @@ class Supervisor:
         """Starts the workers and returns when the policy ends the command.
 
         Raises:
-            LaunchError: a worker cannot be started, other than a replacement.
+            LaunchError: a worker other than a replacement cannot be started.
         """
         with Signals() as signals:
             try:
@@ -111,7 +111,7 @@ class Supervisor:
         return self._end
 
     def _execute(self, now: float) -> None:
-        """Executes the policy's actions, and keeps as many spares as it has use for."""
+        """Executes the policy's actions, and maintains the spares while the policy needs them."""
         while actions := self._policy.take():
             for action in actions:
                 self._act(action, now)
@@ -163,7 +163,7 @@ class Supervisor:
             self._policy.advance(now)
 
     def _started(self, start: restart_policy.Start) -> WorkerProcess:
-        """Starts a worker; a replacement in a spare, if there is one."""
+        """Starts a worker; uses a spare for a replacement, if there is one."""
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
         self._progress[rank] = memory = ProgressMemory()
@@ -174,12 +174,12 @@ class Supervisor:
                 try:
                     return spare.become({**environment, **plan.settings}, streams)
                 except OSError:
-                    spare.process.end()  # It has just died.
+                    spare.process.end()  # The spare has just died.
                     spare.close()
             return WorkerProcess(plan, environment, streams, self._watchdog)
 
     def _wait(self, signals: Signals) -> None:
-        """Sleeps until something happens or is due."""
+        """Waits for an event or for the next due time."""
         poll = select.poll()
         poll.register(signals, select.POLLIN)
         self._output.register(poll)
@@ -194,7 +194,7 @@ class Supervisor:
         poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
 
     def _read(self, now: float) -> None:
-        """Reads what workers have printed and what other hosts have sent."""
+        """Reads the workers' output and the messages of other hosts."""
         for rank in _readable(self._output.pipes()):
             self._output.copy(rank)
         for host in _readable(self._hosts.descriptors()):
@@ -209,7 +209,7 @@ class Supervisor:
         self._hosts.testify()
 
     def _reap(self, now: float) -> None:
-        """Handles the workers that have exited, and gives up those that SIGKILL does not end."""
+        """Handles exited workers, and gives up workers that survive SIGKILL."""
         stuck = {}
         for rank, worker in list(self._running.items()):
             status = worker.exit_code()
@@ -241,7 +241,7 @@ class Supervisor:
         self._policy.exited(rank, failure, now, stuck)
 
     def _look(self, now: float) -> None:
-        """Reports what workers do not report themselves."""
+        """Informs the policy about first steps of replacements, and about suspended workers."""
         for rank in self._policy.joining:
             if rank in self._progress and self._progress[rank].read().steps:
                 self._policy.trained(rank)
@@ -256,7 +256,7 @@ class Supervisor:
                 self._running[rank].signal(number)
 
     def _show(self, failure: Failure | None) -> None:
-        """Prints a failure, and how to see what the workers of this generation were doing."""
+        """Prints a failure, and the command that shows what the workers were doing."""
         if failure is not None:
             say(describe(failure, self._host, self._output.written()), below_output=True)
         flight_dir = self._output.of_generation(self._flight_dir, self._generation)
@@ -266,7 +266,7 @@ class Supervisor:
 
 
 def _readable(descriptors: Mapping[int, int]) -> list[int]:
-    """The keys whose descriptors can be read without blocking."""
+    """Returns the keys whose descriptors can be read without blocking."""
     poll = select.poll()
     keys = {}
     for key, descriptor in descriptors.items():

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
         0.
 
     Raises:
-        NativeUnavailableError: they cannot be compiled here.
+        NativeUnavailableError: the collectives cannot be compiled here.
         LaunchError: a setting is invalid.
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """

@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Volume:
-    """A persistent volume claim, and where the pods see it."""
+    """A persistent volume claim, and its path in the pods."""
 
     claim: str
     path: str
@@ -35,22 +35,22 @@ class ManifestOptions:
     """The options of `tfdist manifest`; see the help text for their meaning.
 
     Attributes:
-        name: of the job, its service and its Secret.
+        name: the name of the job, its service and its Secret.
         image: the container image.
         command: the command that each worker runs.
-        workers: their number, one per pod.
+        workers: the number of workers, one per pod.
         kind: one of the kinds of `commands/manifest.py`.
-        namespace: the namespace; "" for that of the context.
-        gpus: GPUs of each worker.
-        cpus: processors of each worker, as a quantity of Kubernetes; "" to not ask for any.
-        memory: likewise.
-        max_restarts: how often each worker, or with a JobSet the job, is started again.
+        namespace: the namespace; "" for the current context's.
+        gpus: the number of GPUs of each worker.
+        cpus: the processors of each worker, as a Kubernetes quantity; "" to request none.
+        memory: the memory of each worker, likewise.
+        max_restarts: the number of restarts of each worker, or with a JobSet of the job.
         grace: seconds between SIGTERM and SIGKILL.
-        start_timeout: seconds in which all pods have to start.
-        elastic: whether workers may come and go.
+        start_timeout: seconds in which all pods must start.
+        elastic: whether workers may join and leave.
         probes: whether Kubernetes checks that the workers respond.
-        volumes: what the pods mount.
-        variables: more variables, name and value.
+        volumes: the volumes that the pods mount.
+        variables: additional variables, name and value.
     """
 
     name: str
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str], kinds: Sequence[str]) -> ManifestOptions:
 
     Args:
         arguments: the command line, without `tfdist manifest`.
-        kinds: what `--kind` may be; the first one by default.
+        kinds: the values of `--kind`; the first one is the default.
 
     Raises:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
@@ -241,7 +241,7 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-# What no YAML parser takes for anything but a text.
+# Texts that every YAML parser reads as text, except for the words below.
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
@@ -288,30 +288,30 @@ def _scalar(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# A worker listens there, as in TFJob's convention.
+# The port of each worker, as in TFJob's convention.
 PORT = 2222
 _METRICS_PORT = 9400
 _INSTANCE_LABEL = "app.kubernetes.io/instance"
 _PROBE_SECONDS = 10
-# Seconds in which a pod has to import TensorFlow, prepare its data and make its strategy.
+# Seconds in which a pod must import TensorFlow, prepare its data and create its strategy.
 _BEFORE_STRATEGY = 600
-# A worker that traces a large model answers slowly; one that is stopped, never.
+# A worker that traces a large model answers slowly; a stopped one, never.
 _LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 5}
 
 
 def metadata(options: ManifestOptions) -> dict[str, Any]:
-    """The metadata of each object."""
+    """Returns the metadata of each object."""
     place = {"namespace": options.namespace} if options.namespace else {}
     return {"name": options.name, **place, "labels": labels(options)}
 
 
 def labels(options: ManifestOptions) -> dict[str, str]:
-    """The labels of all objects, by which the service selects the pods."""
+    """Returns the labels of all objects; the service uses them to select the pods."""
     return {"app.kubernetes.io/managed-by": "tfdist", _INSTANCE_LABEL: options.name}
 
 
 def secret(options: ManifestOptions) -> dict[str, Any]:
-    """A new random secret for the job."""
+    """Returns a Secret with a new random secret for the job."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -321,7 +321,7 @@ def secret(options: ManifestOptions) -> dict[str, Any]:
 
 
 def service(options: ManifestOptions) -> dict[str, Any]:
-    """The headless service, which resolves the pods' names even before the pods are ready."""
+    """Returns the headless service, which resolves the pods' names even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -338,11 +338,11 @@ def service(options: ManifestOptions) -> dict[str, Any]:
 def pod_spec(
     options: ManifestOptions, variables: dict[str, str], *, container: str, port: str
 ) -> dict[str, Any]:
-    """A worker's pod.
+    """Returns the specification of a worker's pod.
 
     Args:
-        options: those of the command.
-        variables: what the kind adds to the environment.
+        options: the options of the command.
+        variables: environment variables specific to the kind.
         container: the name of its container.
         port: the name of its port.
     """
@@ -368,15 +368,15 @@ def pod_spec(
     if options.probes:
         worker["ports"].append({"name": "metrics", "containerPort": _METRICS_PORT})
         asked = {"httpGet": {"path": "/metrics", "port": "metrics"}}
-        # Metrics begin once the strategy has met the other workers.
+        # Metrics are available once the strategy has connected to the other workers.
         patience = (_BEFORE_STRATEGY + options.start_timeout) // _PROBE_SECONDS
         startup = {"periodSeconds": _PROBE_SECONDS, "failureThreshold": patience}
         worker["startupProbe"] = {**asked, **startup}
         worker["livenessProbe"] = {**asked, **_LIVENESS}
     spec = {
-        # So Python is not PID 1, which would ignore SIGTERM by default.
+        # Otherwise Python would be PID 1, and ignore SIGTERM by default.
         "shareProcessNamespace": True,
-        # Variables such as TFDIST_METRICS_PORT must not come from a service of that name.
+        # Variables such as TFDIST_METRICS_PORT must not be set by a service of that name.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.grace,
         "containers": [worker],
@@ -395,7 +395,7 @@ def pod_spec(
 
 
 def _metrics_address() -> list[dict[str, Any]]:
-    """Metrics are served at the pod's address, where Kubernetes asks for them, not at loopback."""
+    """Makes metrics available at the pod's address, which Kubernetes queries, not at loopback."""
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [{"name": "TFDIST_METRICS_HOST", "valueFrom": own}]
 
@@ -416,10 +416,10 @@ _USAGE_ERROR = 2
 
 
 def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
-    """The objects to apply.
+    """Returns the objects to apply.
 
     A preempted pod does not count as a failure, and a usage error ends the job. Without `elastic`,
-    workers that lose a peer fail as well; all are restarted and meet again.
+    workers that lose a peer also fail; all are restarted and reconnect.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -433,7 +433,7 @@ def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
         "spec": {
             **indexed(options),
             "backoffLimitPerIndex": options.max_restarts,
-            # An elastic job goes on without a worker that fails again and again.
+            # An elastic job continues without a worker that fails repeatedly.
             **({} if options.elastic else {"maxFailedIndexes": 0}),
             "podFailurePolicy": {"rules": rules},
             "podReplacementPolicy": "Failed",
@@ -444,7 +444,7 @@ def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
 
 
 def indexed(options: ManifestOptions) -> dict[str, Any]:
-    """What makes a job an indexed one."""
+    """Returns the fields that make a job an indexed job."""
     return {
         "completionMode": "Indexed",
         "completions": options.workers,
@@ -453,7 +453,7 @@ def indexed(options: ManifestOptions) -> dict[str, Any]:
 
 
 def template(options: ManifestOptions) -> dict[str, Any]:
-    """A worker's pod, which finds the others by the service."""
+    """Returns a worker's pod template; the pod finds the others through the service."""
     variables = {"TFDIST_WORKERS": str(options.workers), "TFDIST_SERVICE": options.name}
     if options.elastic:
         variables["TFDIST_ELASTIC"] = "1"
@@ -466,7 +466,7 @@ def _on_exit_code(action: str, code: int) -> dict[str, Any]:
     return {"action": action, "onExitCodes": {"operator": "In", "values": [code]}}
 
 
-# With these the child Job reports that a worker was preempted.
+# With these rules, the child Job reports that a worker was preempted.
 _PREEMPTED_RULES = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
@@ -505,11 +505,11 @@ def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
 
 
 def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
-    """The objects to apply; the operator makes the services.
+    """Returns the objects to apply; the operator creates the services.
 
-    `restartPolicy: ExitCode` would take the exit code of a preempted worker, 75, for final.
+    `restartPolicy: ExitCode` would treat the exit code of a preempted worker, 75, as final.
     """
-    # Both names are the operator's.
+    # The operator prescribes both names.
     spec = pod_spec(options, {}, container="tensorflow", port="tfjob-port")
     worker = {
         "replicas": options.workers,

@@ -70,7 +70,7 @@ def _simulated(
     try:
         schedule = make_schedule(name, ranks, microbatches, virtual_stages, costs)
     except ValueError:
-        # Its number of stages is fixed.
+        # The schedule has a fixed number of stages.
         schedule = make_schedule(name, ranks, microbatches, costs=costs)
     return simulate(schedule, costs)
 

@@ -43,8 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the command line, without `tfdist run`.
 
     Returns:
-        0 if all workers succeeded, otherwise the exit code of the first that failed, or 128 plus
-        the number of the signal that killed it or stopped this command; 75 if the workers were
+        0 if all workers succeeded, otherwise the exit code of the first worker that failed, or 128
+        plus the number of the signal that killed it or stopped this command; 75 if the workers were
         asked to stop and have saved their state.
 
     Raises:
@@ -119,7 +119,7 @@ def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
 
 
 def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
-    """A rendezvous for --dry-run: with ports that are free now, without contacting other hosts."""
+    """Returns a rendezvous for --dry-run: with currently free ports, without contacting hosts."""
     if options.nnodes == 1:
         with Reservation(count) as reservation:
             return _rendezvous(options, reservation.ports)
@@ -155,7 +155,7 @@ def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
 def describe_metrics(
     environment: Mapping[str, str], addresses: Sequence[str], ranks: Sequence[int]
 ) -> str:
-    """The addresses of the metrics; "" if none are served.
+    """Describes the addresses of the metrics; "" if none are served.
 
     Args:
         environment: the variables of the workers.
@@ -168,7 +168,7 @@ def describe_metrics(
     """
     try:
         options = Options.from_environment(dict(environment))
-    except ValueError:  # The workers report which variable is wrong.
+    except ValueError:  # The workers report the invalid variable.
         return ""
     if not options.metrics_port:
         return ""
@@ -187,22 +187,22 @@ def _supervise(
     watchdog: Watchdog,
     witness_port: int | None,
 ) -> int:
-    """Runs the workers of this host, and reports how the job has ended.
+    """Runs the workers of this host, and reports the end of the job.
 
     Args:
         options: the options of the command.
         rendezvous: the agreement of the hosts.
-        plan: returns the plans of this host's workers, by default for the rendezvous's addresses.
+        plan: returns the plans of this host's workers; by default for the rendezvous's addresses.
         gpus: the GPUs that this host's workers may use.
         watchdog: kills the workers if this process dies.
-        witness_port: a reserved port, at which the workers of other hosts ask whether one of this
-            host is dead; None without such hosts.
+        witness_port: a reserved port at which the workers of other hosts ask whether a worker of
+            this host is dead; None if there are no such hosts.
     """
     plans = plan()
     _say_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
     flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
-    # Not in the plan's settings, which --dry-run prints.
+    # Not part of the plan's settings, which --dry-run prints.
     environment = {**os.environ, SECRET: rendezvous.secret}
     witness = None
     if witness_port is not None:
@@ -254,7 +254,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
         return RestartAll(*place, limit=limit, now=now, new_secret=secret)
     try:
         timeouts = Options.from_environment()
-    except ValueError:  # The workers report which variable is wrong.
+    except ValueError:  # The workers report the invalid variable.
         timeouts = Options()
     return RestartOne(
         *place,
@@ -267,7 +267,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
 
 
 def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) -> Witness | None:
-    """Tells other hosts which workers of this one are dead."""
+    """Starts the service that informs other hosts which workers of this one are dead."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
         return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)

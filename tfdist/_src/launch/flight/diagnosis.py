@@ -42,15 +42,15 @@ _MOST = 3
 
 
 def user_frames(stacks: str, program: str) -> tuple[str, ...]:
-    """The innermost calls of the main thread that are not those of a library.
+    """Returns the innermost calls of the main thread outside libraries.
 
     Args:
-        stacks: of all threads, as faulthandler prints them.
-        program: the name of the script; its frames are the user's wherever it lies.
+        stacks: the stacks of all threads, as faulthandler prints them.
+        program: the name of the script; its frames count as user code in any folder.
 
     Returns:
-        Up to three, innermost first, as in `"load (/app/data.py:12)"`; if all of the thread's
-        frames are those of libraries, their innermost.
+        Up to three, innermost first, as in `"load (/app/data.py:12)"`; if the thread has only
+        frames of libraries, the innermost of these.
     """
     threads = [_FRAME.findall(text) for text in _THREAD.split(stacks)[1:]]
     # The main thread runs the script, and Python prints it last.
@@ -69,7 +69,7 @@ def _is_library(file: str) -> bool:
 
 
 def last(member: Member, record: Record) -> Last:
-    """A record as seen at the end of its log."""
+    """Describes a record as of the end of its log."""
     state = "failed" if record.failed else "ended" if record.ended_ns else "waiting"
     time = record.ended_ns or record.begun_ns
     operation = Operation(record.what, member.communicator.name, record.sequence)
@@ -77,7 +77,7 @@ def last(member: Member, record: Record) -> Last:
 
 
 def states(job: Job) -> tuple[State, ...]:
-    """The state of each worker whose log is there, by rank."""
+    """Returns the state of each worker whose log exists, by rank."""
     return tuple(_state(worker, job.workers[0]) for worker in job.workers)
 
 
@@ -110,26 +110,26 @@ def _last(worker: Worker) -> tuple[Last, ...]:
     return tuple(sorted(ended, key=lambda one: -one.time)[:1])
 
 
-# What takes no longer may be in progress, unless it has failed.
+# An operation that takes less may be making progress, unless it has failed.
 _LONG_NS = 1_000_000_000
 _OTHER_SIDE = {"send": "receive", "receive": "send"}
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Members that are in one operation, or whose operation failed.
+    """An operation that members are in, or that failed.
 
     Attributes:
-        group: theirs.
-        record: of the one that began first.
+        group: the group.
+        record: the record of the member that began first.
         waiting: the members.
-        absent: the ranks that had not joined, and for how many nanoseconds after `since` the logs
-            show that.
-        late: those of them that joined after the others had given up.
-        unclear: ranks that may have joined or not: their logs do not cover it.
+        absent: the ranks that had not joined, each with the number of nanoseconds after `since` for
+            which the logs show that.
+        late: the absent ranks that joined after the others had given up.
+        unclear: ranks that may have joined: their logs do not cover it.
         since: when the first member began, in shared time.
-        until: when the last one failed, or its log was written.
-        has_failed: whether it failed on one of them.
+        until: when the last member failed, or its log was written.
+        has_failed: whether it failed on any member.
     """
 
     group: Group
@@ -144,7 +144,7 @@ class Wait:
 
 
 def find_waits(group: Group) -> Iterator[Wait]:
-    """Finds the operations of a group in which members wait for long, or that failed."""
+    """Finds a group's failed operations, and operations whose members have waited for long."""
     inside: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
     for member in group.members.values():
         record = member.current
@@ -185,7 +185,7 @@ def _collective(group: Group, inside: list[tuple[Member, Record]]) -> Iterator[W
 
 
 def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
-    """The ranks that began a collective after it had failed elsewhere."""
+    """Returns the ranks that began a collective after it had failed elsewhere."""
     failed = [(member, record) for member, record in inside if record.failed]
     if not failed:
         return frozenset()
@@ -199,9 +199,9 @@ def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
 
 
 def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
-    """Until when a rank is known not to have joined what `first` began: surely, and probably.
+    """The latest times at which a rank had not joined the operation of `first`: certain, probable.
 
-    The clocks of the two may differ. Zeros if it is not known.
+    They differ because the two clocks may differ. Zeros if unknown.
     """
     seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
     if rank in group.outside:
@@ -240,7 +240,7 @@ def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
 
 @dataclass(frozen=True)
 class Edge:
-    """That a worker waits for another one, and when, in nanoseconds of the shared time."""
+    """A wait of one worker for another, with its bounds in nanoseconds of shared time."""
 
     link: Link
     since: int
@@ -250,16 +250,15 @@ class Edge:
 def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
     """Finds cycles that share no worker: at least one if there is any.
 
-    Those whose waits are not at the same time do not count: they come from logs that were written
-    at different times.
+    Ignores cycles whose waits do not overlap: their logs were written at different times.
     """
     into: dict[str, list[str]] = defaultdict(list)
     ways: dict[str, int] = defaultdict(int)
     for edge in edges:
         into[edge.link.waits_for].append(edge.link.worker)
         ways[edge.link.worker] += 1
-    # What remains when workers that wait for nobody are taken away, again and again, is on a cycle
-    # or leads to one.
+    # Remove workers that wait for no other worker, repeatedly. The remaining ones are on a cycle or
+    # lead to one.
     free = [worker for worker in into if not ways[worker]]
     for worker in free:  # grows
         for waiting in into[worker]:
@@ -291,7 +290,7 @@ def _cycle(edges: list[Edge]) -> Cycle | None:
     return Cycle(tuple(edge.link for edge in edges)) if together else None
 
 
-# Attribute of a record -> what people call it.
+# Attribute of a record -> its name for people.
 _AGREED = {
     "kind": "the kind",
     "name": "the name",
@@ -311,8 +310,8 @@ _key = attrgetter(*_AGREED)
 def find_mismatch(group: Group) -> Mismatch | None:
     """Finds the first collective at which ranks differ, if there is one.
 
-    A log that was written before others began the collective does not count: it may be an earlier
-    run's, whose collectives have the same numbers.
+    Ignores a log that was written before others began the collective: it may be from an earlier
+    run, whose collectives have the same numbers.
     """
     first: dict[int, tuple[object, ...]] = {}
     differing = set()
@@ -339,7 +338,7 @@ def _collectives(group: Group) -> Iterator[tuple[Member, Record]]:
 
 
 def _current(calls: list[tuple[Member, Record]]) -> list[tuple[Member, Record]]:
-    """Those calls whose logs were written after the last one began."""
+    """Returns the calls whose logs were written after the last call began."""
     last, record = max(calls, key=lambda call: call[0].time(call[1].begun_ns))
     begun = last.time(record.begun_ns)
     return [
@@ -353,7 +352,7 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     made: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
     for member, record in calls:
         made[_key(record)].append((member, record))
-    # Sorting is stable: of equally many, the lower ranks are first.
+    # Sorting is stable: of equally large sets, lower ranks are first.
     most_first = sorted(made.values(), key=lambda same: -len(same))
     columns = zip(_AGREED.values(), zip(*made, strict=True), strict=True)
     return Mismatch(
@@ -367,15 +366,15 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     )
 
 
-# The core adds to a cause where each rank noticed it.
+# The core appends this to a cause, with the operation that a rank noticed it in.
 _NOTICED = " It was noticed in "
 
 
 def diagnose(job: Job) -> Diagnosis:
     """Explains why a job stopped or hangs.
 
-    Causes come before what follows from them: differing calls, cycles of waits, errors, waits for
-    workers that wait for nobody, other waits.
+    Causes precede their consequences: differing calls, cycles of waits, errors, waits for workers
+    that wait for no other, other waits.
     """
     mismatches = {group: found for group in job.groups if (found := find_mismatch(group))}
     waits = [wait for group in job.groups for wait in find_waits(group)]
@@ -481,7 +480,7 @@ def _heard(group: Group, rank: int) -> Heard | None:
 
 
 def _failures(job: Job) -> list[Failure]:
-    """The errors that ended communicators, the first one first."""
+    """Returns the errors that ended communicators, earliest first."""
     workers: dict[str, dict[str, None]] = defaultdict(dict)
     communicators: dict[str, dict[str, None]] = defaultdict(dict)
     times: dict[str, int] = {}
@@ -535,7 +534,7 @@ def _transfer(wait: Wait) -> Transfer:
 
 
 def _backlogs(group: Group, seconds: float) -> Iterator[Backlog]:
-    """What the members had sent and was not acknowledged, in an operation of so many seconds."""
+    """Yields the members' unacknowledged data in an operation that has lasted `seconds`."""
     for member in group.members.values():
         for one in member.communicator.connections:
             if one.pending_bytes > 0:

@@ -1,6 +1,6 @@
-"""Findings as data; `tfdist doctor --flight --json` prints these fields.
+"""The findings as data; `tfdist doctor --flight --json` prints these fields.
 
-Times are Unix time in seconds, by the clock of one host; workers have the names that messages use.
+Times are Unix times in seconds, by the clock of one host; workers are named as in messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 8
 
 
 def workers(names: Sequence[str]) -> str:
-    """Several workers; one alone keeps its address.
+    """Formats the names of workers; a single worker keeps its address.
 
     Example:
         >>> workers(["worker 0 (a:1)", "worker 2 (c:1)", "worker 3 (d:1)", "worker 4 (e:1)"])
@@ -36,7 +36,7 @@ def workers(names: Sequence[str]) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Parts joined by commas and "and"; of many, the first and the number of the others.
+    """Joins parts with commas and "and"; shortens long lists to the first ones and a count.
 
     Example:
         >>> listed(["a", "b", "c"])
@@ -62,7 +62,7 @@ def _runs(numbers: Sequence[int]) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """A duration, as in "12.3 s"; more digits below a second.
+    """Formats a duration, as in "12.3 s", with more digits below a second.
 
     Example:
         >>> seconds(12.345), seconds(0.0123)
@@ -72,7 +72,7 @@ def seconds(value: float) -> str:
 
 
 def moment(unix: float) -> str:
-    """A time of day.
+    """Formats a time of day.
 
     Example:
         >>> moment(1700000000.0)
@@ -82,7 +82,7 @@ def moment(unix: float) -> str:
 
 
 def date(unix: float) -> str:
-    """A day.
+    """Formats a date.
 
     Example:
         >>> date(1700000000.0)
@@ -95,21 +95,21 @@ def _datetime(unix: float) -> datetime:
     return datetime.fromtimestamp(unix, timezone.utc)
 
 
-# What takes less than this share of the longest only happens to be on its way.
+# Backlogs below this share of the longest are probably just in transit.
 _WORTH_NAMING = 0.1
 _SILENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """What a worker has sent and another one has not acknowledged.
+    """Data that a worker has sent and its receiver has not acknowledged.
 
     Attributes:
-        sender: the worker that has sent it.
-        receiver: the worker that it is for.
-        bytes: how much.
-        bytes_per_second: how fast data came there lately; 0 if unknown.
-        silent_seconds: for how long nothing has come there.
+        sender: the sending worker.
+        receiver: the receiving worker.
+        bytes: the number of bytes.
+        bytes_per_second: the recent rate of arrival at the receiver; 0 if unknown.
+        silent_seconds: the time since data last arrived there.
     """
 
     sender: str
@@ -120,19 +120,19 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """How long it takes, as far as can be told."""
+        """The estimated time to deliver the data."""
         rest = self.bytes / self.bytes_per_second if self.bytes_per_second else 0.0
         return max(rest, self.silent_seconds)
 
 
 def longest(found: Iterable[Backlog]) -> tuple[Backlog, ...]:
-    """Those that take long compared with the longest, which comes first."""
+    """Returns the backlogs of at least a tenth of the longest delay, longest first."""
     ordered = sorted(found, key=lambda one: -one.seconds)
     return tuple(one for one in ordered if one.seconds >= _WORTH_NAMING * ordered[0].seconds)
 
 
 def describe_backlogs(found: Sequence[Backlog]) -> str:
-    """What is on its way between whom, and where to look.
+    """Describes the data in transit, its senders and receivers, and where to look.
 
     Example:
         >>> describe([Backlog("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
@@ -150,7 +150,7 @@ def describe_backlogs(found: Sequence[Backlog]) -> str:
 
 
 def _ends(found: Sequence[Backlog]) -> tuple[list[str], list[str]]:
-    """The senders and the receivers, each once."""
+    """Returns the senders and the receivers, each once."""
     senders = dict.fromkeys(one.sender for one in found)
     receivers = dict.fromkeys(one.receiver for one in found)
     return list(senders), list(receivers)
@@ -172,7 +172,7 @@ class Operation:
     Attributes:
         what: its kind, name, type and shape.
         communicator: the name of the communicator.
-        number: of a collective, in its group; of a message, between the two ranks.
+        number: the number of a collective in its group, or of a message between the two ranks.
     """
 
     what: str
@@ -182,7 +182,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """What some workers called."""
+    """A call, and the workers that made it."""
 
     workers: tuple[str, ...]
     what: str
@@ -190,7 +190,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Link:
-    """That a worker waits for another one in an operation."""
+    """A worker that waits for another one in an operation."""
 
     worker: str
     operation: Operation
@@ -199,7 +199,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Last:
-    """What a worker did last.
+    """The last operation of a worker.
 
     Attributes:
         operation: the collective or message.
@@ -216,13 +216,13 @@ class Last:
 
 @dataclass(frozen=True)
 class Heard:
-    """What another worker last heard of a worker.
+    """The last report about a worker that another worker received.
 
     Attributes:
         by: the other worker.
-        time: when.
+        time: the time of the report.
         number: the last collective of the group that the worker had joined.
-        inside: what it was in; None for nothing.
+        inside: the operation it was in; None if it was in none.
         left: whether it had left the group.
         lost: whether it counted as lost.
     """
@@ -241,16 +241,16 @@ class Absent:
 
     Attributes:
         worker: its name.
-        host: its host's name; "" if no log tells.
-        seconds: how long they have waited, as far as the logs show.
-        has_log: whether its log is there.
+        host: its host's name; "" if unknown.
+        seconds: the time that the others have waited, as far as the logs show.
+        has_log: whether its log exists.
         has_communicator: whether its log shows the communicator.
         late: whether it joined after the others had given up.
-        last: the last collective of the group that it joined; of a pipeline's group, or message.
-        input_seconds: for how long it had waited for its next batch; None if it did not.
-        frames: of its main thread, the innermost calls that are the user's.
-        waits: what it waits for itself.
-        heard: what was heard of it last.
+        last: its last collective in the group, or last operation if others wait for a message.
+        input_seconds: the time it had waited for its next batch; None if it did not wait.
+        frames: the innermost calls of user code in its main thread.
+        waits: its own waits for other workers.
+        heard: the last report about it.
     """
 
     worker: str
@@ -268,13 +268,13 @@ class Absent:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Workers called different collectives; the first time in this communicator.
+    """Workers called different collectives, for the first time in this communicator.
 
     Attributes:
         communicator: its name.
-        number: of the collective.
-        calls: what was called by whom, the most workers first.
-        differs: in what the calls differ.
+        number: the number of the collective.
+        calls: the calls and their workers, most workers first.
+        differs: the differing properties of the calls.
         time: when the first worker called it.
     """
 
@@ -288,7 +288,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Cycle:
-    """Workers wait for one another, each for the next and the last for the first."""
+    """Workers wait in a cycle: each for the next, the last for the first."""
 
     links: tuple[Link, ...]
     kind: str = field(default="cycle", init=False)
@@ -300,8 +300,8 @@ class Failure:
 
     Attributes:
         message: its message.
-        workers: those that report it.
-        communicators: the names of those that it ended.
+        workers: the workers that report it.
+        communicators: the names of the communicators that it ended.
         time: when it was first reported; None if unknown.
     """
 
@@ -314,16 +314,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Absence:
-    """Workers wait in an operation for others, which have not joined it.
+    """Workers wait in an operation for others that have not joined it.
 
     Attributes:
-        operation: the operation; of a message, this side of it.
+        operation: the operation; of a message, the waiting workers' side.
         waiting: the workers that wait.
         is_message: whether it is a message.
         all_others: whether all workers of the group either wait or are waited for.
-        time: since when.
-        seconds: for how long.
-        absent: whom they wait for, first those that wait for nobody.
+        time: the start of the wait.
+        seconds: the duration of the wait.
+        absent: the workers that they wait for; first the ones that do not wait themselves.
     """
 
     operation: Operation
@@ -341,8 +341,8 @@ class Silent:
     """A worker without a log.
 
     Attributes:
-        worker: which one.
-        heard: what another one heard of it last; None if no log tells.
+        worker: its name.
+        heard: the last report about it that another worker received; None if no log has one.
     """
 
     worker: str
@@ -351,13 +351,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class Transfer:
-    """All have joined an operation, but some do not get to its end.
+    """All workers have joined an operation, but some do not complete it.
 
     Attributes:
         operation, waiting, time, seconds: as above.
-        backlogs: the data that is slow on its way, if it goes to another host.
-        silent: the members that have left no log, and what others heard of them last. One may have
-            been stopped or killed in the middle of the operation.
+        backlogs: the delayed data between hosts.
+        silent: the members without a log, and the last reports about them. One may have been
+            stopped or killed in the middle of the operation.
     """
 
     operation: Operation
@@ -371,7 +371,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Unclear:
-    """Whether these workers have joined an operation cannot be told: their logs do not cover it."""
+    """The logs of these workers do not show whether they have joined an operation."""
 
     operation: Operation
     waiting: tuple[str, ...]
@@ -386,7 +386,7 @@ Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
 
 @dataclass(frozen=True)
 class Written:
-    """Why a log was written: "error", "stall" (it waits), "waited" (others do) or "signal"."""
+    """The reason for a log: "error", "stall" (it waits), "waited" (others do) or "signal"."""
 
     kind: str
     communicator: str
@@ -400,18 +400,18 @@ class State:
 
     Attributes:
         worker: its name.
-        rank: in the job.
+        rank: its rank in the job.
         host: its host's name.
-        pid: its process.
+        pid: its process ID.
         program: its script.
         steps: training steps begun; 0 if unknown.
         written: when its log was written.
-        clock: "compared" if its clock was compared with that of the first log, else "unix".
-        reasons: why it was written, oldest first.
-        last: what it did last, in each communicator in which it waits or has failed; if there is
+        clock: "compared" if its clock was compared with the first log's, else "unix".
+        reasons: the reasons for its log, oldest first.
+        last: its last operation in each communicator where it waits or has failed; if there is
             none, the last operation that ended.
         input_seconds: as above.
-        frames: of its main thread, the innermost calls that are the user's.
+        frames: the innermost calls of user code in its main thread.
     """
 
     worker: str
@@ -434,12 +434,12 @@ class Communicated:
 
     Attributes:
         kind: "reduce" or "gather".
-        operation: the type of the operation that needs it.
-        bytes: those of the whole value; None if unknown.
+        operation: the type of the operation that needs the value.
+        bytes: the size of the whole value; None if unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
-        where: a line of the user's code, or the name of the operation.
-        reason: why it is gathered; "" for a reduction.
-        remedy: how to avoid that; "" if unknown.
+        where: a line of user code, or the name of the operation.
+        reason: the reason for gathering it; "" for a reduction.
+        remedy: how to avoid gathering it; "" if unknown.
     """
 
     kind: str
@@ -457,15 +457,15 @@ class StepCommunication:
 
     Attributes:
         model: the model's name.
-        workers: those that have traced this step, the newest of the model.
-        differs: whether the step of most workers is another one.
+        workers: the workers whose newest traced step of the model is this one.
+        differs: whether most workers traced a different step.
         rows: the number of rows of the whole batch; None if unknown.
-        reduced_bytes: the known sizes of values that are reduced, in total.
-        gathered_bytes: those of values that are gathered.
-        sent_bytes: those of values that stages of a pipeline send each other.
+        reduced_bytes: the total known size of reduced values.
+        gathered_bytes: the total known size of gathered values.
+        sent_bytes: the total known size of values that pipeline stages send each other.
         unknown: the number of values of unknown size.
         transfers: the largest values.
-        more: the number of the others.
+        more: the number of other values.
     """
 
     model: str
@@ -482,16 +482,16 @@ class StepCommunication:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the logs of a job tell.
+    """The contents of a job's flight logs, evaluated.
 
     Attributes:
         size: the number of workers of the job.
-        without_log: those whose log is missing.
-        findings: the most important first.
-        totals: of the workers that waited or were waited for, the longest waited for first.
-        step_communication: for each model, the values that its training step communicates; if
-            the workers differ, once for each step, that of the most workers first.
-        workers: those whose logs are there.
+        without_log: the workers whose log is missing.
+        findings: the findings, most important first.
+        totals: the waits of workers that waited or were waited for, longest waited for first.
+        step_communication: for each model, the values that its training step communicates; if the
+            workers differ, one entry for each distinct step, most workers first.
+        workers: the workers whose logs exist.
     """
 
     size: int

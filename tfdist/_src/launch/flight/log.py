@@ -1,4 +1,4 @@
-"""A worker's flight log as data, and the reading of one."""
+"""Reads a worker's flight log."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ T = TypeVar("T", bound=NamedTuple)
 
 
 class Record(NamedTuple):
-    """A collective or a message, as it went on one rank.
+    """A collective or a message, as recorded on one rank.
 
-    Times are nanoseconds of the steady clock of the rank's host; 0 for what has not happened.
+    Times are nanoseconds of the steady clock of the rank's host; 0 for events that did not happen.
 
     Attributes:
-        number: its position among all of this communicator on this rank, from 1.
-        sequence: of a collective, the same number on all ranks; of a message, its number between
-            this pair in this direction.
+        number: its position among all operations of this communicator on this rank, from 1.
+        sequence: the number of a collective, the same on all ranks; or the number of a message
+            between this pair of ranks in this direction.
         kind: "all_reduce", "send" and so on.
-        what: the operation for people.
-        peer: of a message, the other rank; else -1.
-        last_arrived_ns: when `last` was noticed.
-        last: the rank that this one noticed last, having waited for it; -1 for none.
+        what: a description for people.
+        peer: the other rank of a message; else -1.
+        last_arrived_ns: the time at which this rank noticed the arrival of `last`.
+        last: the last rank whose arrival this one noticed after waiting for it; -1 for none.
         failed: whether it ended with an error.
 
-    The others are what all ranks must agree on.
+    All ranks must agree on the other attributes.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
     @property
     def is_message(self) -> bool:
-        """Whether it is between two ranks."""
+        """Whether it is a message between two ranks."""
         return self.kind in MESSAGES
 
     @property
@@ -67,17 +67,17 @@ class Record(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """What a rank last heard of another one of its group.
+    """A rank's latest information about another rank of its group.
 
     Attributes:
         rank: the other rank.
-        heard_ns: when, on the hearing rank's clock; 0 for never.
+        heard_ns: the time of the information, on this rank's clock; 0 for never.
         sequence: the last collective of the group that the other rank had joined.
-        inside: what it was in; None for nothing.
+        inside: the operation it was in; None if it was in none.
         left: whether it has closed the communicator.
         lost: whether it counts as lost.
-        clock_offset_ns: its steady clock minus the hearing rank's; None if not measured.
-        clock_uncertainty_ns: how far off that may be.
+        clock_offset_ns: its steady clock minus this rank's; None if not measured.
+        clock_uncertainty_ns: the maximum error of that offset.
     """
 
     rank: int
@@ -91,12 +91,12 @@ class Peer(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """What the kernel counted of the connection to a rank of another host.
+    """The kernel's counts for the connection to a rank of another host.
 
     Attributes:
         rank: the other rank.
-        pending_bytes: written to the connection, and not acknowledged.
-        bytes_per_second: as acknowledged lately; 0 if unknown.
+        pending_bytes: the number of bytes written to the connection and not acknowledged.
+        bytes_per_second: the recent rate of acknowledgment; 0 if unknown.
         silent_ms: milliseconds since the last acknowledgment.
     """
 
@@ -107,7 +107,7 @@ class Connection(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why a log was written: "error", "stall", "waited" or "signal", and the message."""
+    """The reason for a log: "error", "stall", "waited" or "signal", and the message."""
 
     steady_ns: int
     kind: str
@@ -116,15 +116,15 @@ class Reason(NamedTuple):
 
 
 class LoggedTransfer(NamedTuple):
-    """A value that a training step communicates, as `Transfer` has it.
+    """A value that a training step communicates, as in `Transfer`.
 
     Attributes:
         kind: "reduce" or "gather"; "send" between stages of a pipeline.
-        operation: the type of the operation that needs it.
-        bytes: those of the whole value; None if a dimension is unknown.
+        operation: the type of the operation that needs the value.
+        bytes: the size of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
-        where: a line of the user's code, or the name of the operation.
-        reason: why it is gathered; "" for a reduction.
+        where: a line of user code, or the name of the operation.
+        reason: the reason for gathering it; "" for a reduction.
     """
 
     kind: str
@@ -137,18 +137,18 @@ class LoggedTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """The training step of a model that the worker traced last.
+    """The training step that the worker last traced for a model.
 
     Attributes:
         model: the model's name.
         program: a hash, equal for equal programs.
         rows: the number of rows of the whole batch; None if unknown.
-        reduced_bytes: the known sizes of values that are reduced, in total.
-        gathered_bytes: those of values that are gathered.
-        sent_bytes: those of values that stages send each other.
+        reduced_bytes: the total known size of reduced values.
+        gathered_bytes: the total known size of gathered values.
+        sent_bytes: the total known size of values that stages send each other.
         unknown: the number of values of unknown size.
         transfers: the largest values.
-        more: the number of the others.
+        more: the number of other values.
     """
 
     model: str
@@ -170,10 +170,10 @@ class Communicator:
         name: its name.
         rank: this worker's rank in its group.
         ranks: the names of the group's workers.
-        hosts: for each rank an index of its host.
+        hosts: for each rank, an index of its host.
         aborted: the message of the error that ended it, or None.
-        peers: the other ranks, as heard by this one.
-        connections: those to ranks of other hosts.
+        peers: this rank's information about the other ranks.
+        connections: the connections to ranks of other hosts.
         records: the last collectives and messages, oldest first.
     """
 
@@ -189,24 +189,24 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Log:
-    """What one worker wrote.
+    """The flight log of one worker.
 
     Attributes:
         rank: the worker's rank in the job.
         size: the number of workers of the job.
-        generation: how often they have changed.
-        worker: what messages call it.
+        generation: the number of membership changes so far.
+        worker: its name in messages.
         host: its host's name.
-        pid: its process.
+        pid: its process ID.
         program: its script.
-        steady_ns: when it was written, on the host's steady clock.
+        steady_ns: the time of writing, on the host's steady clock.
         unix_ns: the same moment in Unix time.
-        reasons: why, oldest first.
+        reasons: the reasons for the log, oldest first.
         steps: the training steps begun; 0 if unknown.
-        input_since_ns: when the wait for the next batch began that still lasted; 0 for none.
-        communicators: those that were open, and at last the session with its exchanges.
-        stacks: Python's stacks, as by faulthandler; "" if there are none.
-        training_steps: those of the models that it trained last.
+        input_since_ns: the start of the current wait for the next batch; 0 for none.
+        communicators: the open communicators; last, the session with its exchanges.
+        stacks: Python's stacks, as printed by faulthandler; "" if there are none.
+        training_steps: the training steps of the most recently trained models.
     """
 
     rank: int
@@ -227,22 +227,22 @@ class Log:
 
     @property
     def input_seconds(self) -> float | None:
-        """For how long the worker had waited for its next batch; None if it did not."""
+        """The time the worker had waited for its next batch; None if it did not wait."""
         records = [record for one in self.communicators for record in one.records]
-        # The input pipeline has collectives of its own.
+        # The input pipeline has its own collectives.
         if not self.input_since_ns or not all(record.ended_ns for record in records):
             return None
         return (self.steady_ns - self.input_since_ns) / 1e9
 
 
 def parse(content: bytes) -> Log:
-    """Reads a flight log. Keys that are unknown here are ignored.
+    """Reads a flight log. Unknown keys are ignored.
 
     Args:
         content: the file's content, JSON.
 
     Raises:
-        ValueError: it is damaged, of a newer format, or something else; in one line.
+        ValueError: it is damaged, of a newer format, or no flight log; in one line.
     """
     try:
         raw = json.loads(content)
@@ -331,7 +331,7 @@ def _checked(raw: Any, key: str, kind: Any) -> Any:
 
 
 def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
-    """A list of objects as tuples of this kind. A log has thousands, so this is kept fast."""
+    """Converts a list of objects to tuples. Kept fast, because a log has thousands."""
     keys, types = _columns(kind)
     values = itemgetter(*keys)
     rows = [values(row) for row in _checked(raw, key, list)]
@@ -346,7 +346,7 @@ def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
 
 @functools.cache
 def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The keys and types of a row. `in` cannot be the name of an attribute."""
+    """The keys and types of a row. The key `in` cannot be an attribute name."""
     hints = get_type_hints(kind)
     types = (list if get_origin(hint) is list else hint for hint in hints.values())
     return tuple("in" if name == "inside" else name for name in hints), tuple(types)

@@ -16,7 +16,7 @@ _NAME = re.compile(r"flight-rank(\d+)\.json")
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder holds.
+    """The flight logs of a folder.
 
     Attributes:
         path: the folder.
@@ -32,8 +32,7 @@ class Folder:
 def read(path: Path) -> Folder:
     """Reads every `flight-rank*.json` of a folder; other files are ignored.
 
-    Logs of another generation of the workers, or of another job, than that of the newest log, and
-    second logs of a rank are skipped.
+    Skips logs whose generation or job differs from the newest log's, and second logs of a rank.
 
     Raises:
         OSError: the folder cannot be read.
@@ -64,18 +63,18 @@ def read(path: Path) -> Folder:
     return Folder(path, tuple(used[rank] for rank in sorted(used)), tuple(skipped))
 
 
-# By how much the Unix time of two hosts may differ, where their clocks were not compared.
+# The maximum difference between the Unix times of two hosts whose clocks were not compared.
 _UNIX_DOUBT_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How a log's times translate to those that all logs share, Unix time of one of the hosts.
+    """Translates a log's times to shared time, the Unix time of one of the hosts.
 
     Attributes:
-        shift_ns: to be added to a time of the log's steady clock.
-        doubt_ns: how far off that may be.
-        island: a number that logs share whose clocks were compared, directly or through others.
+        shift_ns: the offset to add to a time of the log's steady clock.
+        doubt_ns: the maximum error of the result.
+        island: a number shared by logs whose clocks were compared, directly or through others.
     """
 
     shift_ns: int
@@ -84,7 +83,7 @@ class Clock:
 
 
 def doubt_ns(one: Clock, other: Clock) -> int:
-    """How far off the time between two moments may be that were taken by these clocks."""
+    """Returns the maximum error of a time difference between moments on these two clocks."""
     if one is other:
         return 0
     islands = 0 if one.island == other.island else _UNIX_DOUBT_NS
@@ -92,10 +91,10 @@ def doubt_ns(one: Clock, other: Clock) -> int:
 
 
 def compare(logs: Sequence[Log]) -> list[Clock]:
-    """Finds the clock of each log.
+    """Computes the clock of each log.
 
-    Measured offsets are used where they connect two logs, over as few hosts as possible; workers of
-    one host have the same steady clock. Unix time connects the rest.
+    Uses measured offsets if they connect two logs, over the fewest possible hosts; workers of one
+    host have the same steady clock. Unix time connects the rest.
     """
     index = {log.worker: i for i, log in enumerate(logs)}
     edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -122,7 +121,7 @@ def compare(logs: Sequence[Log]) -> list[Clock]:
 
 
 def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
-    """The workers whose clocks are known from this one: name, offset, uncertainty."""
+    """Yields the workers whose clock offset this log contains: name, offset, uncertainty."""
     for group in log.communicators:
         own = group.hosts[group.rank]
         for peer in group.peers:
@@ -135,12 +134,12 @@ def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank of a group whose log is there.
+    """A rank of a group whose log exists.
 
     Attributes:
         log: its log.
         communicator: the log's part about the group.
-        clock: how its times translate.
+        clock: the translation of its times.
     """
 
     log: Log
@@ -148,12 +147,12 @@ class Member:
     clock: Clock
 
     def time(self, steady_ns: int) -> int:
-        """A time of the log, in nanoseconds of the time that all logs share."""
+        """Translates a time of the log to shared time, in nanoseconds."""
         return steady_ns + self.clock.shift_ns
 
     @property
     def name(self) -> str:
-        """What messages call the rank."""
+        """The name of the rank in messages."""
         return self.communicator.ranks[self.communicator.rank]
 
     def is_on_host_of(self, rank: int) -> bool:
@@ -163,11 +162,11 @@ class Member:
 
     @property
     def written(self) -> int:
-        """When the log was written, in shared time."""
+        """The time of writing of the log, in shared time."""
         return self.time(self.log.steady_ns)
 
     def until(self, record: Record) -> int:
-        """The end of a record, or of what the log knows of it, in shared time."""
+        """The end of a record, or of the log if the record has none, in shared time."""
         return self.time(record.ended_ns) if record.ended_ns else self.written
 
     @functools.cached_property
@@ -178,7 +177,7 @@ class Member:
 
     @functools.cached_property
     def current(self) -> Record | None:
-        """What the rank is in, or what failed; later ones only failed because of that."""
+        """The current operation, or the first one to fail: its failure made the later ones fail."""
         found = None
         for record in reversed(self.communicator.records):
             if not record.is_open:
@@ -197,11 +196,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker whose log is there.
+    """A worker whose log exists.
 
     Attributes:
         log: its log.
-        clock: how its times translate.
+        clock: the translation of its times.
         members: its ranks in communicators.
     """
 
@@ -210,25 +209,25 @@ class Worker:
     members: tuple[Member, ...]
 
     def time(self, steady_ns: int) -> int:
-        """A time of the log, in nanoseconds of the time that all logs share."""
+        """Translates a time of the log to shared time, in nanoseconds."""
         return steady_ns + self.clock.shift_ns
 
     @property
     def written(self) -> int:
-        """When the log was written, in shared time."""
+        """The time of writing of the log, in shared time."""
         return self.time(self.log.steady_ns)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """A communicator, as the logs of some or all of its ranks show it.
+    """A communicator, as shown by the logs of some or all of its ranks.
 
     Attributes:
         name: its name.
         ranks: the names of its workers.
         members: the ranks whose logs show the communicator.
-        outside: the ranks whose logs do not show it: it is closed there, or not made yet.
-        heard: for each rank, what members last heard of it.
+        outside: the ranks whose logs do not show it: there it is closed, or not created yet.
+        heard: for each rank, the members' latest information about it.
     """
 
     name: str
@@ -239,7 +238,7 @@ class Group:
 
     @functools.cached_property
     def _begun(self) -> dict[int, dict[int, int]]:
-        """When ranks began collectives, by their number, in shared time."""
+        """The shared time at which each rank began each collective, by the collective's number."""
         begun: dict[int, dict[int, int]] = defaultdict(dict)
         for rank, member in self.members.items():
             for record in member.communicator.records:
@@ -248,39 +247,40 @@ class Group:
         return begun
 
     def last(self, rank: int, record: Record) -> int:
-        """The rank that `rank` waited for last in this record of it; -1 for none.
+        """Returns the rank that `rank` waited for last in this record; -1 for none.
 
-        Where hosts have several ranks, a rank notices some ranks of other hosts, which may wait for
-        their neighbours. So it is the rank that began last, unless the clocks leave that in doubt.
+        If hosts have several ranks, a rank notices only some ranks of other hosts, which may wait
+        for their neighbors. Therefore returns the rank that began last, unless the clocks leave
+        that in doubt.
         """
         begun = {} if record.is_message else self._begun[record.sequence]
         if record.kind == "broadcast" or record.last not in begun:
             return record.last
         latest = max(begun, key=begun.__getitem__)
-        if latest == rank:  # It waited for what the one that it noticed had to do first.
+        if latest == rank:  # It waited for earlier work of the noticed rank.
             return record.last
         doubt = doubt_ns(self.members[latest].clock, self.members[record.last].clock)
         return latest if begun[latest] - begun[record.last] > doubt else record.last
 
     def joined(self, rank: int) -> int | None:
-        """The number of the last collective that the rank is known to have joined, or None."""
+        """Returns the number of the last collective that the rank certainly joined, or None."""
         known = [peer.sequence for _, peer in self.heard[rank]]
         own = self.members[rank].joined if rank in self.members else None
         return max(known if own is None else [*known, own], default=None)
 
     def log(self, rank: int) -> Log | None:
-        """The log of a rank's worker, if it is there."""
+        """Returns the log of a rank's worker, if it exists."""
         owner = self.members.get(rank) or self.outside.get(rank)
         return owner.log if owner is not None else None
 
     def host(self, rank: int) -> str:
-        """The name of a rank's host, as a rank of the same host has it; "" if none has a log."""
+        """The name of a rank's host, from the log of any rank there; "" if there is none."""
         own = self.log(rank)
         hosts = (m.log.host for m in self.members.values() if m.is_on_host_of(rank))
         return own.host if own is not None else next(hosts, "")
 
     def heard_last(self, rank: int) -> tuple[Member, Peer] | None:
-        """Who heard of the rank last, and what."""
+        """Returns the latest information about the rank, and the member that has it."""
         heard = ((by, peer) for by, peer in self.heard[rank] if peer.heard_ns)
         return max(heard, key=lambda pair: pair[0].time(pair[1].heard_ns), default=None)
 
@@ -290,8 +290,8 @@ class Job:
     """The merged logs.
 
     Attributes:
-        workers: those whose logs are there, by rank.
-        groups: the communicators, in the order in which the logs name them.
+        workers: the workers whose logs exist, by rank.
+        groups: the communicators, in the order of their appearance in the logs.
     """
 
     workers: tuple[Worker, ...]
@@ -303,7 +303,7 @@ class Job:
         return max((worker.log.size for worker in self.workers), default=0)
 
     def without_log(self) -> tuple[str, ...]:
-        """The workers whose log is missing; by rank where no log has their names."""
+        """The names of workers whose log is missing; "rank n" if no log shows the name."""
         names = {rank: f"rank {rank}" for rank in range(self.size)}
         for group in self.groups:
             in_order = all(rank == member.log.rank for rank, member in group.members.items())
@@ -344,8 +344,8 @@ class Total:
 
     Attributes:
         worker: its name.
-        waited_for: by all others together, in operations that this worker joined last.
-        waited: by itself, for whichever worker joined last.
+        waited_for: the total wait of the other workers, in operations that this one joined last.
+        waited: its own wait, regardless of the worker that joined last.
     """
 
     worker: str
@@ -354,7 +354,7 @@ class Total:
 
 
 def add_up(job: Job) -> tuple[Total, ...]:
-    """Adds the waits up: each is from when a worker began until it noticed the last rank.
+    """Adds up the waits: each lasts from a worker's start until it noticed the last rank.
 
     Returns:
         The workers that waited or were waited for, the longest waited for first.

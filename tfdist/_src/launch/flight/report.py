@@ -1,4 +1,4 @@
-"""A diagnosis as text for people, and as JSON."""
+"""Formats a diagnosis as text for people, and as JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNKNOWN = "It has left no log, and no other log tells of it."
 
 
 def sentences(finding: Finding) -> list[str]:
-    """A finding in lines; those after the first are details.
+    """Describes a finding in lines; the lines after the first are details.
 
     Example:
         >>> sentences(Failure("worker 1 (b:1) is lost.", ("worker 0 (a:1)",), ("workers",), None))
@@ -65,7 +65,7 @@ def sentences(finding: Finding) -> list[str]:
 
 
 def operation(of: Operation) -> str:
-    """An operation, as in "all_reduce '0' float32[3] sum (number 17 of 'workers')"."""
+    """Formats an operation, as in "all_reduce '0' float32[3] sum (number 17 of 'workers')"."""
     return f"{of.what} (number {of.number} of '{of.communicator}')"
 
 
@@ -148,7 +148,7 @@ def _waited(finding: Absence) -> str:
 
 
 def _details(one: Absent) -> list[str]:
-    """What else is known of a worker that others wait for."""
+    """Describes other known facts about a worker that others wait for."""
     parts = [f"It runs on {one.host}."] if one.host else []
     if one.waits:
         link = one.waits[0]
@@ -199,7 +199,7 @@ def _heard_last(heard: Heard) -> str:
 
 
 def frames(found: tuple[str, ...]) -> str:
-    """Calls, innermost first."""
+    """Joins calls, innermost first."""
     return ", called by ".join(found)
 
 
@@ -240,14 +240,14 @@ def _are(names: tuple[str, ...]) -> str:
 
 
 _MOST_ROWS = 16
-# Seconds between logs that are unlikely to be of one failure.
+# Logs this many seconds apart are unlikely to be of one failure.
 _OLD = 60
-# Of the keys of the JSON object.
+# The version of the JSON object's keys.
 _FORMAT = 1
 
 
 def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
-    """The report, most important first."""
+    """Formats the report, most important facts first."""
     return "\n".join(
         [
             *_head(diagnosis, folder),
@@ -260,7 +260,7 @@ def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
 
 
 def to_json(diagnosis: Diagnosis, folder: Folder) -> str:
-    """The same as one JSON object; docs/monitoring.md lists its keys."""
+    """Formats the same as one JSON object; docs/monitoring.md lists its keys."""
     findings = [
         {"kind": finding.kind, "text": " ".join(sentences(finding)), **asdict(finding)}
         for finding in diagnosis.findings

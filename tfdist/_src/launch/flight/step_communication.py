@@ -14,7 +14,7 @@ _MOST_LINES = 10
 
 
 def communicated(job: Job) -> tuple[StepCommunication, ...]:
-    """The steps of all models, each once unless the workers differ."""
+    """Returns the steps of all models, each once unless the workers differ."""
     found: dict[str, dict[str, list[tuple[str, Step]]]] = defaultdict(lambda: defaultdict(list))
     for worker in job.workers:
         for step in worker.log.training_steps:
@@ -22,7 +22,7 @@ def communicated(job: Job) -> tuple[StepCommunication, ...]:
     return tuple(
         _step(same, differs=bool(i))
         for programs in found.values()
-        # Sorting is stable: of equally many, the lower ranks are first.
+        # Sorting is stable: of equally large sets, lower ranks are first.
         for i, same in enumerate(sorted(programs.values(), key=lambda same: -len(same)))
     )
 
@@ -52,7 +52,7 @@ def _value(one: LoggedTransfer) -> Communicated:
 
 
 def describe(found: Sequence[StepCommunication]) -> Iterator[str]:
-    """The lines of a section; none if no step is known."""
+    """Yields the lines of a section; none if no step is known."""
     if found:
         yield "\nWhat a step communicates:"
     usual: dict[str, StepCommunication] = {}

@@ -1,1 +1,1 @@
-"""How the launchers of several hosts find one another and communicate while the job runs."""
+"""Connects the launchers of several hosts, and exchanges their messages while the job runs."""

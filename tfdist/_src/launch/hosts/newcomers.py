@@ -34,10 +34,10 @@ class HostInfo:
     Attributes:
         number: its number (`--node-rank`).
         num_hosts: the number of hosts it was started for (`--nnodes`).
-        address: its address for the other workers; "" to use that of its connection.
+        address: its address for the other workers; "" to use the address of its connection.
         ports: the ports of its workers.
         version: its version of tfdist.
-        elastic: whether its workers are replaced while the others go on (`--elastic`).
+        elastic: whether its workers are replaced while the others continue (`--elastic`).
     """
 
     number: int
@@ -49,11 +49,11 @@ class HostInfo:
 
     @classmethod
     def received(cls, value: object, hello: Identity) -> HostInfo:
-        """Reads what a launcher sends of its host, as `dataclasses.asdict` gives it.
+        """Reads a launcher's description of its host, in the form of `dataclasses.asdict`.
 
         Args:
-            value: what it has sent. Of another version of tfdist, nothing is read: it may mean
-                something else there.
+            value: the description; not read if the launcher has another version of tfdist, because
+                its meaning may differ.
             hello: its identity.
 
         Raises:
@@ -72,7 +72,7 @@ class HostInfo:
 def rejection(
     newcomer: HostInfo, source: str, this_host: HostInfo, connected: Mapping[int, str]
 ) -> str:
-    """Why a host cannot be part of the job.
+    """Returns why a host cannot be part of the job.
 
     Args:
         newcomer: the host.
@@ -115,7 +115,7 @@ def rejection(
 
 
 def unreachable(addresses: Mapping[int, str]) -> str:
-    """Why some hosts could not reach others at these addresses.
+    """Returns why some hosts could not reach others at these addresses.
 
     Args:
         addresses: host number -> its address for the other workers.
@@ -133,7 +133,7 @@ def unreachable(addresses: Mapping[int, str]) -> str:
 
 
 def worker_addresses(hosts: Mapping[int, tuple[str, tuple[int, ...]]]) -> list[str]:
-    """The address of every worker, in rank order.
+    """Returns the address of every worker, in rank order.
 
     Args:
         hosts: host number -> its address and its workers' ports.
@@ -159,7 +159,7 @@ Message = tuple[str, Any]
 _LONGEST = 1 << 20
 _READ_SIZE = 65536
 _SEND_SECONDS = 5.0
-# A host that vanishes silently is noticed after about 15 + 3 * 5 seconds.
+# A host that vanishes silently is detected after about 15 + 3 * 5 seconds.
 _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30000}
 
 
@@ -169,13 +169,13 @@ class ChannelError(Exception):
 
 @dataclass(frozen=True)
 class Start:
-    """What host 0 sends to another host, which then starts its workers.
+    """Host 0's message that makes another host start its workers.
 
     Attributes:
         workers: `"host:port"` of every worker of the job, in rank order.
         first: the rank of the host's first worker.
         secret: the job's secret; "" if the user has set it on all hosts.
-        running: whether the job runs already, and this launcher has come again.
+        running: whether the job is already running and this launcher rejoins it.
     """
 
     workers: tuple[str, ...]
@@ -219,18 +219,18 @@ class Channel:
     def send(self, kind: str, value: object = None) -> None:
         """Sends one message.
 
-        If the peer is gone, or accepts no data for 5 seconds, the connection ends, which `receive`
-        tells.
+        If the peer is gone, or accepts no data for 5 seconds, the connection ends, and `receive`
+        reports that.
         """
         try:
             self._socket.sendall(encode({"kind": kind, "value": value}))
         except OSError:
-            # What follows a part of a message could not be read.
+            # The peer could not read anything after a partial message.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def receive(self) -> list[Message]:
-        """Reads what has arrived; call it when the descriptor is readable.
+        """Reads arrived data; call it when the descriptor is readable.
 
         Returns:
             The messages that are now complete, possibly none.
@@ -299,15 +299,15 @@ class Newcomers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `take` has to be called soon, even if nothing happens."""
+        """Whether `take` must be called soon, even if nothing happens."""
         return bool(self._silent) or self._acceptor.is_busy
 
     def take(self) -> list[tuple[HostInfo, Channel]]:
-        """Handles what has arrived, without waiting.
+        """Handles new connections and data, without waiting.
 
         Returns:
-            The hosts whose launchers have authenticated since the last call; nothing else is
-            checked of them.
+            The hosts whose launchers have authenticated since the last call, not otherwise
+            checked.
         """
         for key, _ in self._selector.select(0):
             key.data()
@@ -319,13 +319,13 @@ class Newcomers:
         return arrived
 
     def refuse(self, channel: Channel, problem: str) -> None:
-        """Tells a launcher that it cannot take part, and why."""
+        """Informs a launcher that it cannot take part, and why."""
         channel.send("refuse", problem)
         channel.close()
         self._acceptor.reject(channel.peer, channel.port, WireError(f"not admitted: {problem}"))
 
     def close(self) -> None:
-        """Stops listening, and closes the connections that have not been taken."""
+        """Stops listening, and closes the connections that were not taken."""
         self._acceptor.close()
         self._listener.close()
         for channel in (*self._silent, *(channel for _, channel in self._arrived)):
@@ -334,12 +334,12 @@ class Newcomers:
 
     def _greet(self, sock: socket.socket, hello: Identity) -> None:
         """Waits for the description of an authenticated launcher's host."""
-        if len(self._silent) >= self._room:  # without a secret, strangers can authenticate, too
+        if len(self._silent) >= self._room:  # without a secret, strangers can authenticate
             self._drop(next(iter(self._silent)), "too many launchers at once")
         try:
             channel = Channel(sock)
             self._selector.register(channel, selectors.EVENT_READ, partial(self._read, channel))
-        except OSError:  # It has gone, or there is no room to watch it.
+        except OSError:  # The peer is gone, or the socket cannot be watched.
             sock.close()
             return
         self._silent[channel] = hello, time.monotonic() + _HOST_SECONDS
@@ -371,7 +371,7 @@ class Newcomers:
 
 
 def screen(theirs: Identity) -> None:
-    """Rejects what is no launcher; raises WireError."""
+    """Rejects a peer that is not a launcher; raises WireError."""
     if theirs.purpose != LAUNCH:
         raise WireError(f"{theirs} connected for {theirs.purpose!r} to a launcher")
 
@@ -386,10 +386,10 @@ class LateHosts:
     Args:
         newcomers: the listener.
         this_host: host 0.
-        layout: where the workers of all hosts are.
-        secret: what is sent to them; "" if the user has set the secret on all hosts.
-        sources: the address from which each host may come again, by number; None if launchers have
-            proven that they belong to the job, so that any address will do.
+        layout: the addresses and ports of the workers of all hosts.
+        secret: the secret to send to them; "" if the user has set it on all hosts.
+        sources: host number -> the address from which it may rejoin; None if launchers have proven
+            that they belong to the job, so that any address is accepted.
     """
 
     def __init__(
@@ -412,23 +412,23 @@ class LateHosts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `admit` has to be called soon, even if nothing happens."""
+        """Whether `admit` must be called soon, even if nothing happens."""
         return self._newcomers.is_busy
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """`"host:port"` of every worker, in rank order; those that have come again included."""
+        """`"host:port"` of every worker, in rank order, including rejoined hosts."""
         return tuple(worker_addresses(self._layout))
 
     def admit(self, connected: Collection[int], *, over: bool) -> dict[int, Channel]:
-        """Handles what has arrived, without waiting.
+        """Handles new connections and data, without waiting.
 
         Args:
             connected: the hosts that are connected now.
-            over: whether the job is ending, so that nobody can join.
+            over: whether the job is ending, so that no host can join.
 
         Returns:
-            The connections of the hosts that are admitted; the others have been told why not.
+            The connections of the admitted hosts; the other launchers have received a reason.
         """
         admitted: dict[int, Channel] = {}
         for host, channel in self._newcomers.take():
@@ -463,14 +463,14 @@ def late_rejection(
     layout: Layout,
     sources: Mapping[int, str] | None = None,
 ) -> str:
-    """Why a launcher that comes while the job runs cannot take part; "" if it can.
+    """Returns why a launcher that connects during the job cannot take part; "" if it can.
 
     Args:
         newcomer: its host.
         source: the address that it connects from.
         this_host: host 0.
-        connected: host number -> address of the hosts that are connected now.
-        layout: where the workers of all hosts were so far.
+        connected: host number -> address of the currently connected hosts.
+        layout: the addresses and ports of the workers of all hosts so far.
         sources: see `LateHosts`.
 
     Example:

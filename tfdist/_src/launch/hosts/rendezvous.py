@@ -42,7 +42,7 @@ _REPORT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """What the hosts of a job agree on once all have connected.
+    """The agreement of a job's hosts, once all have connected.
 
     Attributes:
         addresses: `"host:port"` of every worker of the job, in rank order.
@@ -50,8 +50,8 @@ class Rendezvous:
         channels: open connections by host number: on host 0 to every other host, on the other
             hosts to host 0.
         secret: the job's secret, for all its workers.
-        late_hosts: on host 0 of an elastic job, admits launchers that come again.
-        running: whether the job runs already, and this launcher has come again.
+        late_hosts: on host 0 of an elastic job, readmits the launchers of lost hosts.
+        running: whether the job is already running and this launcher rejoins it.
     """
 
     addresses: tuple[str, ...]
@@ -63,10 +63,10 @@ class Rendezvous:
 
 
 class Deadline:
-    """A deadline, with periodic reports of what is being waited for.
+    """A deadline, with periodic reports about the awaited hosts.
 
     Args:
-        seconds: until the deadline.
+        seconds: the time until the deadline.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -76,12 +76,12 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline, 0 once it has passed."""
+        """Seconds until the deadline; 0 once it has passed."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def next_check(self) -> float:
-        """Seconds until the deadline or the next report, whichever is earlier."""
+        """Seconds until the earlier of the deadline and the next report."""
         return max(0.0, min(self.left, self._next_report - time.monotonic()))
 
     def report_due(self) -> bool:
@@ -92,12 +92,12 @@ class Deadline:
         return True
 
     def report(self, awaited: str) -> None:
-        """Prints what is being waited for, and the time left."""
+        """Prints the awaited hosts, and the time left."""
         say(f"waiting for {awaited} ({self.left:.0f} s left)")
 
 
 def format_hosts(hosts: list[int]) -> str:
-    """`"host 2"`, or `"hosts 2, 3"`.
+    """Formats host numbers: `"host 2"`, or `"hosts 2, 3"`.
 
     Example:
         >>> format_hosts([2, 3])
@@ -107,7 +107,8 @@ def format_hosts(hosts: list[int]) -> str:
 
 
 _RETRY_SECONDS = 0.2
-# Host 0 started waiting at another time; its deadline, which names the missing hosts, goes first.
+# Host 0 started waiting at another time; its deadline, which names the missing hosts, must pass
+# first.
 _LONGER_THAN_HOST_0 = 10.0
 
 
@@ -117,13 +118,13 @@ def join(address: tuple[str, int], this_host: HostInfo, options: Options) -> Ren
     Args:
         address: host and port of host 0.
         this_host: this host.
-        options: `start_timeout` is how long to dial; `secret` and the TLS options authenticate
+        options: `start_timeout` limits the time to dial; `secret` and the TLS options authenticate
             both ends. Without a secret, host 0 sends a random one.
 
     Raises:
         LaunchError: host 0 does not answer, or cannot start the job.
         ClusterError: host 0 has another secret.
-        TlsError: the certificates are unusable, the two do not trust each other, or only one of
+        TlsError: the certificates are unusable, the hosts do not trust each other, or only one of
             them uses TLS.
     """
     tls = Tls.load(options)
@@ -175,14 +176,14 @@ def _dial(
 
 
 def _messages(channel: Channel, seconds: float) -> Iterator[Message]:
-    """The messages of host 0; raises if it refuses this host."""
+    """Yields the messages of host 0; raises LaunchError if it refuses this host."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if not select.select([channel], [], [], left)[0]:
             continue
         for kind, value in channel.receive():
             if kind == "refuse":
-                # Without a secret, anybody may be host 0: its text must not contain line breaks.
+                # Without a secret, any process may be host 0: its text must not break lines.
                 text = printable(decode(str, value))
                 raise LaunchError(f"host 0 ({channel.peer}) reports: {text}")
             yield kind, value
@@ -207,17 +208,17 @@ def _await_start(channel: Channel, seconds: float, secret: str) -> Rendezvous:
 
 
 def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
-    """Waits for the other hosts.
+    """Waits on host 0 until the other hosts have connected.
 
     Args:
         address: host and port to listen on.
-        this_host: this host; if it is elastic, it goes on listening.
-        options: `start_timeout` is how long to wait; `secret` and the TLS options authenticate both
+        this_host: this host; if it is elastic, it continues to listen afterwards.
+        options: `start_timeout` limits the wait; `secret` and the TLS options authenticate both
             ends. Without a secret, a random one is sent to the hosts.
 
     Raises:
-        LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
-            connected hosts are sent the same message.
+        LaunchError: a host is missing at the deadline, or the hosts are incompatible. The
+            connected hosts receive the same message.
         TlsError: the certificates are unusable.
     """
     tls = Tls.load(options)
@@ -241,13 +242,13 @@ def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Re
 
 
 class _Server:
-    """The connections on host 0 of authenticated hosts, and the listener to more.
+    """Host 0's connections to authenticated hosts, and the listener for more.
 
     Args:
         newcomers: the listener.
         this_host: this host.
         options: `secret` and whether TLS is used.
-        closed: whether only launchers of the job can authenticate; only these end it.
+        closed: whether only launchers of the job can authenticate; only then a refusal ends it.
     """
 
     def __init__(
@@ -270,7 +271,7 @@ class _Server:
 
     def run(self, deadline: Deadline, address: str) -> Rendezvous:
         names = NameChecks()
-        names.begin([address])  # The other hosts dial it; what they see is not known here.
+        names.begin([address])  # The other hosts dial it, and may resolve it differently.
         while missing := self._missing():
             if deadline.report_due():
                 problem = names.problem([address])
@@ -303,7 +304,7 @@ class _Server:
         return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
 
     def _notice(self, number: int) -> None:
-        """Reads from a host that has nothing to say before the start."""
+        """Reads from a connected host, which sends nothing before the start."""
         channel = self._hosts[number][1]
         try:
             channel.receive()
@@ -324,7 +325,7 @@ class _Server:
             channel.send("refuse", problem)
             channel.close()
             raise LaunchError(problem)
-        else:  # It may be a stranger.
+        else:  # The peer may be a stranger.
             self._refused = problem
             self._newcomers.refuse(channel, problem)
 
@@ -357,13 +358,13 @@ class _Server:
         return Rendezvous(addresses, first=0, channels=channels, secret=secret, late_hosts=late)
 
     def _own_address(self) -> str:
-        """The address at which other hosts have reached this one, preferably not loopback."""
+        """Returns the address at which other hosts reached this one, preferably not loopback."""
         reached = [channel.local for _, (_, channel) in sorted(self._hosts.items())]
         return next((address for address in reached if not address.startswith("127.")), reached[0])
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listens on an IP address of this host; for a name, on all of its addresses.
+    """Listens on an IP address of this host, or, given a name, on all of its addresses.
 
     A host may resolve its own name to loopback, where other hosts cannot reach it.
     """
@@ -388,12 +389,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class OtherHosts:
-    """The other hosts of the job; empty for a job on a single host.
+    """The connections to the other hosts; empty for a job on a single host.
 
     Args:
         channels: open connections by host number, as in `Rendezvous`.
-        late_hosts: on host 0 of an elastic job, admits lost hosts again.
-        witness: tells the workers of other hosts which workers of this one are dead.
+        late_hosts: on host 0 of an elastic job, readmits lost hosts.
+        witness: informs the workers of other hosts which workers of this one are dead.
     """
 
     def __init__(
@@ -418,18 +419,18 @@ class OtherHosts:
         return any(one.is_busy for one in (self._late, self._witness) if one is not None)
 
     def descriptors(self) -> dict[int, int]:
-        """The descriptors of the connections by host number."""
+        """Returns the descriptors of the connections by host number."""
         return {host: channel.fileno() for host, channel in self._channels.items()}
 
     def send(self, kind: str, value: object = None) -> None:
-        """Sends a message to all connected hosts; on the others than host 0, that is host 0."""
+        """Sends a message to all connected hosts: from host 0 to all others, else to host 0."""
         if is_dataclass(value) and not isinstance(value, type):
             value = asdict(value)
         for channel in self._channels.values():
             channel.send(kind, value)
 
     def receive(self, host: int) -> list[Message]:
-        """Reads from a host, whose descriptor is readable.
+        """Reads from a host whose descriptor is readable.
 
         Raises:
             ChannelError: the connection is closed.
@@ -437,13 +438,13 @@ class OtherHosts:
         return self._channels[host].receive()
 
     def drop(self, host: int) -> str:
-        """Closes the connection with a host; returns its IP address."""
+        """Closes the connection to a host; returns its IP address."""
         channel = self._channels.pop(host)
         channel.close()
         return channel.peer
 
     def admit(self, *, over: bool) -> tuple[dict[int, str], tuple[str, ...]]:
-        """Admits lost hosts whose launchers have been started again, without waiting.
+        """Readmits lost hosts whose launchers have been restarted, without waiting.
 
         Args:
             over: whether the job is ending, so that no host can join.
@@ -458,7 +459,7 @@ class OtherHosts:
         return {host: c.peer for host, c in admitted.items()}, self._late.addresses
 
     def testify(self) -> None:
-        """Answers workers of other hosts that ask whether one of this host is dead."""
+        """Answers workers of other hosts that ask whether a worker of this host is dead."""
         if self._witness is not None:
             self._witness.serve()
 

@@ -1,4 +1,4 @@
-"""Failures and losses: as data, the decisive one, and the messages about them."""
+"""Failures and losses: the data, the choice of the decisive one, and the messages about them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.progress_file import Progress, Raised
 
 _T = TypeVar("_T")
-# Beyond these, neither clocks nor the system's calls take numbers.
+# Larger numbers are not accepted by clocks and system calls.
 _MOST_INTEGER = 1 << 53
 _MOST_SECONDS = 1e11
 
 
 def decode(kind: type[_T], value: object) -> _T:
-    """Reads a value that has come as JSON; the inverse of `dataclasses.asdict`.
+    """Reads a value received as JSON; the inverse of `dataclasses.asdict`.
 
     Args:
         kind: `int`, `float`, `str`, `bool`, an `IntEnum`, `tuple[X, ...]`, or a dataclass of these
-            and of `X | None`. A dataclass may raise ValueError for what its types do not exclude.
-        value: what `json.loads` has returned.
+            and of `X | None`. A dataclass may raise ValueError for invalid
+            values of these types.
+        value: a result of `json.loads`.
 
     Raises:
         ValueError: the value is not of this kind.
@@ -67,19 +68,19 @@ def _read(kind: Any, value: Any) -> Any:
 
 # Exceptions of a worker that lost another one.
 _LOST_PEER = ("PeerLostError", "UnavailableError")
-# The line of a traceback that names the exception, and those between chained ones.
+# The line of a traceback that names the exception, and the lines between chained exceptions.
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNAL_BASE = 128
 
 
 class Doubt(enum.IntEnum):
-    """How likely a failure is merely the consequence of another one."""
+    """The likelihood that a failure is merely the consequence of another one."""
 
     NONE = 0
-    UNSEEN = 1  # Unknown, since its last lines went to the terminal.
+    UNSEEN = 1  # Unknown, because its last lines went to the terminal.
     VICTIM = 2
-    PREEMPTED = 3  # No failure at all if the other workers save their state, too.
+    PREEMPTED = 3  # Not a failure if the other workers also save their state.
 
 
 @dataclass(frozen=True)
@@ -89,19 +90,19 @@ class Failure:
     Attributes:
         host: the host's number.
         subject: `"worker 3"`, `"host 1"` or `"this command"`.
-        event: what happened to it; `subject` and `event` form a sentence.
+        event: the event; `subject` and `event` form a sentence.
         code: the launcher's exit code.
-        doubt: how likely another failure is the cause.
+        doubt: the likelihood that another failure is the cause.
         tail: the last lines of output.
         rank: the worker's rank; None for a host or the command.
         log: the path of the worker's log on its host; "" if its output went to the terminal.
         status: the worker's exit code, or the negative signal number; None for a host or the
             command.
-        time: when it happened, in seconds since 1970.
-        step: the steps of training that the job had completed; None if none are known.
-        classes: the class of the exception that ended the worker and its bases, if known.
+        time: the time of the failure, in seconds since 1970.
+        step: the number of training steps that the job had completed; None if unknown.
+        classes: the class of the exception that ended the worker, and its bases, if known.
         message: the first line of that exception's message.
-        stopped: whether a launcher was told to stop.
+        stopped: whether a launcher was asked to stop.
     """
 
     host: int
@@ -124,13 +125,13 @@ class Failure:
             raise ValueError("a failure has an exit code from 1 to 255, and a time")
 
     def __str__(self) -> str:
-        """One sentence."""
+        """Describes the failure in one sentence."""
         after = "" if self.step is None else f", after step {self.step}"
         return f"{self.subject} {self.event}{after}."
 
     @property
     def cause(self) -> str:
-        """The exception behind it; "" if none is known."""
+        """The exception that caused it; "" if unknown."""
         return ": ".join(filter(None, (*self.classes[:1], self.message)))
 
     @property
@@ -150,7 +151,7 @@ def worker_failure(
     progress: Progress | None = None,
     time: float = 0.0,
 ) -> Failure:
-    """The failure of a worker that exited with an error.
+    """Returns the failure of a worker that exited with an error.
 
     Args:
         host: the number of its host.
@@ -158,8 +159,8 @@ def worker_failure(
         status: its exit code, or the negative signal number.
         tail: its last lines of output.
         log: the path of its log; "" if its output went to the terminal, which was not read.
-        progress: what it has told of itself.
-        time: when it exited, in seconds since 1970.
+        progress: the progress that it reported.
+        time: the time of the exit, in seconds since 1970.
 
     Example:
         >>> failure = worker_failure(host=0, rank=1, status=-11, tail=[], log="worker-1.log")
@@ -203,7 +204,7 @@ def worker_failure(
 
 
 def _last_exceptions(tail: Sequence[str]) -> list[tuple[str, str]]:
-    """The class and message of the last exception in a worker's output, and of those behind it."""
+    """Returns class and message of the last exception in a worker's output, and of its causes."""
     found: list[tuple[str, str]] = []
     for line in reversed(tail):
         if line.startswith(_CHAINED):
@@ -220,7 +221,7 @@ def _last_raised(found: Sequence[tuple[str, str]]) -> Raised | None:
 
 
 def stopped_by(host: int, number: signal.Signals) -> Failure:
-    """The failure of a launcher that was stopped by a signal."""
+    """Returns the failure of a launcher that was stopped by a signal."""
     subject = "this command" if host == 0 else f"the command on host {host}"
     return Failure(
         host=host,
@@ -233,7 +234,7 @@ def stopped_by(host: int, number: signal.Signals) -> Failure:
 
 
 def lost_host(host: int, address: str) -> Failure:
-    """The failure of a host with which the connection was lost."""
+    """Returns the failure of a host whose connection was lost."""
     return Failure(
         host=host,
         subject=f"host {host} ({address})",
@@ -244,15 +245,15 @@ def lost_host(host: int, address: str) -> Failure:
 
 
 class FirstFailure:
-    """Chooses the failure that caused the others; it reads no clock.
+    """Chooses the failure that caused the others, without reading a clock.
 
     A clear failure is chosen at once. A doubtful one waits for a clearer one; after the delay, the
-    least doubtful failure is chosen, and the earliest among those.
+    least doubtful failure is chosen, the earliest one if several are equal.
 
     Args:
         delay: seconds that a doubtful failure waits.
-        patience: seconds in which the other workers, too, may save their state and exit.
-        decides: False if a clear failure, too, has to wait, for the decision of another host.
+        patience: additional seconds in which the other workers may save their state and exit.
+        decides: False if a clear failure must also wait, for another host's decision.
 
     Example:
         >>> first = FirstFailure(delay=1.0)
@@ -269,7 +270,7 @@ class FirstFailure:
         self.deadline: float | None = None
 
     def add(self, failure: Failure, now: float) -> None:
-        """Adds a failure; call it in the order in which failures happen."""
+        """Adds a failure; must be called in the order of the failures."""
         self._candidates.append(failure)
         delay = 0.0 if failure.doubt == Doubt.NONE and self._decides else self._delay
         if failure.doubt == Doubt.PREEMPTED:
@@ -277,13 +278,13 @@ class FirstFailure:
         self.deadline = min(now + delay, math.inf if self.deadline is None else self.deadline)
 
     def decided(self, now: float) -> Failure | None:
-        """The failure to show; None while there is none or it is in doubt."""
+        """Returns the failure to show; None while there is none or it is in doubt."""
         if self.deadline is None or now < self.deadline:
             return None
         return self.most_likely()
 
     def most_likely(self) -> Failure | None:
-        """The most likely cause among the failures so far."""
+        """Returns the most likely cause among the failures so far."""
         return min(self._candidates, key=lambda failure: failure.doubt, default=None)
 
 
@@ -292,10 +293,10 @@ class Loss:
     """A failure in a job whose other workers keep running.
 
     Attributes:
-        failure: of a worker or a host.
+        failure: the failure of a worker or a host.
         fate: the reaction, such as `"replaced at once"`.
         final: whether there is no replacement.
-        late: whether another worker had completed the training before.
+        late: whether another worker had already completed the training.
     """
 
     failure: Failure
@@ -305,25 +306,25 @@ class Loss:
 
 
 def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
-    """The failure that the job fails with; None if it has not failed.
+    """Returns the failure that makes the job fail; None if it has not failed.
 
-    The job has not failed with a lost worker if the others complete the training, or save their
-    state on request. It has failed with one that fails after another has completed the training.
+    Losing a worker does not fail the job if the others complete the training or save their state on
+    request. A failure after another worker has completed the training does.
 
     Args:
-        losses: in order.
+        losses: the losses, in order.
         completed: whether at least one worker ended with 0.
-        left: whether at least one ended with 75.
+        left: whether at least one worker ended with 75.
     """
     failures = [loss.failure for loss in losses if loss.late]
     if not failures and not (completed or left):
         failures = [loss.failure for loss in losses if loss.final]
-    # The earliest that is not merely the consequence of another one, if there is one.
+    # The earliest failure that is not merely the consequence of another one, if any.
     return min(failures, key=lambda failure: failure.doubt == Doubt.VICTIM, default=None)
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 77` for a number without a name."""
+    """Returns `SIGKILL` for 9, and `signal 77` for a number without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -337,7 +338,7 @@ SAVED = (
 
 
 def describe(failure: Failure, host: int, log_dir: Path | None) -> str:
-    """Describes what failed first and where to find its output.
+    """Describes the first failure, and where to find its output.
 
     Args:
         failure: the first failure of the job.
@@ -370,11 +371,11 @@ def describe(failure: Failure, host: int, log_dir: Path | None) -> str:
     return "\n".join(lines)
 
 
-# All workers start again.
+# Messages about restarts of all workers.
 
 
 def describe_restart(number: int, limit: int, delay: float, failure: Failure) -> str:
-    """Announces that the job starts again: when, and why.
+    """Announces a restart of the job: its time, and its reason.
 
     Args:
         number: the number of the restart.
@@ -387,7 +388,7 @@ def describe_restart(number: int, limit: int, delay: float, failure: Failure) ->
 
 
 def describe_success(failures: Sequence[Failure]) -> str:
-    """Lists the failures of a job that has succeeded in the end; "" if there were none."""
+    """Lists the failures of a job that succeeded in the end; "" if there were none."""
     if not failures:
         return ""
     times = _times(len(failures))
@@ -395,11 +396,11 @@ def describe_success(failures: Sequence[Failure]) -> str:
 
 
 def describe_failures(failures: Sequence[Failure], reason: str) -> str:
-    """Lists the failures of a job that has failed; "" if there is nothing to add to the last one.
+    """Lists the failures of a failed job; "" if there is nothing to add to the last one.
 
     Args:
         failures: the first failure of each generation.
-        reason: why the job is not started again, as a clause; "" if this was not requested.
+        reason: why the job is not restarted, as a clause; "" if restarts were not requested.
 
     Example:
         >>> killed = Failure(host=0, subject="worker 1", event="was killed by SIGKILL", code=137,
@@ -426,11 +427,11 @@ def _history(failures: Sequence[Failure]) -> str:
     )
 
 
-# One worker is replaced.
+# Messages about the replacement of one worker.
 
 
 def describe_loss(loss: Loss, *, others: bool) -> str:
-    """Describes a worker that has failed, in one line.
+    """Describes a loss, in one line.
 
     Args:
         loss: the loss.
@@ -453,12 +454,12 @@ def describe_loss(loss: Loss, *, others: bool) -> str:
 
 
 def describe_leave(failure: Failure, *, others: bool) -> str:
-    """Describes a worker that has left on request, in one line."""
+    """Describes a worker that left on request, in one line."""
     return f"{failure}{' The others go on without it.' if others else ''}"
 
 
 def mark(rank: int, replacement: str) -> str:
-    """The line in a worker's log before the output of its replacement."""
+    """Returns the line in a worker's log before the output of its replacement."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"--- tfdist run: {replacement} of worker {rank} starts at {now} ---"
 
@@ -467,9 +468,9 @@ def describe_end(losses: Sequence[Loss], code: int, *, completed: bool) -> str:
     """Describes the end of the job, with every loss; "" if there is nothing to report.
 
     Args:
-        losses: the losses in order.
+        losses: the losses, in order.
         code: the exit code.
-        completed: whether a worker has completed the training.
+        completed: whether any worker has completed the training.
     """
     if not losses and code != PREEMPTED:
         return ""
@@ -489,12 +490,12 @@ def describe_end(losses: Sequence[Loss], code: int, *, completed: bool) -> str:
 
 
 def clause(failure: Failure) -> str:
-    """The failure with its place and cause, as a clause."""
+    """Returns the failure with its step and cause, as a clause."""
     cause = f" ({failure.cause})" if failure.cause else ""
     place = "" if failure.step is not None or failure.rank is None else ", at no known step"
     return f"{str(failure).removesuffix('.')}{cause}{place}"
 
 
 def date(seconds: float) -> str:
-    """The local time of seconds since 1970."""
+    """Formats seconds since 1970 as local time."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -25,8 +25,8 @@ _TAIL_WIDTH = 500
 class LineAssembler:
     """Assembles complete, prefixed lines from output that arrives in pieces.
 
-    If a line is rewritten with carriage returns, as by a progress bar, only its last state is kept.
-    A line longer than 64 KiB is split.
+    If a line is rewritten with carriage returns, as in a progress bar, only its last state is kept.
+    Lines longer than 64 KiB are split.
 
     Args:
         prefix: the text before each line.
@@ -42,7 +42,7 @@ class LineAssembler:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Adds output, and returns the lines that are now complete, prefixed."""
+        """Adds output, and returns the completed lines with the prefix."""
         *lines, rest = (self._rest + data).split(b"\n")
         while len(rest) > _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
@@ -51,17 +51,17 @@ class LineAssembler:
         return b"".join(self._prefix + _last_state(line) + b"\n" for line in lines)
 
     def flush(self) -> bytes:
-        """Returns the unfinished rest as a line, b"" if none."""
+        """Returns the unfinished rest as a line; b"" if there is none."""
         return self.feed(b"\n") if self._rest else b""
 
 
 def last_lines(path: Path, count: int, start: int = 0) -> list[str]:
-    """The last lines of a file, each truncated to 500 characters.
+    """Returns the last lines of a file, each truncated to 500 characters.
 
     Args:
         path: the file, which may be missing or not UTF-8.
         count: the maximum number of lines.
-        start: where in the file to begin.
+        start: the position in the file to begin at.
     """
     try:
         with path.open("rb") as file:
@@ -81,7 +81,7 @@ _READ_SIZE = 65536
 _READS_AT_ONCE = 16
 _TAIL_LINES = 20
 _CHIEF = 0
-# A write of so many bytes to a pipe is not interleaved with others, and fits once poll says so.
+# A write of up to this size to a pipe is atomic, and fits once poll reports the pipe as writable.
 _ATOMIC = select.PIPE_BUF
 
 
@@ -95,11 +95,11 @@ class _Copy:
 
 
 class Output:
-    """The output of this host's workers.
+    """Routes the output of this host's workers.
 
-    The chief inherits the launcher's streams, unless the mode is `"none"`, so its progress bar is
-    drawn correctly. Every other worker writes to a log file; with `"all"` it writes to a pipe, from
-    which the launcher copies to the log file and, line by line and prefixed with the rank, to its
+    The chief inherits the launcher's streams, unless the mode is `"none"`, so that its progress bar
+    is drawn correctly. Every other worker writes to a log file. With `"all"`, it writes to a pipe:
+    the launcher copies from it to the log file and, in lines prefixed with the rank, to its own
     stdout.
 
     Args:
@@ -130,7 +130,7 @@ class Output:
         self._starts: dict[int, int] = {}
 
     def begin(self, generation: int) -> None:
-        """Keeps the files of the generations so far: this one's have a folder of their own.
+        """Begins a generation, in a new folder, so that the files of earlier ones are kept.
 
         Raises:
             LaunchError: the folder cannot be created.
@@ -145,7 +145,7 @@ class Output:
 
     @staticmethod
     def of_generation(folder: Path, generation: int) -> Path:
-        """The folder for the files of a generation: the given one for the first.
+        """Returns the folder for the files of a generation; the first one uses the given folder.
 
         Example:
             >>> Output.of_generation(Path("logs"), 2)
@@ -158,18 +158,18 @@ class Output:
         return rank == _CHIEF and self._mode != "none"
 
     def log(self, rank: int) -> Path:
-        """The path of this worker's log file of this generation, which may not exist."""
+        """Returns the path of this worker's log file in this generation; the file may not exist."""
         return self._folder / f"worker-{rank}.log"
 
     @contextlib.contextmanager
     def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
-        """A context manager for the stdin, stdout and stderr to start a worker with.
+        """Provides the stdin, stdout and stderr of a new worker, as a context manager.
 
-        On exit it closes the launcher's copies, so that a pipe reaches its end with the worker.
+        On exit, closes the launcher's copies, so that a pipe ends when its worker does.
 
         Args:
-            rank: the worker's.
-            mark: a line between the log of the worker that it replaces and its own; "" overwrites.
+            rank: the worker's rank.
+            mark: a line between the replaced worker's log and its own; "" overwrites that log.
 
         Raises:
             LaunchError: the log file cannot be written.
@@ -213,10 +213,10 @@ class Output:
         return log
 
     def pipes(self) -> dict[int, int]:
-        """The file descriptors to wait on, by rank; read them with `copy`.
+        """Returns the file descriptors to wait on, by rank; read them with `copy`.
 
-        While nobody reads the launcher's stdout, there are none: the workers wait, as rank 0 does,
-        and the launcher does not.
+        Returns none while the reader of the launcher's stdout is behind: then the workers wait, as
+        rank 0 does, and the launcher does not.
         """
         self._shown.advance()
         if self._shown.is_behind:
@@ -224,14 +224,14 @@ class Output:
         return {rank: copy.pipe for rank, copy in self._copies.items()}
 
     def register(self, poll: select.poll) -> None:
-        """Waits for what the workers write, or until it can be shown."""
+        """Registers the workers' pipes, and stdout if lines are waiting for it."""
         for pipe in self.pipes().values():
             poll.register(pipe, select.POLLIN)
         if self._shown.is_behind:
             poll.register(self._shown.descriptor, select.POLLOUT)
 
     def copy(self, rank: int) -> None:
-        """Copies a worker's output so far, and closes the pipe at its end."""
+        """Copies a worker's available output, and closes the pipe at its end."""
         copy = self._copies[rank]
         # Bounded, so that one worker that never pauses does not starve the others.
         for _ in range(_READS_AT_ONCE):
@@ -249,7 +249,7 @@ class Output:
             self._shown.write(copy.lines.feed(data))
 
     def tail(self, rank: int) -> list[str]:
-        """The last lines of a worker that has exited; empty if they went only to the terminal."""
+        """Returns an exited worker's last lines; none if they went only to the terminal."""
         if self.inherited(rank):
             return []
         return last_lines(self.log(rank), _TAIL_LINES, self._starts.get(rank, 0))
@@ -260,7 +260,7 @@ class Output:
         return self._directory
 
     def written(self) -> Path | None:
-        """The directory with this generation's log files; None if there are none."""
+        """Returns the directory with this generation's log files; None if there are none."""
         logs = (*self._folder.glob("worker-*.log"), *self._folder.glob("flight-*.json"))
         return self._folder if logs else None
 
@@ -272,11 +272,11 @@ class Output:
         """Copies the remaining output of a worker that has exited."""
         if rank in self._copies:
             self.copy(rank)
-        if rank in self._copies:  # A process outside its group holds the pipe open.
+        if rank in self._copies:  # A process outside its group keeps the pipe open.
             self._close(rank)
 
     def show_rest(self) -> None:
-        """Shows everything that has been copied; waits for whoever reads the launcher's stdout."""
+        """Shows all copied output; waits for the reader of the launcher's stdout."""
         self._shown.finish()
 
     def remove(self) -> None:
@@ -292,15 +292,15 @@ class Output:
 
 
 class ShownOutput:
-    """The launcher's stdout, written to without waiting for its reader.
+    """Writes to the launcher's stdout without waiting for its reader.
 
-    It takes whole lines; others may write to the same descriptor.
+    Accepts whole lines; other processes may write to the same descriptor.
 
     Args:
         target: the descriptor.
 
     Attributes:
-        descriptor: to be waited on for writing while there are lines that do not fit yet.
+        descriptor: the descriptor to wait on for writing while lines are pending.
     """
 
     def __init__(self, target: int = 1) -> None:
@@ -309,27 +309,27 @@ class ShownOutput:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are lines that do not fit yet."""
+        """Whether lines are pending."""
         return bool(self._backlog)
 
     def write(self, lines: bytes) -> None:
-        """Writes lines, after those that do not fit yet."""
+        """Writes lines, after the pending ones."""
         self._backlog += lines
         self.advance()
 
     def advance(self) -> None:
-        """Writes what fits."""
+        """Writes pending lines without blocking."""
         while self._backlog and self._writable(0):
             end = self._backlog.rfind(b"\n", 0, _ATOMIC) + 1 or _ATOMIC
             try:
                 del self._backlog[: os.write(self.descriptor, self._backlog[:end])]
             except BlockingIOError:
                 return
-            except OSError:  # The reader is gone; the log files still get everything.
+            except OSError:  # The reader is gone; the log files still receive everything.
                 self._backlog.clear()
 
     def finish(self) -> None:
-        """Writes everything, however long that takes."""
+        """Writes all pending lines, and waits as long as that takes."""
         while self._backlog:
             self._writable(None)
             self.advance()

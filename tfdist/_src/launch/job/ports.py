@@ -1,4 +1,4 @@
-"""Free ports for the workers, held for them while the job runs."""
+"""Free ports for the workers, reserved while the job runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfdist.errors import LaunchError
 
 
 class Reservation:
-    """Ports of this host that no other program gets, until closed.
+    """Reserves ports of this host for the workers, until closed.
 
     Each port is held by a socket that is bound to every address of the host with SO_REUSEADDR and
     never listens. Linux then lets a worker that also sets SO_REUSEADDR (as TensorFlow's gRPC server

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tfdist.errors import LaunchError
 
-# A blocked collective occupies an inter-op thread: with only one, it would block the very op that
+# A blocked collective occupies an inter-op thread. With only one, it would block the operation that
 # its peers wait for.
 _MIN_INTEROP_THREADS = 2
 
 
 def available_cores() -> int:
-    """The number of cores this process may use, given its affinity mask and cgroup CPU quota.
+    """Returns the number of cores this process may use, by affinity mask and cgroup CPU quota.
 
     Returns:
         The number of cores, at least 1. A quota of 2.5 cores counts as 2.
@@ -35,14 +35,14 @@ def available_cores() -> int:
 def cgroup_quota(
     root: Path = Path("/sys/fs/cgroup"), cgroups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """The tightest CPU quota from this process's cgroup up to the root.
+    """Returns the tightest CPU quota from this process's cgroup up to the root.
 
     Args:
-        root: where the cgroup file system is mounted.
+        root: the mount point of the cgroup file system.
         cgroups: the file that lists this process's cgroups.
 
     Returns:
-        A number of cores, or None without a quota.
+        A number of cores, or None if there is no quota.
     """
     try:
         lines = cgroups.read_text().splitlines()
@@ -61,7 +61,7 @@ def cgroup_quota(
 def thread_settings(
     cores: int, workers: int, per_worker: int | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that limit each worker of this host to its share of the cores.
+    """Returns the variables that limit each worker of this host to its share of the cores.
 
     Args:
         cores: the number of cores to divide.
@@ -91,7 +91,7 @@ def thread_settings(
 
 
 def _quotas(mount: Path, path: str, read: Callable[[Path], float]) -> list[float]:
-    """The quotas of the cgroup `path` and its ancestors that can be read."""
+    """Returns the readable quotas of the cgroup `path` and its ancestors."""
     found = []
     directory = mount / path.lstrip("/")
     for level in (directory, *directory.parents):
@@ -118,7 +118,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs visible to a program started here.
+    """Returns the GPUs visible to a program started here.
 
     Args:
         environment: may contain `CUDA_VISIBLE_DEVICES`; without it, all GPUs are visible.

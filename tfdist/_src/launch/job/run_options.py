@@ -25,7 +25,7 @@ def check_syntax(command: Sequence[str]) -> None:
         command: the interpreter, `-u`, and the script or `-m` and a module, then their arguments.
 
     Raises:
-        LaunchError: it does not compile; the message has the line.
+        LaunchError: it does not compile; the message contains the line.
     """
     path = _source(command[2:])
     if path is None:
@@ -33,7 +33,7 @@ def check_syntax(command: Sequence[str]) -> None:
     try:
         source = path.read_bytes()
     except OSError:
-        return  # The worker's message says more.
+        return  # The worker's message contains more details.
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -45,12 +45,12 @@ def check_syntax(command: Sequence[str]) -> None:
 
 
 def _source(program: Sequence[str]) -> Path | None:
-    """The file of a program; None if it is something else, such as an archive, or is not found."""
+    """Returns the file of a program; None if it is not source, or not found."""
     if not program[0].startswith("-m"):
         path = Path(program[0])
         return path if path.suffix == ".py" else None
     name = program[1] if program[0] == "-m" else program[0][2:]
-    # As `python -m` finds it, but for the packages around it, which would have to be imported.
+    # Finds the module like `python -m`, but without importing its parent packages.
     folders: Sequence[str] | None = [os.getcwd(), *sys.path[1:]]
     parts = name.split(".")
     for length in range(1, len(parts) + 1):
@@ -74,9 +74,9 @@ class ListedHost:
     """One host.
 
     Attributes:
-        name: what ssh is passed: a name, an address, `user@host`, or an alias of its
+        name: the argument for ssh: a name, an address, `user@host`, or an alias from its
             configuration.
-        workers: the number of its workers; None for one per GPU, or one without GPUs.
+        workers: the number of its workers; None for one per GPU, or one if there are no GPUs.
     """
 
     name: str
@@ -92,8 +92,8 @@ def parse_hosts(text: str) -> tuple[ListedHost, ...]:
     """Parses a list of hosts.
 
     Args:
-        text: `"host:workers"` or `"host"`, separated by commas; an IPv6 address with a number of
-            workers is in brackets.
+        text: `"host:workers"` or `"host"`, separated by commas; brackets enclose an IPv6 address
+            that has a number of workers.
 
     Raises:
         ValueError: the list is empty or malformed, or names a host twice.
@@ -109,10 +109,10 @@ def read_hostfile(path: str) -> tuple[ListedHost, ...]:
     """Reads a file with one host per line.
 
     Args:
-        path: its path; a line is `host`, `host slots=4` or `host:4`, `#` begins a comment.
+        path: its path; a line is `host`, `host slots=4` or `host:4`; `#` begins a comment.
 
     Raises:
-        ValueError: the file cannot be read, or as in `parse_hosts`.
+        ValueError: the file cannot be read, or its list is invalid as in `parse_hosts`.
 
     Example:
         >>> Path("hosts").write_text("gpu1 slots=2\\ngpu2:4  # the new one\\n")  # doctest: +SKIP
@@ -156,7 +156,7 @@ def _parse_host(text: str) -> ListedHost:
 
 
 def _name(name: str) -> str:
-    # An option of ssh, such as -oProxyCommand=…, must not pass for a host.
+    # An option of ssh, such as -oProxyCommand=…, must not be accepted as a host.
     if not name or name.startswith("-") or not name.isprintable() or " " in name:
         raise ValueError(f"must name a host. Received: {name!r}")
     return name
@@ -208,7 +208,7 @@ shows those that are set."""
 
 
 def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
-    """The parser, and whether each option takes a value."""
+    """Returns the parser, and whether each option takes a value."""
     parser = OneLineParser(
         prog="tfdist run",
         usage="%(prog)s [-n N] [options] script.py [arguments]\n"
@@ -362,11 +362,11 @@ def _workers(text: str) -> int | None:
     return None if text == "auto" else count(1)(text)
 
 
-# Replacements of each worker with --elastic, unless --max-restarts says otherwise.
+# The number of replacements of each worker with --elastic, unless --max-restarts is given.
 _REPLACEMENTS = 3
-# What `--hosts` replaces, as it is when it is not given.
+# Options that `--hosts` replaces, with their defaults.
 _EACH_HOSTS_OWN = {"workers": None, "nnodes": 1, "node_rank": 0, "host": None}
-# What the launchers of the hosts are told in another way, or need not know.
+# Options that the hosts' launchers receive in another form, or do not need.
 _OF_THE_COMMAND = frozenset({"--hosts", "--hostfile", "-x", "--ssh", "--rendezvous", "--dry-run"})
 
 
@@ -381,20 +381,20 @@ class RunOptions:
         node_rank: this host's number.
         rendezvous: host and port that host 0 listens on; None for a job on one host.
         host: the address of this host for the other workers; None to detect it.
-        hosts: the hosts whose launchers are started by ssh; empty to start workers on this one.
-        forward: the variables that they are sent, `"NAME"` or `"NAME=VALUE"`.
-        ssh: the command that reaches them.
-        launcher_arguments: what their launchers are passed, but for their own places.
-        output: a member of `run_parser.OUTPUTS`.
+        hosts: the hosts whose launchers are started by ssh; empty to start workers on this host.
+        forward: the variables to send to these hosts, `"NAME"` or `"NAME=VALUE"`.
+        ssh: the command that reaches these hosts.
+        launcher_arguments: the arguments of their launchers, except for host-specific ones.
+        output: a member of `OUTPUTS`.
         log_dir: the directory for the log files; None for a temporary one.
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
         gpus_per_worker: None to divide the GPUs evenly.
-        grace: seconds from one signal to the next, harder one; None for the defaults.
-        max_restarts: how often a job that has failed is started again; with `elastic`, how many
-            replacements each worker may have.
-        elastic: whether a worker that fails is replaced while the others go on.
+        grace: seconds between signals of increasing force; None for the defaults.
+        max_restarts: the number of restarts allowed after failures; with `elastic`, the number of
+            replacements of each worker.
+        elastic: whether a failed worker is replaced while the others continue.
         spares: the number of processes that wait to become a replacement.
-        metrics_port: the port of this host's first worker for metrics; None for the environment's.
+        metrics_port: the metrics port of this host's first worker; None for the environment's.
         dry_run: whether to only print the workers.
     """
 
@@ -486,7 +486,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
 def _without(
     options: Sequence[str], takes_value: Mapping[str, bool], names: frozenset[str]
 ) -> Iterator[str]:
-    """The options but for those of these names, and their values."""
+    """Yields `options` without the named ones and their values."""
     rest = iter(options)
     for option in rest:
         name = option.partition("=")[0] if option.startswith("--") else option[:2]

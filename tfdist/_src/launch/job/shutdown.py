@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-# The signals that ask the launcher to stop. SIGCHLD, which is handled too, only wakes it up.
+# The signals that ask the launcher to stop. SIGCHLD is also handled, but only wakes it up.
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -52,7 +52,7 @@ class Signals:
         return self._read
 
     def take(self) -> list[signal.Signals]:
-        """The stopping signals received since the last call, in order."""
+        """Returns the stopping signals received since the last call, in order."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -64,25 +64,25 @@ def _ignore(number: int, frame: FrameType | None) -> None:
     """Does nothing: Python writes the number to the wakeup descriptor."""
 
 
-# Sent in this order, one grace period apart.
+# The signals in the order of sending, one grace period apart.
 _GENTLE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-# Seconds that a process may take to exit after SIGKILL (one stuck in a driver never does).
+# Seconds allowed for an exit after SIGKILL (a process stuck in a driver never exits).
 LAST_WAIT = 10.0
 
 
-# What schedulers give after SIGTERM is often 30 s (Slurm, Kubernetes): a snapshot must fit, and the
-# launcher must be able to end the workers and say so.
+# Schedulers often allow 30 s after SIGTERM (Slurm, Kubernetes): a snapshot must fit, and the
+# launcher must be able to end the workers and report that.
 _PREEMPTION_GRACE = 25.0
 _GRACE = 5.0
 
 
 @dataclass(frozen=True)
 class Grace:
-    """Seconds from one signal to the next, harder one.
+    """Seconds between signals of increasing force.
 
     Attributes:
-        failure: after a failure, and after Ctrl-C.
-        preemption: after SIGTERM to the launcher, in which the workers may save their state.
+        failure: the seconds after a failure, and after Ctrl-C.
+        preemption: the seconds after SIGTERM to the launcher; workers may save their state.
 
     Example:
         >>> Grace.given(None)
@@ -94,14 +94,14 @@ class Grace:
 
     @classmethod
     def given(cls, seconds: float | None) -> Grace:
-        """The same for both; the defaults for None."""
+        """Returns the given seconds for both, or the defaults for None."""
         if seconds is None:
             return cls(_GRACE, _PREEMPTION_GRACE)
         return cls(seconds, seconds)
 
 
 class SignalEscalation:
-    """Determines which signal is due; it reads no clock and sends nothing.
+    """Determines the signal that is due, without reading a clock or sending anything.
 
     Args:
         first: the first signal: SIGINT, SIGTERM or SIGKILL.
@@ -120,7 +120,7 @@ class SignalEscalation:
         self.next_time = now
 
     def due(self, now: float) -> signal.Signals | None:
-        """The signal to send now, if any."""
+        """Returns the signal to send now, if any."""
         if not self._left or now < self.next_time:
             return None
         number = self._left.pop(0)
@@ -134,5 +134,5 @@ class SignalEscalation:
             self.next_time = now
 
     def exhausted(self, now: float) -> bool:
-        """Whether SIGKILL, too, has had no effect."""
+        """Whether SIGKILL has also had no effect."""
         return not self._left and now >= self.next_time

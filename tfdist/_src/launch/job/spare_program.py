@@ -1,9 +1,8 @@
-"""What a warm spare runs: imports what workers import, waits for its task, and becomes a worker.
+"""The program of a warm spare: imports the workers' modules, waits for its task, becomes a worker.
 
-Importing TensorFlow takes seconds, and a replacement shall train sooner than that. The launcher
-starts this module with the environment of the workers, but for what differs between them, and
-later sends a task: the environment, and the three streams. The program then runs as
-`python -u script.py` or `python -u -m module` runs it.
+Importing TensorFlow takes seconds; a replacement that skips it trains sooner. The launcher starts
+this module with the workers' common environment, and later sends a task: the environment, and the
+three streams. The program then runs as with `python -u script.py` or `python -u -m module`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
-# Of each second, the spare imports for a quarter: a process that lowers its priority cannot raise
-# it again without privileges, and this one becomes a worker.
+# The spare imports for a quarter of the time: a process that lowers its priority cannot raise it
+# again without privileges, and this one becomes a worker.
 _PAUSES = 3.0
 
 
@@ -33,8 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs the spare.
 
     Args:
-        arguments: the number of the descriptor of the socket to the launcher, the names of the
-            modules to import, separated by commas, then the program and its arguments.
+        arguments: the number of the socket descriptor to the launcher; the names of the modules to
+            import, separated by commas; the program and its arguments.
     """
     control = socket.socket(fileno=int(arguments[0]))
     control.set_inheritable(False)
@@ -48,21 +47,21 @@ def main(arguments: Sequence[str]) -> None:
     try:
         control.send(b"r")
     except BrokenPipeError:
-        pass  # It has sent the task already, and closed its end.
+        pass  # The launcher has already sent the task and closed its end.
     data, descriptors, _, _ = socket.recv_fds(control, 1, 4)
     control.close()
     if not data:
-        sys.exit(1)  # The launcher is gone. Without a task, it must not count as a success.
+        sys.exit(1)  # The launcher is gone. Without a task, the exit must not count as a success.
     _take_over(descriptors)
     _strip_tracebacks()
     run(program)
 
 
 class Pace:
-    """The first finder of `sys.meta_path`, which finds nothing: it pauses between two imports.
+    """The first finder of `sys.meta_path`: finds nothing, but pauses between imports.
 
     Args:
-        control: no more pauses once it is readable: the task is there.
+        control: the socket that ends all pauses when it is readable: the task has arrived.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -70,7 +69,7 @@ class Pace:
         self._used = time.process_time()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Called before each import."""
+        """Pauses before an import."""
         pause = (time.process_time() - self._used) * _PAUSES
         if pause > 0.01:
             select.select([self._control], [], [], pause)
@@ -78,7 +77,7 @@ class Pace:
 
 
 def run(program: Sequence[str]) -> None:
-    """Runs a program as the interpreter does.
+    """Runs a program as the interpreter would.
 
     Args:
         program: a script, or `-m` and a module, then the arguments.
@@ -92,10 +91,10 @@ def run(program: Sequence[str]) -> None:
         return
     sys.argv = list(program)
     if not _is_source(program[0]):
-        # The absolute path, as the interpreter has it in `sys.path`.
+        # The absolute path, as the interpreter puts it in `sys.path`.
         runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
         return
-    path = os.path.join(os.getcwd(), program[0])  # As the interpreter does it.
+    path = os.path.join(os.getcwd(), program[0])  # As the interpreter does.
     script = ModuleType("__main__")
     values = {
         "__file__": path,
@@ -104,7 +103,7 @@ def run(program: Sequence[str]) -> None:
         "__loader__": SourceFileLoader("__main__", path),
     }
     script.__dict__.update(values)
-    # For good, unlike `runpy`: threads and exit handlers that outlive the script need it.
+    # Permanent, unlike with `runpy`: threads and exit handlers that outlive the script need it.
     sys.modules["__main__"] = script
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)
@@ -112,7 +111,7 @@ def run(program: Sequence[str]) -> None:
 
 
 def _is_source(path: str) -> bool:
-    """Whether a program is a file of source, rather than a folder or an archive."""
+    """Whether a program is a source file, rather than a folder or an archive."""
     if os.path.isdir(path) or path.endswith(".pyc"):
         return False
     try:
@@ -123,7 +122,7 @@ def _is_source(path: str) -> bool:
 
 
 def _set_path(program: Sequence[str]) -> None:
-    """Sets what the interpreter puts first on `sys.path`, which is this folder for `-m`."""
+    """Sets the first entry of `sys.path` as the interpreter would; for `-m`, the current folder."""
     if sys.flags.safe_path:
         return
     if program[0].startswith("-m"):
@@ -135,7 +134,7 @@ def _set_path(program: Sequence[str]) -> None:
 
 
 def _take_over(descriptors: Sequence[int]) -> None:
-    """Becomes the worker: its environment, stdin, stdout and stderr."""
+    """Becomes the worker: takes over its environment, stdin, stdout and stderr."""
     task, *streams = descriptors
     with open(task, encoding="utf-8") as file:
         environment = json.load(file)
@@ -147,7 +146,7 @@ def _take_over(descriptors: Sequence[int]) -> None:
 
 
 def _strip_tracebacks() -> None:
-    """Leaves this module out of the traceback of an exception that ends the program."""
+    """Removes this module from the traceback of an exception that ends the program."""
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

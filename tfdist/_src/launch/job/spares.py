@@ -1,4 +1,4 @@
-"""Warm spares: processes that have imported TensorFlow already and become a replacement."""
+"""Warm spares: processes that have already imported TensorFlow and can become a replacement."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _PRELOAD = (
 )
 # The number of spares killed before use after which no more are started.
 _MOST_KILLED = 3
-# The end of a spare's output, which names an import error.
+# The end of a spare's output, which shows an import error.
 _TAIL_BYTES = 4096
-# Set for each worker separately.
+# Variables set for each worker separately.
 _OWN = frozenset({"TF_CONFIG"})
 
 
 class Spare:
-    """A process that has imported what workers import, and waits for its task.
+    """A process that has imported the workers' modules and waits for its task.
 
     Args:
         program: the program that the workers run, without the interpreter.
@@ -98,7 +98,7 @@ class Spare:
         return self.process
 
     def last_line(self) -> str:
-        """Returns the last line that it has printed; "" if none."""
+        """Returns the last line of its output; "" if there is none."""
         size = os.lseek(self._output, 0, os.SEEK_END)
         text = os.pread(self._output, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = text.decode(errors="replace").strip().splitlines()
@@ -119,7 +119,7 @@ def _descriptor(stream: Stream, inherited: int, nowhere: int) -> int:
 
 
 class Spares:
-    """Keeps a number of spares, and starts another one for each that is used.
+    """Maintains a number of spares: starts another one for each used spare.
 
     Args:
         count: the number of spares.
@@ -167,9 +167,9 @@ class Spares:
         return ""
 
     def take(self) -> Spare | None:
-        """Returns a spare, preferably one that is ready; None if there is none.
+        """Returns a spare, preferably a ready one; None if there is none.
 
-        Suspended spares (SIGSTOP) are ended, since they would delay the job.
+        Ends suspended spares (SIGSTOP), which would delay the job.
         """
         for spare in [spare for spare in self._spares if spare.process.stopped]:
             self._spares.remove(spare)
@@ -198,9 +198,9 @@ class Spares:
 def spare_settings(
     plans: Sequence[WorkerPlan], gpus: Sequence[str]
 ) -> tuple[dict[str, str] | None, str]:
-    """Returns the settings with which a spare can become any of this host's workers.
+    """Returns settings that let a spare become any of this host's workers.
 
-    Variables that TensorFlow reads when it is imported cannot be changed afterwards.
+    The variables that TensorFlow reads at import cannot be changed afterwards.
 
     Args:
         plans: the workers.

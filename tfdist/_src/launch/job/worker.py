@@ -1,10 +1,10 @@
-"""One worker process: its command and environment, its signals and its progress.
+"""A worker process: its command, environment, signals and progress, and the watchdog.
 
-It reads a pipe whose only writer is the launcher. Each worker writes its process group to the pipe
-before it executes its program, and the launcher removes the group once the worker has exited. The
-kernel closes the pipe however the launcher dies, and the remaining groups then get SIGKILL. So
-workers and their child processes die with the launcher, except for a process that has moved to
-another session or process group.
+The watchdog is a process that reads a pipe written to only by the launcher and its workers. Each
+worker writes its process group to the pipe before it executes its program; the launcher removes the
+group once the worker has exited. However the launcher dies, the kernel closes the pipe, and the
+watchdog sends SIGKILL to the remaining groups. Therefore workers and their child processes die with
+the launcher, except for a process that has moved to another session or process group.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.progress_file import SIZE, Progress
 from tfdist.errors import LaunchError
 
-# They must be the same for all workers, but for these: of one host, of one launcher, and the
-# secret, which is passed on in other ways, or made anew.
+# These settings must be the same for all workers. The exceptions below belong to one host or one
+# launcher; the secret is passed on separately, or created again.
 _SETTINGS = "TFDIST_"
 _NOT_SENT = frozenset(
     {"TFDIST_HOST", "TFDIST_GENERATION", "TFDIST_PROGRESS_FILE", "TFDIST_WITNESS", SECRET}
@@ -33,10 +33,10 @@ _NOT_SENT = frozenset(
 
 
 def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str, str]:
-    """The variables to send: the settings of tfdist, and the chosen ones.
+    """Returns the variables to send: the settings of tfdist, and the chosen ones.
 
     Args:
-        environment: that of the command.
+        environment: the environment of the command.
         chosen: `"NAME"`, or `"NAME=VALUE"`.
 
     Raises:
@@ -65,7 +65,7 @@ def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """One worker to start.
+    """A worker to start.
 
     Attributes:
         rank: its rank in the job.
@@ -78,7 +78,7 @@ class WorkerPlan:
     settings: Mapping[str, str]
 
     def __str__(self) -> str:
-        """The plan as a shell command."""
+        """Formats the plan as a shell command."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
         return " ".join([*settings, shlex.join(self.command)])
 
@@ -129,7 +129,7 @@ _READ_SIZE = 65536
 
 
 class Watchdog:
-    """Starts the process. Create it while the launcher has one thread and no workers.
+    """Starts the watchdog. Create it while the launcher has one thread and no workers.
 
     Example:
         >>> watchdog = Watchdog()
@@ -156,7 +156,7 @@ class Watchdog:
         self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Stops the process, which kills the groups that have not been removed."""
+        """Stops the watchdog, which kills the groups that have not been removed."""
         os.close(self._write)
         os.waitpid(self._pid, 0)
 
@@ -168,7 +168,7 @@ class Watchdog:
 
 
 def _watch(read: int) -> None:
-    """Reads until the launcher is gone, then kills. Runs only in the forked process."""
+    """Kills the remaining groups once the launcher is gone. Runs only in the forked process."""
     os.setsid()  # Signals sent to the launcher's process group must not reach this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
@@ -193,10 +193,10 @@ VARIABLE = "TFDIST_PROGRESS_FILE"
 
 
 class ProgressMemory:
-    """Memory for one worker, which ends with the launcher: it leaves no file.
+    """Memory for one worker's progress; disappears with the launcher, without leaving a file.
 
     Attributes:
-        path: where a process of the same user opens it.
+        path: a path at which a process of the same user can open it.
 
     Raises:
         LaunchError: the system is out of descriptors or memory.
@@ -228,22 +228,23 @@ class ProgressMemory:
 
 
 Stream = IO[bytes] | int | None
-# A process stuck in a driver does not go; the launcher does not wait for it.
+# A process stuck in a driver does not exit; the launcher does not wait for it.
 _END_SECONDS = 5.0
 
 
 class WorkerProcess:
     """Starts one worker.
 
-    It leads its own session, so Ctrl-C in the terminal reaches only the launcher, which decides
-    what to send to the workers, and one signal reaches the worker and all its child processes.
+    The worker leads its own session, so that Ctrl-C in the terminal reaches only the launcher. The
+    launcher decides how to signal the workers. One signal
+    reaches the worker and all its child processes.
 
     Args:
         plan: the worker to start.
         environment: the environment it inherits, overridden by the plan's settings.
         streams: its stdin, stdout and stderr, as accepted by `subprocess.Popen`.
         watchdog: kills it if the launcher dies.
-        inherit: more descriptors that it gets, under the same numbers.
+        inherit: additional descriptors that it inherits, under the same numbers.
 
     Raises:
         LaunchError: the system cannot start it.
@@ -267,9 +268,9 @@ class WorkerProcess:
                 stderr=streams[2],
                 start_new_session=True,
                 pass_fds=inherit,
-                # The launcher has one thread, and at most others that look up names, so running
-                # Python between fork and exec is safe.
-                # Adding the worker there ensures that it never runs unwatched.
+                # Running Python between fork and exec is safe, because other threads of the
+                # launcher, if any, only look up names. Adding the worker there ensures that it
+                # never runs unwatched.
                 preexec_fn=watchdog.add_this_process,
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -277,13 +278,13 @@ class WorkerProcess:
         self.pid = self._process.pid
 
     def exit_code(self) -> int | None:
-        """The worker's exit code, negative signal number if it was killed; None while it runs.
+        """Returns the worker's exit code, or the negative signal number; None while it runs.
 
-        Once it has exited, the rest of its process group is killed.
+        After it has exited, kills the rest of its process group.
         """
         if self._process.returncode is None:
             # The worker is reaped only after its group is dead, so that its number cannot be reused
-            # before then.
+            # earlier.
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.pid, options) is None:
                 return None
@@ -294,15 +295,15 @@ class WorkerProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped by a signal (SIGSTOP), and not running."""
+        """Whether it is suspended by a signal (SIGSTOP)."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
-        except OSError:  # It has ended.
+        except OSError:  # The worker has ended.
             return False
         return text.rpartition(")")[2].split()[0] == "T"
 
     def end(self) -> None:
-        """Kills it, and waits a little until it is gone."""
+        """Kills it, and waits briefly for its end."""
         if self._process.returncode is None:
             self.signal(signal.SIGKILL)
             deadline = time.monotonic() + _END_SECONDS

@@ -1,6 +1,6 @@
-"""`tfdist doctor`: reports what this host has, which job it finds, and any problems.
+"""`tfdist doctor`: reports the resources of this host, the job that it finds, and any problems.
 
-With `--flight`, it explains a job's flight logs instead; with `--job`, it asks a running job.
+With `--flight`, explains a job's flight logs instead; with `--job`, queries a running job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.launch.console import OneLineParser, seconds
 
 _INTERVAL = 1.0
-# Title -> check, in the order shown; the slowest is last.
+# Title -> check, in the order of output; the slowest is last.
 CHECKS: dict[str, Callable[[Context], Section]] = {
     "versions": software.check_versions,
     "host": hardware.check_host,
@@ -30,17 +30,17 @@ CHECKS: dict[str, Callable[[Context], Section]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs every check and prints the results, or explains flight logs, or asks a running job.
+    """Runs every check and prints the results, or explains flight logs, or queries a running job.
 
     Args:
         arguments: the command line, without `tfdist doctor`.
 
     Returns:
-        0 if there are no problems, else 1; for flight logs and jobs 0, whatever they tell.
+        0 if there are no problems, else 1; always 0 for flight logs and jobs.
 
     Raises:
         LaunchError: there are no flight logs to read.
-        TfdistError: the job cannot be asked.
+        TfdistError: the job cannot be queried.
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     values = _parse(arguments)

@@ -21,12 +21,12 @@ from tfdist.errors import NativeUnavailableError
 
 _GIB = 1 << 30
 _SHARED_MEMORY = "/dev/shm"
-# The limit of a container: cgroup version 2, then 1.
+# The memory limit of a container: cgroup version 2, then 1.
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def check_host(context: Context) -> Section:
-    """Counts the resources."""
+    """Reports the resources of this host."""
     section = Section()
     section.add("cores", f"{available_cores()} of {os.cpu_count()}")
     section.add("memory", _memory())
@@ -39,7 +39,7 @@ def check_host(context: Context) -> Section:
 
 
 def _memory() -> str:
-    """Total and free memory, and the limit of a container."""
+    """Describes total and free memory, and the limit of a container."""
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
@@ -130,7 +130,7 @@ _PROBLEMS = {
 
 
 def add(section: Section, links: Sequence[Link]) -> None:
-    """Adds the matrix, what the driver says of the links, and the problems; nothing for one GPU."""
+    """Adds the speed matrix, the driver's data on the links, and problems; nothing for one GPU."""
     if not links:
         return
     gpus = sorted({link.reader for link in links})
@@ -149,7 +149,7 @@ def add(section: Section, links: Sequence[Link]) -> None:
 
 
 def obstacle(links: Sequence[Link]) -> str:
-    """Why not all GPUs read each other's memory, which tfdist's kernels do; "" if they do."""
+    """Returns why not all GPUs read each other's memory, as tfdist's kernels do; "" if they do."""
     for link in links:
         pair = f"GPU {link.reader}", f"GPU {link.owner}'s memory"
         if link.copy is Copy.WRONG:
@@ -204,16 +204,16 @@ _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
 
 
 def check_gpus(context: Context) -> Section:
-    """Asks the driver, NCCL and NVRTC, and copies between GPUs, if there are several.
+    """Queries the driver, NCCL and NVRTC, and copies between GPUs, if there are several.
 
     Args:
-        context: the time limit is 60 seconds by default, for all copies together.
+        context: the time limit for all copies together is 60 seconds by default.
     """
     try:
         options = Options.from_environment(dict(context.environment))
         native_options = NativeOptions.from_environment(dict(context.environment))
     except ValueError:
-        return Section([("GPUs", "not looked for")])  # As the settings say.
+        return Section([("GPUs", "not looked for")])  # The section of settings reports the problem.
     try:
         driver = nvidia.Driver(options.cuda_library)
         devices = driver.devices()
@@ -250,7 +250,7 @@ def check_gpus(context: Context) -> Section:
 
 
 def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
-    """Adds what a job would do, as `csrc/device/device_path.cc` chooses."""
+    """Adds the choice that a job would make, as in `csrc/device/device_path.cc`."""
     lacks = {"own": no_kernels, "nccl": no_nccl, "host": ""}
     if (forced := options.device_algorithm) in lacks:
         chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM says"
@@ -273,7 +273,7 @@ def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: st
 
 
 def _add_nccl(section: Section, options: Options) -> str:
-    """Adds what there is, and returns why it is not used; "" if it is."""
+    """Adds the version of NCCL, and returns why NCCL is not used; "" if it is."""
     path = options.nccl_library or nvidia.nccl()
     try:
         version = nvidia.nccl_version(path)
@@ -293,7 +293,7 @@ def _add_nccl(section: Section, options: Options) -> str:
 
 
 def _add_kernels(section: Section, options: NativeOptions, architecture: str) -> str:
-    """Adds where they come from, and returns why there are none; "" if there are."""
+    """Adds the source of the kernels, and returns why there are none; "" if there are some."""
     if found := gpu_kernels.find(architecture, options):
         section.add("kernels", f"compiled: {found}")
         return ""

@@ -38,7 +38,7 @@ class Section:
         self.rows.append((name, value))
 
     def text(self, title: str) -> str:
-        """The section as aligned lines.
+        """Formats the section as aligned lines.
 
         Example:
             >>> print(Section([("Python", "3.11.2")]).text("versions"))

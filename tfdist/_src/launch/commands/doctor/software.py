@@ -14,8 +14,8 @@ from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.options import NativeOptions, Options
 from tfdist._version import NEWEST_TESTED, __version__, is_newer
 
-# The oldest supported version, and the first that is too new ("" for none). A test compares them
-# with setup.cfg.
+# The oldest supported version, and the first unsupported newer one ("" for none). A test compares
+# them with setup.cfg.
 SUPPORTED = {"tensorflow": ("2.18", "2.22"), "keras": ("3.8", ""), "numpy": ("", "")}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
@@ -93,7 +93,7 @@ def check_settings(context: Context) -> Section:
 
 
 def _backend(environment: Mapping[str, str]) -> tuple[str, str, str]:
-    """The backend, where it is set, and how to correct it."""
+    """Returns the backend, the place where it is set, and the remedy if it is wrong."""
     if backend := environment.get("KERAS_BACKEND"):
         return backend, "KERAS_BACKEND", f"unset KERAS_BACKEND, or set it to {_BACKEND}"
     home = environment.get("KERAS_HOME")

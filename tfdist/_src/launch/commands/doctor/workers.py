@@ -1,4 +1,4 @@
-"""Doctor's checks of a job: its workers, TLS, metrics, and what runs."""
+"""Doctor's checks of a job: its workers, TLS, metrics, and its current activity."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def probe(address: str, timeout: float) -> ProbeResult:
 
     Args:
         address: `"host:port"`.
-        timeout: seconds for resolving the name, and again for the connection.
+        timeout: seconds for resolving the name, and the same again for the connection.
 
     Example:
         >>> probe("127.0.0.1:1", 1.0).name
@@ -73,7 +73,7 @@ def check_tls(context: Context) -> Section:
         tls = Tls.load(Options.from_environment(dict(context.environment)))
     except TlsError as error:
         return Section([(_TLS, "on, but invalid")], [str(error)])
-    except ValueError:  # `settings` reports which
+    except ValueError:  # `settings` reports the details
         return Section([(_TLS, "a setting is invalid")])
     if tls is None:
         return Section([(_TLS, "off")])
@@ -87,13 +87,13 @@ def check_metrics(context: Context) -> Section:
     """Looks for the package, and briefly binds the port."""
     try:
         options = Options.from_environment(dict(context.environment))
-    except ValueError:  # `settings` reports which
+    except ValueError:  # `settings` reports the details
         return Section([(_METRICS, "a setting is invalid")])
     if not options.metrics_port:
         return Section([(_METRICS, "off")])
     try:
         job = from_environment(context.environment)
-    except ClusterError:  # `workers` reports which
+    except ClusterError:  # `workers` reports the details
         job = Topology()
     host = options.metrics_host
     port = port_of(options.metrics_port, [worker.address for worker in job.workers], job.rank)
@@ -117,17 +117,17 @@ def check_metrics(context: Context) -> Section:
 
 
 def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
-    """Asks rank 0 twice, and tells what the workers did in between.
+    """Queries rank 0 twice, and reports what the workers did in between.
 
     Args:
-        job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker's,
-            or that of `tfdist run`. Its secret and its TLS files are used then.
-        interval: seconds between the two.
+        job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker or
+            `tfdist run`. With an ID, the process's secret and TLS files are used.
+        interval: seconds between the two queries.
         as_json: whether to return a JSON object instead of text.
-        all_ranks: whether the text has all ranks, however many.
+        all_ranks: whether the text lists all ranks, regardless of their number.
 
     Raises:
-        TfdistError: the job cannot be asked; in one line.
+        TfdistError: the job cannot be queried; in one line.
     """
     address, environment = find_job(int(job)) if job.isdecimal() else (job, None)
     try:
@@ -150,7 +150,7 @@ def report_flight(path: Path, *, as_json: bool) -> str:
         as_json: whether to return a JSON object instead of text.
 
     Raises:
-        LaunchError: the folder cannot be read, or has no log that can.
+        LaunchError: the folder cannot be read, or has no readable log.
     """
     try:
         folder = read(path)
@@ -176,7 +176,7 @@ _AT_ONCE = 32
 def check_workers(context: Context) -> Section:
     """Finds this process's job, briefly binds this worker's address, and dials every other worker.
 
-    Where workers tell one another their addresses only when they meet, only rank 0's is tried.
+    If workers exchange their addresses only at the start, dials only rank 0.
     """
     section = Section([("looked for", ", ".join(RESOLVERS))])
     try:
@@ -209,7 +209,7 @@ def check_workers(context: Context) -> Section:
 
 
 def _check_authentication(section: Section, found: Found, context: Context) -> None:
-    with contextlib.suppress(ValueError):  # `settings` reports which
+    with contextlib.suppress(ValueError):  # `settings` reports the details
         options = Options.from_environment(dict(context.environment))
         text = summary(found.topology, options)
         if found.exchange is not None and not (options.secret or options.tls):
