@@ -1,4 +1,4 @@
-"""Exit codes with a meaning of their own, for workers and for the launcher."""
+"""Exit codes with a specific meaning, for workers and for the launcher."""
 
 from __future__ import annotations
 

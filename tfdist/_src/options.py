@@ -37,34 +37,34 @@ class Options:
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
         device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): by own
-            kernels, nccl, host, or by_size, the usual way; "" measures which is faster.
+            kernels, nccl, host, or by_size, the usual choice; "" measures which is faster.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
         nccl_library: the NCCL to use (`TFDIST_NCCL_LIBRARY`); "" for TensorFlow's.
         secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
             appears in no message and no repr.
-        security: what to do about a job on several hosts that has neither a secret nor TLS
+        security: the response to a job on several hosts that has neither a secret nor TLS
             (`TFDIST_SECURITY`): warn (the default), required for an error, or none for silence.
         host: the name of this worker's host (`TFDIST_HOST`); workers share memory only if they have
-            the same one. Detected by default.
+            the same host name. Detected by default.
         flight_dir: the directory for the flight log that this worker writes on errors, stalls and
             SIGUSR1 (`TFDIST_FLIGHT_DIR`); "" for none.
-        metrics_port: the port of the first worker of each host for Prometheus metrics
-            (`TFDIST_METRICS_PORT`), from which the others of the host count up; 0 for none.
-        metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
+        metrics_port: the port for Prometheus metrics of the first worker of each host
+            (`TFDIST_METRICS_PORT`); the host's other workers use the following ports. 0 for none.
+        metrics_host: the address at which metrics are served (`TFDIST_METRICS_HOST`).
         xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
             `jit_compile` counts as False.
-        batch_statistics: the rows by whose statistics `BatchNormalization` normalizes in training
-            (`TFDIST_BATCH_STATISTICS`), where a strategy does not say: global, those of the whole
-            batch, or replica, each replica's own.
-        save: which workers write the files of models (`TFDIST_SAVE`): all that do not see the
-            chief's, or the chief only.
+        batch_statistics: the rows whose statistics `BatchNormalization` uses in training
+            (`TFDIST_BATCH_STATISTICS`), if a strategy does not specify them: global, the whole
+            batch, or replica, each replica's own rows.
+        save: the workers that write model files (`TFDIST_SAVE`): the chief and all workers that do
+            not see its files, or the chief only.
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
-        elastic: whether the launcher replaces a worker that fails while the others go on
+        elastic: whether the launcher replaces a failed worker while the others continue
             (`TFDIST_ELASTIC`, 1 or 0).
-        witness: the address at which the launcher of this worker's host tells the workers of other
-            hosts which of its workers are dead (`TFDIST_WITNESS`); "" for none.
+        witness: the address at which the launcher of this worker's host reports its dead workers
+            to the workers of other hosts (`TFDIST_WITNESS`); "" for none.
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -158,7 +158,7 @@ class Options:
 
 
 def xla_processor_limit(environment: Mapping[str, str] | None = None) -> str:
-    """The flag by which XLA is told to compile for older processors; "" without one.
+    """The flag that makes XLA compile for older processors; "" without one.
 
     Args:
         environment: variables to read; this process's environment by default.
@@ -225,16 +225,16 @@ class NativeOptions:
 def progress_path() -> str:
     """The path of the memory that the launcher has made for this worker (`TFDIST_PROGRESS_FILE`).
 
-    Not a part of `Options`, since it is needed even where another setting is invalid: to tell the
-    launcher so.
+    Not a part of `Options`, because it is needed even if another setting is invalid: to report this
+    to the launcher.
     """
     return os.environ.get("TFDIST_PROGRESS_FILE", "")
 
 
 def environment_of_programs() -> dict[str, str]:
-    """The environment for the programs that this one starts.
+    """The environment for the programs that this process starts.
 
-    With a `PATH` even where none is set: a compiler finds its own programs in it.
+    It has a `PATH` even if none is set, because a compiler uses it to find its own programs.
     """
     return {"PATH": os.defpath, **os.environ}
 
@@ -304,7 +304,7 @@ _READERS: dict[type, Callable[[str, str], Any]] = {
     int: _port,
     bool: _switch,
 }
-# By name, where the type is not enough.
+# By name, if the type is not sufficient.
 _OTHER_READERS: dict[str, Callable[[str, str], Any]] = {
     "generation": _count,
     "device_buffers": _count,

@@ -1,9 +1,9 @@
-"""What a worker tells its launcher through a small shared memory: its steps, and how it ended.
+"""A worker's report to its launcher through a small shared memory: its steps, and how it ended.
 
-The launcher makes the memory, and reads it once the worker is gone, however it went. The first
-process that opens it owns it, so that processes that the worker starts do not write to it. After
-the process ID and the steps, 8 bytes each, comes the exception that ended the process, as JSON
-whose length precedes it.
+The launcher makes the memory, and reads it after the worker has ended for any reason. The first
+process that opens the memory owns it, so that the worker's child processes do not write to it. The
+memory starts with the process ID and the steps, 8 bytes each. The exception that ended the process
+follows, as JSON with its length in front.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Raised:
 
     @classmethod
     def from_exception(cls, error: BaseException) -> Raised:
-        """What is kept of an exception."""
+        """Extracts the fields from an exception."""
         general = (Exception, BaseException, object)
         classes = [kind.__name__ for kind in type(error).__mro__ if kind not in general]
         lines = str(error).strip().splitlines()
@@ -64,11 +64,11 @@ class Raised:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a worker has written.
+    """The values that a worker has written.
 
     Attributes:
-        steps: the steps of training that its job had completed, those of earlier processes
-            included; None if it has counted none.
+        steps: the training steps that its job had completed, including steps of earlier processes;
+            None if it has counted none.
         raised: the exception that ended it, if any.
     """
 
@@ -77,7 +77,7 @@ class Progress:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Progress:
-        """Reads the memory; what is not valid counts as not written."""
+        """Reads the memory; an invalid value counts as not written."""
         if len(data) < SIZE:
             return cls()
         (steps,) = _STEPS.unpack_from(data, _STEPS_AT)
@@ -95,10 +95,10 @@ class Progress:
 
 
 class ProgressFile:
-    """A worker's side: writes to the memory without system calls.
+    """The worker's side: writes to the memory without system calls.
 
     Args:
-        path: the path that the launcher has given.
+        path: the path from the launcher.
 
     Raises:
         OSError: it cannot be opened, or belongs to another process.
@@ -130,7 +130,7 @@ class ProgressFile:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions behind an exception, as a traceback shows them."""
+    """The exceptions that led to an exception, as a traceback shows them."""
     seen = {id(error)}
     while True:
         behind = error.__cause__

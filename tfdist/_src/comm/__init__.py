@@ -1,1 +1,1 @@
-"""Communicators, the collectives as TensorFlow operations, and records of what they do."""
+"""Communicators, collectives as TensorFlow operations, and records of their activity."""

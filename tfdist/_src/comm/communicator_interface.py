@@ -19,8 +19,8 @@ class Traffic:
         sent_bytes: bytes written to connections with other hosts.
         received_bytes: bytes read from connections with other hosts.
         device_bytes: bytes of tensors in collectives and messages between GPUs, by NCCL or kernels,
-            which the other counts leave out: what each GPU of this process gave or got, whichever
-            is more.
+            which the other counts exclude. Each GPU of this process counts its input or its output:
+            the larger of the two.
     """
 
     collectives: int
@@ -43,10 +43,10 @@ class Communicator(Protocol):
     Attributes:
         size: the number of participants.
         rank: this participant's index, starting at 0.
-        lasting_name: the name by which the core finds the group when its members have changed; ""
-            if they do not change.
-        across_workers: the names, in the core, of what sums go through from worker to worker;
-            empty if the core does not communicate them.
+        lasting_name: the name that identifies the group in the core even after its members change;
+            "" if they do not change.
+        across_workers: the core's names of the communicators that sums between workers use; empty
+            if the core does not communicate them.
     """
 
     @property
@@ -62,9 +62,10 @@ class Communicator(Protocol):
     def across_workers(self) -> tuple[str, ...]: ...
 
     def place(self) -> tuple[Any, Any]:
-        """This participant's index and the number of participants, as a graph finds them.
+        """This participant's index and the number of participants, as available to a graph.
 
-        Numbers, or int32 scalars that are read whenever the graph runs, if the group can change.
+        Both are numbers, or int32 scalars that are read whenever the graph runs, if the group can
+        change.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:

@@ -42,13 +42,13 @@ def open_local_communicators(
         return [open_mesh(mesh, options) for mesh in meshes]
     finally:
         for mesh in meshes:
-            mesh.close()  # Frees those without a communicator after an error.
+            mesh.close()  # After an error, frees meshes without a communicator.
 
 
 def reopen_local_communicators(
     communicators: Sequence[NativeCommunicator], name: str, ranks: Sequence[str], options: Options
 ) -> None:
-    """Connects them once more, which have been closed, under the same names.
+    """Connects the ranks of closed communicators again, under the same names.
 
     Raises:
         As `open_local_communicators`.
@@ -94,7 +94,7 @@ class DeviceCommunicator:
 
     @property
     def lasting_name(self) -> str:
-        return ""  # Nothing finds the two by one name.
+        return ""  # No single name identifies both groups.
 
     def place(self) -> tuple[Any, Any]:
         worker, workers = self._workers.place()
@@ -137,15 +137,15 @@ class DeviceCommunicator:
 
 
 GPU_BUCKET_BYTES = 25 << 20
-"""Tensors on GPUs are summed in collectives of about this size, as by PyTorch's DDP: the links are
-faster than a host's, and each collective takes a message among the hosts before it."""
+"""Tensors on GPUs are summed in collectives of about this size, as in PyTorch's DDP: links between
+GPUs are faster than a host's, and each collective needs a message among the hosts first."""
 
 
 class GpuCommunicator:
     """One GPU's handle on the group of all GPUs of all workers.
 
-    Operations on values of floating types run in the GPU's memory. Everything else passes through
-    the host's, and so do integers: they are counts and indices, which are few.
+    Operations on values of floating types run in the GPU's memory. All other values pass through
+    the host's memory, including integers, which are few: counts and indices.
 
     Args:
         on_gpu: this GPU's handle on a communicator of all GPUs.
@@ -164,7 +164,7 @@ class GpuCommunicator:
 
     @property
     def bucket_bytes(self) -> int:
-        """As of a native communicator."""
+        """As for a native communicator."""
         return self.on_gpu.bucket_bytes
 
     @property
@@ -220,12 +220,12 @@ def compressed_all_reduce(
 
     Args:
         communicator: the ranks' communicator.
-        tensors: float32 tensors, of the same shapes on all ranks. Where a process has several GPUs,
-            each brings its own, and they are summed exactly first.
+        tensors: float32 tensors, of the same shapes on all ranks. If a process has several GPUs,
+            each contributes its own tensors, and these are summed exactly first.
         encoding: how values are encoded, the same on all ranks.
-        errors: for each tensor a float32 variable on the communicator's device with the same
-            number of values: it is added to the tensor, and then set to what encoding lost on this
-            rank. Empty for no error feedback.
+        errors: for each tensor, a float32 variable on the communicator's device with the same
+            number of values. It is added to the tensor, and then set to this rank's encoding error.
+            Empty for no error feedback.
         seed: an int64 scalar that seeds random encodings; different in each call.
         within_hosts: whether to encode values between ranks of the same host as well.
 

@@ -25,12 +25,12 @@ NAME = b"session"
 
 
 class ExchangeLog:
-    """Tells the core of the last exchange and notice, and has the flight log written on a stall.
+    """Reports the last exchange and notice to the core, and requests the flight log on a stall.
 
     An exchange is like a collective, and a notice like a message that rank 0 sends.
 
-    It is told at the beginning and at the end, not asked: while a thread keeps Python's lock, the
-    core still writes the log.
+    The core receives a report at the beginning and at the end instead of querying, so that it can
+    write the log even while a thread keeps Python's lock.
 
     Args:
         core: the native library.
@@ -40,7 +40,7 @@ class ExchangeLog:
     def __init__(self, core: Any, topology: Topology) -> None:
         addresses = [worker.address.rpartition(":")[0] for worker in topology.workers]
         self._core = core
-        self._records: dict[bool, dict[str, Any]] = {}  # whether it is a notice
+        self._records: dict[bool, dict[str, Any]] = {}  # by whether it is a notice
         self._lock = threading.Lock()  # an exchange and a notice may end at the same time
         self._group: dict[str, Any] = {
             "name": NAME.decode(),
@@ -56,22 +56,22 @@ class ExchangeLog:
         self._show({})
 
     def on_exchange_begin(self, awaited: Awaited) -> None:
-        """Shows the exchange, or the notice, which is in progress."""
+        """Reports that the exchange or the notice is in progress."""
         self._show({awaited.is_notice: _record(awaited)})
 
     def on_exchange_end(self, awaited: Awaited, failed: bool) -> None:
-        """Shows that the exchange has ended, or that the notice has come."""
+        """Reports that the exchange has ended, or that the notice has arrived."""
         ended = {"ended_ns": time.monotonic_ns(), "failed": failed}
         self._show({awaited.is_notice: _record(awaited) | ended})
 
     def on_stall(self, message: str) -> None:
-        """Has the flight log written, with the message."""
+        """Makes the core write the flight log, with the message."""
         is_waiting = any(not one["ended_ns"] for one in [*self._records.values()])
         kind = b"stall" if is_waiting else b"waited"
         self._core.tfd_flight_ask(kind, NAME, message.encode())
 
     def show(self) -> None:
-        """Tells the core again, after it has forgotten."""
+        """Reports the records to the core again, after it has forgotten them."""
         self._show({})
 
     def _show(self, changed: dict[bool, dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ class ExchangeLog:
 
 def _record(awaited: Awaited) -> dict[str, Any]:
     return {
-        # Nothing that came before is missing: of exchanges the last one tells all, of notices, too.
+        # The last record implies all earlier ones, for exchanges as for notices.
         "number": 1,
         "sequence": awaited.sequence,
         "kind": "receive" if awaited.is_notice else "exchange",
@@ -119,12 +119,12 @@ def _record(awaited: Awaited) -> dict[str, Any]:
 _lock = threading.Lock()
 _started = False
 _session: Session | None = None  # whose exchanges the log shows
-_exchanges: ExchangeLog | None = None  # tells the core of the session's exchanges
+_exchanges: ExchangeLog | None = None  # reports the session's exchanges to the core
 _folder = Path()
-# The values that training steps communicate, by the names of their models, the newest last.
+# The values that training steps communicate, by the names of their models; the newest is last.
 _steps: dict[str, dict[str, Any]] = {}
 _MOST_MODELS = 4
-# Why there is no log; "" where there is one.
+# Why there is no log; "" if there is one.
 _none_because = (
     "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
     "doctor` tells whether it can)"
@@ -132,32 +132,32 @@ _none_because = (
 
 
 def survive_signal() -> None:
-    """Has SIGUSR1 not end this process where no flight log is written, but tell why in a line.
+    """Makes SIGUSR1 print why no flight log is written, instead of ending this process.
 
-    Does nothing where the program has a handler of its own, or outside of the main thread, where
-    Python takes none. `start` keeps the handler, which is silent then.
+    Does nothing if the program has its own handler, or outside the main thread, where Python
+    accepts no handlers. `start` keeps the handler, which is then silent.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
-        # Other libraries' calls are not all prepared to be interrupted.
+        # Not all calls of other libraries are prepared to be interrupted.
         signal.siginterrupt(signal.SIGUSR1, False)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _none_because:
         line = f"tfdist: SIGUSR1 has no flight log written: {_none_because}.\n"
-        # Not by `sys.stderr`, which this thread may be in the middle of.
+        # Not through `sys.stderr`, which this thread may be in the middle of using.
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
 
 
 def start(session: Session, options: Options) -> None:
-    """Has the core write a flight log on errors, on stalls and on SIGUSR1; the first call counts.
+    """Makes the core write a flight log on errors, stalls and SIGUSR1; the first call counts.
 
-    Without `options.flight_dir` none is written. A directory that cannot be written is reported in
-    one line, and training goes on.
+    Without `options.flight_dir`, no log is written. If the directory cannot be written, one line
+    reports this, and training continues.
 
     Args:
         session: the job's control connections, whose exchanges the log shows.
@@ -166,7 +166,7 @@ def start(session: Session, options: Options) -> None:
     global _started, _session, _exchanges, _folder, _none_because
     topology = session.topology
     if topology.size == 1:
-        return  # A worker that has not joined the others yet must not write over the log of one.
+        return  # A worker that has not joined the others must not overwrite another worker's log.
     with _lock:
         if _started:
             return
@@ -197,10 +197,10 @@ def start(session: Session, options: Options) -> None:
 
 
 def move(session: Session, options: Options) -> None:
-    """Goes on with another session, in the file of this process's rank there.
+    """Continues with another session, in the file of this process's rank there.
 
-    What was written so far stays as it is, until another process takes the rank over. Does nothing
-    where there is no log.
+    The existing file remains as it is until another process takes over the rank. Does nothing if
+    there is no log.
     """
     global _session, _exchanges, _folder
     if _session is None:
@@ -214,16 +214,16 @@ def move(session: Session, options: Options) -> None:
 
 
 def note_step(model: str, step: dict[str, Any]) -> None:
-    """Adds the values that a training step communicates to the log, also if it starts later.
+    """Adds the values that a training step communicates to the log, even if it starts later.
 
-    Replaces an earlier step of a model of the same name. The log forgets why it was written so
-    far, unless nothing has changed.
+    Replaces an earlier step of a model with the same name. If anything has changed, the log forgets
+    why it was last written.
 
     Args:
         model: the model's name.
         step: the members of a JSON object.
     """
-    step = json.loads(json.dumps(step))  # What cannot be written must not be kept.
+    step = json.loads(json.dumps(step))  # Raises early if something cannot be written.
     with _lock:
         if _steps.get(model) == step:
             return
@@ -237,7 +237,7 @@ def note_step(model: str, step: dict[str, Any]) -> None:
 
 
 def _place(folder: Path, topology: Topology) -> tuple[bytes, bytes]:
-    """The path of the log, and the members of its JSON object that tell of this process."""
+    """The path of the log, and the members of its JSON object that describe this process."""
     header = json.dumps(_header(topology))[1:-1]
     return os.fsencode(folder / f"flight-rank{topology.rank}.json"), header.encode()
 
@@ -258,8 +258,8 @@ def _header(topology: Topology) -> dict[str, Any]:
 def _serve(core: Any) -> None:
     """Waits, without Python's lock, until the core asks for the stacks of all threads.
 
-    Where it does because of a stall, all workers are told: the core tells only those that it waits
-    for, and others, as in a pipeline, may be the reason why these are late.
+    If the reason is a stall, all workers are informed. The core informs only the workers that it
+    waits for, but others may be the cause of their delay, as in a pipeline.
     """
     wanted = core.tfd_flight_stacks_wanted()
     while True:
@@ -271,7 +271,7 @@ def _serve(core: Any) -> None:
 
 
 def _stacks() -> bytes:
-    # In memory, since the disk may be full.
+    # In memory, because the disk may be full.
     file = os.memfd_create("tfdist-stacks")
     try:
         faulthandler.dump_traceback(file, all_threads=True)

@@ -4,8 +4,8 @@ All ranks of a communicator call the same functions in the same order. A strateg
 collectives creates the communicator `"workers"`, which has one rank per worker;
 `NativeCommunicator.split` creates others.
 
-The default name of a collective among all ranks is its call site, file and line: ranks that call
-it at different lines must pass the same `name`.
+The default name of a collective, compared among all ranks, is its call site, file and line. Ranks
+that call it at different lines must pass the same `name`.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def all_to_all(
     """Sends some rows to each rank.
 
     Args:
-        tensor: the rows for rank 0, then those for rank 1, and so on.
+        tensor: the rows for rank 0, then the rows for rank 1, and so on.
         rows: the number of rows for each rank, int64; equal numbers by default.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
@@ -249,8 +249,8 @@ def statistics(communicator: str | None = None) -> Traffic:
     """This process's traffic so far.
 
     Args:
-        communicator: a group's name, to count only its traffic; by default all groups, those that
-            are closed included.
+        communicator: a group's name, to count only its traffic; by default all groups, including
+            closed ones.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
@@ -278,12 +278,12 @@ def _check(group: Any) -> None:
 
 
 def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
-    """A value as a tensor that the native collectives take.
+    """Converts a value to a tensor that the native collectives accept.
 
     Args:
         value: anything that TensorFlow can convert.
-        function: which takes it.
-        rows: whether it needs a first axis.
+        function: the function that accepts the tensor.
+        rows: whether the function needs a first axis.
 
     Raises:
         tf.errors.InvalidArgumentError: its type or shape is not supported.
@@ -298,7 +298,7 @@ def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
 
 
 def _summable(value: Any, function: str, op: str, *, rows: bool = False) -> tf.Tensor:
-    """The same of a value that is reduced by an operation."""
+    """The same for a value that an operation reduces."""
     tensor = _sendable(value, function, rows=rows)
     if op == "mean" and not tensor.dtype.is_floating:
         raise invalid(
@@ -318,7 +318,7 @@ def _known_type(dtype: tf.DType, function: str) -> tf.DType:
 
 
 def _with_peer(communicator: str, rank: int) -> Any:
-    """The communicator for a message, which has other ranks."""
+    """The communicator for a message; it must have other ranks."""
     group = registry.get(communicator)
     if isinstance(group, OneRank):
         group.check()

@@ -17,11 +17,11 @@ from tfdist.errors import NativeUnavailableError
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a communicator needs to work in a GPU's memory.
+    """The resources that a communicator needs to work in a GPU's memory.
 
     Attributes:
-        device: TensorFlow's name of it.
-        number: of the GPU, among those that `CUDA_VISIBLE_DEVICES` lets this process see.
+        device: TensorFlow's name of the GPU.
+        number: the GPU's number among the GPUs that `CUDA_VISIBLE_DEVICES` makes visible.
         kernels: the file with the kernels compiled for it; "" for none.
         nccl: NCCL's library, a path or a name; "" for none.
     """
@@ -33,7 +33,7 @@ class Gpu:
 
 
 def obstacle(devices: Sequence[str], options: Options) -> str:
-    """Why these GPUs of this process cannot be used; "" if they can."""
+    """The reason why these GPUs of this process cannot be used; "" if they can."""
     core = native.load().library
     for number in _numbers(devices):
         if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
@@ -42,17 +42,17 @@ def obstacle(devices: Sequence[str], options: Options) -> str:
 
 
 def find(devices: Sequence[str], options: Options) -> list[Gpu]:
-    """What a communicator needs of these GPUs of this process; compiles kernels if necessary.
+    """Returns the resources for these GPUs of this process; compiles kernels if necessary.
 
-    Without NVRTC, or a folder for what it makes, there are no kernels, which is announced.
+    Without NVRTC, or without a folder for its output, there are no kernels; a message says so.
 
     Args:
-        devices: TensorFlow's names of them.
+        devices: TensorFlow's names of the GPUs.
         options: the settings.
     """
     numbers = _numbers(devices)
     kernels = {number: _kernels(number, options) for number in set(numbers)}
-    # NCCL sends in the clear.
+    # NCCL does not encrypt its traffic.
     nccl = "" if options.tls else options.nccl_library or nvidia.nccl()
     return [
         Gpu(device, number, kernels[number], nccl)
@@ -61,7 +61,7 @@ def find(devices: Sequence[str], options: Options) -> list[Gpu]:
 
 
 def _numbers(devices: Sequence[str]) -> list[int]:
-    """The driver's numbers of logical devices, of which several may be parts of one GPU."""
+    """The driver's numbers of logical devices; several of these may be parts of one GPU."""
     numbers = []
     for gpu in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(gpu) or [None]

@@ -41,7 +41,7 @@ def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
 
 @functools.cache
 def _order() -> tf.Tensor:
-    """Keeps TensorFlow from running it in turn with operations that have no resource."""
+    """Keeps TensorFlow from serializing the call with operations that have no resource."""
     only_reads_resources("TfdistGroupShape")
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
@@ -105,21 +105,21 @@ def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
     )
 
 
-# More than the core gives Python for its threads' stacks.
+# Longer than the core waits for Python to report its threads' stacks.
 _FLIGHT_LOG_SECONDS = 3.0
 _open: dict[int, tuple[Callable[[str], None], str]] = {}
 
 
 def add(number: int, abort: Callable[[str], None], rank: str) -> None:
-    """Has a communicator of the native core closed at exit.
+    """Registers a communicator of the native core to be closed at exit.
 
     Args:
         number: the core's number of the communicator.
         abort: fails its operations on all ranks, with a message.
-        rank: what messages call this process's rank.
+        rank: this process's rank as named in messages.
     """
     _open[number] = abort, rank
-    # Once more, so that it is called before the session leaves.
+    # Registered again, so that it is called before the session leaves.
     atexit.unregister(_leave)
     atexit.register(_leave)
 
@@ -136,13 +136,13 @@ def _leave() -> None:
             abort(f"{rank} failed: {failure}")
     if _open:
         core = native.load().library
-        # While there is something to write down.
+        # Waits for the flight log while the core still has something to write.
         core.tfd_flight_flush(_FLIGHT_LOG_SECONDS)
         core.tfd_close_all()
 
 
 CLOSED = 0
-"""The number of no communicator of the core."""
+"""The core's number for no communicator."""
 
 _INVALID_ARGUMENT = 1
 
@@ -157,7 +157,7 @@ class Context:
         size: the number of ranks.
         hosts: for each rank, the number of its host.
         session: the job's control connections; None if all ranks are threads.
-        gpus: what it needs to work in the memory of GPUs; none for the host's.
+        gpus: the resources for the memory of GPUs; empty for the host's memory.
     """
 
     number: int
@@ -191,7 +191,7 @@ class Context:
         add(self.number, self.aborter(), mesh.ranks[mesh.rank])
 
     def traffic(self) -> Traffic:
-        """What has crossed sockets, shared memory and the links between GPUs so far."""
+        """The traffic so far over sockets, shared memory and the links between GPUs."""
         core, statistics = native.load().library, Statistics()
         check(core, core.tfd_get_statistics(self.number, ctypes.byref(statistics)))
         return Traffic(
@@ -209,7 +209,7 @@ class Context:
         return list(links)
 
     def aborter(self) -> Callable[[str], None]:
-        """Fails the operations of what is open now, but not of what is opened later."""
+        """Returns a function that aborts the communicator open now, but not a later one."""
         core, number = native.load().library, self.number
 
         def abort(message: str) -> None:
@@ -224,7 +224,7 @@ class Context:
 
 
 def closed(gpus: Sequence[Gpu] = ()) -> Context:
-    """A context that has not been opened."""
+    """A context that has not been opened yet."""
     return Context(CLOSED, 0, 1, (0,), None, tuple(gpus))
 
 
@@ -268,7 +268,7 @@ class NativeCommunicator:
         # Set on first use, when TensorFlow's devices are initialized.
         self._device: str | None = None
         self._token: tf.Tensor | None = None
-        self._gpu = 0  # which of the context's, if it has any
+        self._gpu = 0  # the index among the context's GPUs, if it has any
         self._token_lock = threading.Lock()
 
     @property
@@ -305,7 +305,7 @@ class NativeCommunicator:
         return (self.name,)
 
     def _note_read(self) -> None:
-        if self.context.session is not None:  # The threads of a process do not change.
+        if self.context.session is not None:  # A group of threads does not change.
             registry.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
@@ -381,11 +381,11 @@ class NativeCommunicator:
 
     @property
     def gpu(self) -> int:
-        """Which of the context's GPUs this handle is of, if it has any."""
+        """The index of this handle's GPU among the context's GPUs, if it has any."""
         return self._gpu
 
     def on_gpu(self, index: int) -> NativeCommunicator:
-        """The handle of one of the context's GPUs: each brings its part to every operation."""
+        """The handle of one of the context's GPUs: each contributes its part to every operation."""
         other = NativeCommunicator(self.name, self.context, self._options)
         other._gpu, other.bucket_bytes = index, self.bucket_bytes
         return other
@@ -403,11 +403,11 @@ class NativeCommunicator:
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
 
     def launches(self, plan: Sequence[Sequence[int]]) -> bool:
-        """Whether a plan's collectives end when GPUs have begun them: several, unseen by others."""
+        """Whether a plan's collectives end as soon as GPUs have started them."""
         return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
-        """Creates a communicator of some of the job's ranks; called by all of them together.
+        """Creates a communicator of some of the job's ranks; called by all ranks together.
 
         Args:
             name: the name of the new group, the same on all ranks; several groups may have the
@@ -420,7 +420,7 @@ class NativeCommunicator:
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
-            ValueError: a process of the group has a communicator of this name.
+            ValueError: a process of the group already has a communicator with this name.
         """
         if self.context.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
@@ -477,9 +477,9 @@ def open_communicator(
     Args:
         session: the job's control connections.
         name: the group's name, the same on all ranks.
-        members: the job's ranks in this process's group, in its order; none for a process in none.
+        members: the job's ranks in this process's group, in its order; empty for a process in none.
         options: the settings.
-        gpus: the GPUs that operations run on, each with a handle by `on_gpu`; none for the CPU.
+        gpus: the GPUs that operations run on, each with a handle from `on_gpu`; empty for the CPU.
 
     Returns:
         None for a process in no group.
@@ -487,7 +487,7 @@ def open_communicator(
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
         TfdistError: the group is not complete in time; the same error on all ranks.
-        ValueError: a process of the group already has a communicator of this name (the same error
+        ValueError: a process of the group already has a communicator with this name (the same error
             on all ranks), `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be
             used.
     """

@@ -104,10 +104,10 @@ def all_reduce(
     """Reduces tensors of one type in one collective.
 
     Args:
-        overlaps: whether the step goes on beside it; only for the recorder.
-        gpu: where tensors are on GPUs, which of the communicator's.
-        awaited: whether it may end while a GPU still works on it; only `await_launched` then has
-            the result.
+        overlaps: whether the step continues concurrently; used only by the recorder.
+        gpu: the index of the communicator's GPU, if tensors are on GPUs.
+        awaited: whether it may end while a GPU still works on it; the result is then available only
+            after `await_launched`.
     """
     return list(
         _ops().tfdist_all_reduce(
@@ -126,7 +126,7 @@ def all_reduce(
 def await_launched(
     token: tf.Tensor, tensors: Sequence[tf.Tensor], communicator: str, key: str, *, gpu: int = 0
 ) -> list[tf.Tensor]:
-    """The results of all-reduces that were `awaited`, all of them together, once they are there."""
+    """Returns the results of all `awaited` all-reduces together, once they are available."""
     return list(
         _ops().tfdist_await(
             token=token, tensors=tensors, communicator=communicator, key=key, gpu=gpu
@@ -155,7 +155,8 @@ def compressed_all_reduce(
         seed: an int64 scalar.
         overlaps: as for `all_reduce`.
         gpu: as for `all_reduce`.
-        awaited: as for `all_reduce`; the variables change until `await_launched` has ended, too.
+        awaited: as for `all_reduce`; the variables may also change until `await_launched` has
+            ended.
     """
     return list(
         _ops().tfdist_compressed_all_reduce(
@@ -213,7 +214,7 @@ def broadcast(
 def all_to_all(
     token: tf.Tensor, tensor: tf.Tensor, rows: tf.Tensor, communicator: str, key: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends `rows[r]` rows to each rank r; returns the received rows, and how many from each."""
+    """Sends `rows[r]` rows to each rank r; returns the received rows, and their number by rank."""
     received, received_rows = _ops().tfdist_all_to_all(
         token=token, tensor=tensor, rows=rows, communicator=communicator, key=key
     )
@@ -260,7 +261,7 @@ def _gpu(op: Any) -> int:
 
 
 def _rank(op: Any) -> Any:
-    """The participant that has called an operation."""
+    """The participant that called an operation."""
     communicator = registry.get(op.get_attr("communicator").decode())
     return communicator.on_gpu(_gpu(op)).place()[0]
 

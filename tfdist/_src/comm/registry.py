@@ -1,8 +1,8 @@
 """The communicators of this process by name, and graphs that depend on the group.
 
-A graph outlives a change of the group. What tfdist puts into graphs is read when they run
-(`place` of a communicator). Whatever else is read while a graph is traced may become a constant of
-it, so reading it is noted here: such graphs must be traced again when the group has changed.
+A graph outlives a change of the group. tfdist's own values in graphs are read when the graphs run
+(`place` of a communicator). Any other value that is read while a graph is traced may become a
+constant of it. Such reads are recorded here, and the graphs must be traced again after a change.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _here = threading.local()
 
 
 def note_read() -> None:
-    """Records that something that may change is read; only while a graph is traced."""
+    """Records a read of something that may change; only while a graph is traced."""
     global _known
     if not (_known or tf.executing_eagerly() or getattr(_here, "unnoted", False)):
         _known = True
 
 
 def note_stale() -> None:
-    """Records that graphs know something that has changed."""
+    """Records that graphs contain something that has changed."""
     global _known
     _known = True
 
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """What is read in this context enters no graph, or none that lasts."""
+    """Exempts reads in this context: their values enter no graph, or none that lasts."""
     outer, _here.unnoted = getattr(_here, "unnoted", False), True
     try:
         yield
@@ -47,7 +47,7 @@ def unnoted() -> Iterator[None]:
 
 
 def know_group() -> bool:
-    """Whether something has been read while a graph was traced, since `forget`."""
+    """Whether a read was recorded while a graph was traced, since `forget`."""
     return _known
 
 
@@ -57,7 +57,7 @@ def forget() -> None:
     _known = False
 
 
-# What flight logs and the live view call the exchanges and the notices of the session.
+# The names of the session's exchanges and notices in flight logs and the live view.
 RESERVED = ("session", "notices")
 _ALONE = Alone()
 _communicators: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def _taken(name: str, where: Any) -> ValueError:
 
 
 def get(name: str) -> Any:
-    """The communicator of a name.
+    """The communicator with a name.
 
     Raises:
         ValueError: no communicator has this name.
@@ -148,7 +148,7 @@ def remove(name: str, communicator: Any) -> None:
 
 
 def forget_alone(name: str) -> None:
-    """Removes the communicator of a single process that has joined others."""
+    """Removes the communicator of a single process after that process has joined others."""
     if isinstance(_communicators.get(name), Alone):
         del _communicators[name]
 
@@ -159,7 +159,7 @@ def every() -> list[Any]:
 
 
 def traffic() -> Traffic:
-    """The traffic of all communicators, those that are closed included."""
+    """The traffic of all communicators, including closed ones."""
     with _lock:
         return _sum([_closed, *map(_traffic_of, every())])
 
@@ -169,7 +169,7 @@ def _traffic_of(communicator: Any) -> Traffic:
 
 
 def _sum(parts: Sequence[Traffic]) -> Traffic:
-    # Callbacks come here in every step, and `dataclasses.astuple` would copy deeply.
+    # Callbacks call this in every step, and `dataclasses.astuple` would copy deeply.
     return Traffic(
         sum(part.collectives for part in parts),
         sum(part.shared_bytes for part in parts),
@@ -180,10 +180,10 @@ def _sum(parts: Sequence[Traffic]) -> Traffic:
 
 
 class OneRank(Alone):
-    """What `tfdist.collective.communicator` returns in a process of its own.
+    """The result of `tfdist.collective.communicator` in a single process.
 
-    It has the properties and methods of a `NativeCommunicator`, so that a script need not ask how
-    many processes run it.
+    It has the properties and methods of a `NativeCommunicator`, so that a script works with any
+    number of processes.
 
     Args:
         name: the group's name.
@@ -200,11 +200,11 @@ class OneRank(Alone):
 
         Args:
             name: the name of the new group.
-            members: `[0]`, or none.
+            members: `[0]`, or empty.
 
         Raises:
-            ClusterError: there are other ranks among the members.
-            ValueError: there is a communicator of this name.
+            ClusterError: the members include other ranks.
+            ValueError: a communicator with this name exists.
         """
         check_unreserved(name)
         if not len(members):
@@ -220,7 +220,7 @@ class OneRank(Alone):
         return part
 
     def traffic(self) -> Traffic:
-        """No traffic."""
+        """The traffic, which is zero."""
         return NONE
 
     def links(self) -> list[Link]:
@@ -245,10 +245,10 @@ class OneRank(Alone):
             raise tf.errors.UnavailableError(None, None, self._failure)
 
     def all_to_all(self, tensor: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows for this rank, all of the tensor's, and their number.
+        """The rows for this rank, which are all rows of the tensor, and their number.
 
         Raises:
-            tf.errors.InvalidArgumentError: `rows` is no vector of the number of rows.
+            tf.errors.InvalidArgumentError: `rows` is not a vector of the number of rows.
         """
         count = tf.shape(tensor, tf.int64)[:1]
         wrong = (

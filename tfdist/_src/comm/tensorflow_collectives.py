@@ -1,8 +1,8 @@
 """A communicator over TensorFlow's collectives: RING on CPUs, NCCL on GPUs.
 
 Each collective has an instance key that must be the same on all participants and new in every
-call. It comes from a counter variable in the graph, so that functions which the participants trace
-at different times, loops and conditionals stay in sync.
+call. The key is read from a counter variable in the graph. So functions that the participants
+trace at different times, loops and conditionals stay in sync.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TensorFlowCommunicator:
         implementation: `"AUTO"`, `"RING"` or `"NCCL"`.
         timeout: seconds that a collective waits for the other participants; 0 for no limit.
         bucket_bytes: tensors are packed into buckets of about this size.
-        places: for each rank, its place among the participants sorted by the names of their
-            devices, in which TensorFlow gathers them; by default the rank.
+        places: for each rank, its position among the participants sorted by device name, which is
+            the order in which TensorFlow gathers; by default the rank.
 
     Raises:
         UnsupportedError: TensorFlow's collectives do not support an operation.
@@ -131,7 +131,7 @@ class TensorFlowCommunicator:
         return tf.ensure_shape(reduced, tensor.shape)
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Concatenates tensors of the same shape, of at least one row."""
+        """Concatenates tensors of the same shape with at least one row."""
         gather = tf.raw_ops.CollectiveGatherV2
         if tensor.shape[1:].num_elements():
             return self._run(gather, tensor)
@@ -153,8 +153,9 @@ class TensorFlowCommunicator:
             )
 
         if not tf.executing_eagerly() and is_in_loop():
-            # TensorFlow matches the participants also by the name of the loop around. Two devices'
-            # loops in one graph have other names; a function that is not inlined has no loop.
+            # TensorFlow also matches participants by the name of the enclosing loop, and the loops
+            # of two devices in one graph differ in name. A function that is not inlined has no
+            # enclosing loop.
             run = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
         return run(tensor, self._next_instance(), self._ordering())
 
@@ -164,7 +165,7 @@ class TensorFlowCommunicator:
             return tf.raw_ops.ReadVariableOp(resource=self._membership.counter, dtype=tf.int32)
 
     def _ordering(self) -> list[tf.Tensor]:
-        # NCCL must launch in the same order on all ranks; RING can run several at a time.
+        # NCCL must launch in the same order on all ranks; RING can run several collectives at once.
         tokens.note_collective()
         ordering = self._membership.ordering
         self._membership.calls += 1
@@ -173,7 +174,7 @@ class TensorFlowCommunicator:
 
 
 def _with_an_element(tensor: tf.Tensor) -> tf.Tensor:
-    """The elements of a tensor, and a zero: TensorFlow's process dies of none."""
+    """The elements of a tensor, and a zero: without any element, TensorFlow's process dies."""
     return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
 
 
@@ -183,7 +184,7 @@ class _Membership:
 
     Attributes:
         counter: the last instance key, a resource on the host.
-        ordering: resources on the device; an operation that holds one stays on that device, and
+        ordering: resources on the device. An operation that holds one stays on that device;
             operations that hold the same one run in order.
         calls: the number of operations created so far.
     """

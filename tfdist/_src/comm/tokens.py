@@ -25,12 +25,12 @@ from tfdist.errors import UnsupportedError
 _PACKAGES = ("tfdist", "tensorflow", "keras")
 # A function converted by autograph; only TensorFlow knows its original lines.
 _GENERATED = "__autograph_generated_file"
-# TensorFlow's frames between a caller and the called function.
+# TensorFlow's frames between the caller and the called function.
 _WRAPPERS = re.compile(r"[/\\](autograph|util)[/\\]")
 
 
 def of_call() -> str:
-    """The file and the line of the innermost frame outside tfdist, TensorFlow and Keras.
+    """The file and line of the innermost frame outside tfdist, TensorFlow and Keras.
 
     Example:
         >>> of_call()
@@ -43,14 +43,14 @@ def of_call() -> str:
 
 
 def of_tensorflow_call(*functions: str) -> str:
-    """The line at which the user calls a TensorFlow function that leads to this call.
+    """The line of user code that calls a TensorFlow function and so leads to this call.
 
     Args:
         functions: the names of the TensorFlow functions.
 
     Returns:
-        As for `of_call`; "" for calls through Keras, tfdist or other TensorFlow functions, which
-        different lines of user code may lead to.
+        As for `of_call`; "" for calls through Keras, tfdist or other TensorFlow functions, because
+        several lines of user code may lead to these.
     """
     frame = sys._getframe(1).f_back
     called = None
@@ -72,7 +72,7 @@ def _text(frame: FrameType | None) -> str:
     if _GENERATED in file:
         original = next((site for site in traced_stack() if not _package(site[0])), (file, line))
         if _GENERATED in original[0]:
-            # In a thread that the user has started, TensorFlow does not know the original line.
+            # In a thread started by the user, TensorFlow does not know the original line.
             return f"{frame.f_code.co_name.removeprefix('tf__')}:{line}"
         file, line = original
     return f"{_name(file)}:{line}"
@@ -80,13 +80,13 @@ def _text(frame: FrameType | None) -> str:
 
 @functools.cache
 def _name(file: str) -> str:
-    """A file's name, the same on all hosts: without a notebook cell's number, which varies."""
+    """A file's name, the same on all hosts: without the number of a notebook cell, which varies."""
     return re.sub(r"^<ipython-input-\d+-", "<ipython-input-", os.path.basename(file))
 
 
 @functools.cache
 def _package(file: str) -> str:
-    """Which of `_PACKAGES` a file belongs to; "" for none."""
+    """The element of `_PACKAGES` that a file belongs to; "" for none."""
     return next((name for name, folder in _folders() if file.startswith(folder)), "")
 
 
@@ -101,13 +101,13 @@ _uses = 0
 
 
 def note_use() -> None:
-    """Records that a collective is run, or added to a graph."""
+    """Records that a collective runs, or is added to a graph."""
     global _uses
     _uses += 1
 
 
 def note_collective() -> None:
-    """Records the same of a collective that is about to be run or added.
+    """Records the same for a collective that is about to run or be added.
 
     Raises:
         UnsupportedError: XLA would compile it.
@@ -118,10 +118,10 @@ def note_collective() -> None:
 
 
 def refusal_to_compile(where: str) -> UnsupportedError:
-    """The error of a collective in a function that XLA is to compile as a whole.
+    """The error for a collective in a function that XLA is to compile as a whole.
 
     Args:
-        where: where the collective is, or "".
+        where: the collective's location, or "".
     """
     return UnsupportedError(
         f"XLA cannot compile a collective{f' ({where})' if where else ''}, and a tf.function "
@@ -136,10 +136,10 @@ def uses() -> int:
 
 
 def apart(value: tf.Tensor) -> tf.Tensor:
-    """A collective's result on a GPU, for operations to be colocated with.
+    """A collective's result on a GPU, for other operations to be colocated with.
 
-    One that is colocated with the collective itself shares the device of its token, and so would
-    need a kernel for GPUs.
+    An operation colocated with the collective itself would share the device of its token, and would
+    therefore need a GPU kernel.
     """
     return tf.identity(value)
 
@@ -147,9 +147,9 @@ def apart(value: tf.Tensor) -> tf.Tensor:
 def make(device: str, dtype: tf.DType, shape: Sequence[int] = ()) -> tf.Tensor:
     """Creates a resource on a device, a variable of zeros.
 
-    Operations that hold the same resource run in order, on its device.
+    Operations that hold the same resource run in order, on the resource's device.
     """
-    # A bare resource, since a strategy in scope would mirror a tf.Variable.
+    # A bare resource, because a strategy in scope would mirror a tf.Variable.
     with tf.init_scope(), tf.device(device):
         name = f"collective_{uuid.uuid4().hex}"
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
@@ -164,12 +164,12 @@ def assign(resource: tf.Tensor, value: tf.Tensor) -> None:
 
 
 def is_token(resource: tf.Tensor) -> bool:
-    """Whether a resource has been created by `make`."""
+    """Whether `make` has created a resource."""
     return hasattr(resource, _MARK)
 
 
 def begins(*, complete: bool) -> Any:
-    """A step begins.
+    """Adds the beginning of a step.
 
     Args:
         complete: whether all variables that it writes will be kept.
@@ -181,10 +181,10 @@ def begins(*, complete: bool) -> Any:
 
 
 def keep(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """Keeps the values of variables until the step stands.
+    """Keeps the values of variables until the step is committed.
 
     Args:
-        resources: the variables' resources. Others are left out.
+        resources: the variables' resources; other resources are skipped.
 
     Returns:
         The operations, one for each device.
@@ -194,7 +194,7 @@ def keep(resources: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def update_begins(resources: Sequence[tf.Tensor]) -> None:
-    """All communication of the step has ended; what is done to these variables now waits for this.
+    """Adds the end of the step's communication; later operations on these variables wait for it.
 
     Args:
         resources: the variables' resources.
@@ -204,32 +204,32 @@ def update_begins(resources: Sequence[tf.Tensor]) -> None:
 
 
 def prepares(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """This worker has written what it alone holds, so that it can redo the step.
+    """Marks that this worker has written its worker-local state, so that it can redo the step.
 
     Args:
         resources: the resources of the variables.
 
     Returns:
-        The operations, one for each device. Something that makes all workers wait for this one must
-        be communicated behind them, before the step may stand.
+        The operations, one for each device. After them, and before the step may be committed, the
+        program must communicate something that makes all workers wait for this worker.
     """
     return [native.load_ops().tfdist_step_prepares(variables=v) for v in _by_device(resources)]
 
 
 def commits() -> Any:
-    """The step stands. Returns the operation, for control dependencies."""
+    """Commits the step. Returns the operation, for control dependencies."""
     return native.load_ops().tfdist_step_commits(order=_order())
 
 
 def roll_back(*, redoable: bool) -> tuple[int, bool]:
-    """Restores what is kept of a step that does not stand.
+    """Restores the values that were kept for an uncommitted step.
 
     Args:
-        redoable: keeps what it takes out until the next step, for `redo`.
+        redoable: whether to keep the removed values until the next step, for `redo`.
 
     Returns:
-        The number of steps of this process that stand, and whether the one that does not has left
-        no trace.
+        The number of committed steps of this process, and whether the uncommitted step has left no
+        trace.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         committed, whole = native.load_ops().tfdist_roll_back(redoable=redoable)
@@ -237,13 +237,13 @@ def roll_back(*, redoable: bool) -> tuple[int, bool]:
 
 
 def redo() -> None:
-    """Puts back what a redoable `roll_back` has taken out."""
+    """Restores the values that a redoable `roll_back` has removed."""
     with tf.init_scope(), tf.device("CPU:0"):
         native.load_ops().tfdist_redo()
 
 
 def _by_device(resources: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """An operation runs on the device of its resources."""
+    """Groups resources by device: an operation runs on the device of its resources."""
     groups: dict[str, list[tf.Tensor]] = {}
     for resource in resources:
         groups.setdefault(resource.device, []).append(resource)

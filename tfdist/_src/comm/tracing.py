@@ -19,17 +19,19 @@ from tfdist._src.native.api import Activity as Counters
 
 
 def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
-    """What a collective needs exists.
+    """Adds a mark: the inputs of a collective are available from here on.
 
     Args:
         communicator: the communicator's name.
-        key: the collective's; "" if the step can do nothing more beside the one that runs.
-        stalls: whether the step waits for it from now on.
+        key: the collective's key; "" if the step can do nothing more concurrently with the
+            collective in progress.
+        stalls: whether the step waits for the collective from now on.
 
     Returns:
         The operation, for control dependencies.
     """
-    # That nothing more can be done is known when all is, but what is ready must be told at once.
+    # Readiness must be reported at once, a stall only when everything is ready, so each has its own
+    # resource.
     order = _order("ready" if key else "stalls")
     return native.load_ops().tfdist_ready(
         order=order, communicator=communicator, key=key, stalls=stalls
@@ -37,22 +39,22 @@ def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
 
 
 def input_begins() -> Any:
-    """The step waits for its input from now on."""
+    """Adds a mark: the step waits for its input from here on."""
     return native.load_ops().tfdist_input_begins(order=_order("input"))
 
 
 def input_ends() -> None:
-    """The step has got its input."""
+    """Adds a mark: the step has received its input."""
     native.load_ops().tfdist_input_ends(order=_order("input"))
 
 
 def span_begins() -> tf.Tensor:
-    """The time, for `span_ends`; zero unless spans are recorded."""
+    """Returns the time for `span_ends`; zero unless spans are recorded."""
     return native.load_ops().tfdist_span_begins(order=_order("spans"))
 
 
 def span_ends(begin: tf.Tensor, lane: str, name: str) -> None:
-    """A span ends now."""
+    """Adds a mark: a span ends here."""
     native.load_ops().tfdist_span_ends(order=_order("spans"), begin=begin, lane=lane, span=name)
 
 
@@ -62,10 +64,11 @@ def _order(kind: str) -> tf.Tensor:
 
 @functools.cache
 def _resource(kind: str, replica: int | None) -> tf.Tensor:
-    """What keeps marks of one kind in order, and all others out of their way.
+    """The resource that orders marks of one kind without delaying marks of other kinds.
 
-    Each replica has its own: a conditional with a mark holds the resource of the mark, and those of
-    two replicas must not wait for each other, since both may contain parts of one collective.
+    Each replica has its own. A conditional with a mark holds the mark's resource, and the
+    conditionals of two replicas may contain parts of one collective, so they must not wait for each
+    other.
     """
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
@@ -89,19 +92,20 @@ _NANOSECONDS = 1e-9
 class Activity:
     """Counts since the process started.
 
-    Times are in seconds, and include no time in which the step went on beside its collectives.
+    Times are in seconds, and exclude time during which the step ran concurrently with its
+    collectives.
 
     Attributes:
-        steps: steps of training, evaluation and prediction that have got their input.
-        input: waiting for batches that have come.
-        workers: waiting for other workers to join a collective or to send a message.
-        network: waiting for the data of a collective or a message to move.
-        operations: the collectives and messages that have ended well, by kind.
-        bus_bytes: of them, the bytes of all values times the share that each link must carry at
-            least, as nccl-tests compute bus bandwidth.
-        bus_time: how long they took once all workers had joined.
-        input_since: when the wait for the next batch began that still lasts, by
-            `time.monotonic()`; None for none.
+        steps: steps of training, evaluation and prediction that have received their input.
+        input: time spent waiting for batches that have since arrived.
+        workers: time spent waiting for other workers to join a collective or to send a message.
+        network: time spent waiting for the data of a collective or a message to move.
+        operations: the collectives and messages that have succeeded, by kind.
+        bus_bytes: for each of them, the bytes of all values times the minimum share that each link
+            must carry, summed; nccl-tests compute bus bandwidth from this value.
+        bus_time: their total duration after all workers had joined.
+        input_since: the start of the current wait for a batch, by `time.monotonic()`; None if there
+            is none.
     """
 
     steps: int = 0
@@ -128,7 +132,7 @@ class Activity:
 
 
 def read() -> Activity | None:
-    """The counts so far; None if the native core does not run here, so that nothing is counted."""
+    """Returns the counts so far; None if the native core does not run here and counts nothing."""
     if not native.has_ops():
         return None
     counters = Counters()
@@ -149,7 +153,7 @@ class GraphSpan:
     """A span between two places of the graph that is being traced; without effect elsewhere.
 
     Args:
-        after: the tensors that exist where it begins.
+        after: the tensors that exist at its beginning.
     """
 
     def __init__(self, after: Sequence[Any]) -> None:
@@ -166,11 +170,11 @@ class GraphSpan:
 
         Args:
             lane: the group of spans that it is shown in.
-            name: what it is called.
-            after: the tensors that exist where it ends; by default it ends when all operations
-                that have been added since the beginning, and may write variables, have run.
+            name: its name.
+            after: the tensors that exist at its end; by default, it ends when all operations added
+                since the beginning that may write variables have run.
         """
-        # Inside another function, such as a branch of a conditional, there is no end.
+        # Inside another function, such as a branch of a conditional, the span has no end.
         if self._begin is None or tf.compat.v1.get_default_graph() is not self._graph:
             return
         if after is None:
@@ -197,7 +201,10 @@ _BESIDE = "tfdist_collectives_beside"
 
 @contextlib.contextmanager
 def overlapping() -> Iterator[None]:
-    """Collectives added to a graph in this context run beside the step, which needs them later."""
+    """Makes collectives that are added here to a graph overlap with the step.
+
+    The step needs their results only later.
+    """
     outer, _here.overlaps = overlaps(), True
     try:
         yield
@@ -217,8 +224,9 @@ class Bucket:
     Attributes:
         key: the collective's key.
         members: the indices of the tensors.
-        overlaps: whether the step goes on beside it.
-        marks: what must run before the collective, or the recorder would hear of it too late.
+        overlaps: whether the step continues concurrently.
+        marks: operations that must run before the collective, so that the recorder sees them in
+            time.
     """
 
     key: str
@@ -235,19 +243,20 @@ def marked_buckets(
     *,
     notes: bool = True,
 ) -> Iterator[Bucket]:
-    """The buckets of a reduction, marked, in a graph, for when their tensors exist.
+    """Yields the buckets of a reduction; in a graph, with marks for when their tensors exist.
 
-    A collective starts only when those before it have ended, so its start does not tell. The step
-    goes on beside all of them but the last: when all tensors exist, it waits. One collective alone
-    tells by its start, unless it overlaps: a step may wait for it before it is even queued.
+    A collective starts only after the preceding collectives have ended, so its start does not show
+    when it was ready. The step runs concurrently with all collectives but the last: when all
+    tensors exist, it waits. A single collective needs no mark unless it overlaps: then a step may
+    wait for it before it is even queued.
 
     Args:
         communicator: the communicator's name.
-        key: the reduction's.
-        tensors: what is reduced.
-        plan: for each bucket the indices of its tensors.
-        notes: whether this replica's marks count: one's among those of a process that share a
-            communicator.
+        key: the reduction's key.
+        tensors: the tensors to reduce.
+        plan: for each bucket, the indices of its tensors.
+        notes: whether this replica adds marks; of the replicas of a process that share a
+            communicator, only one does.
     """
     last = len(plan) - 1
     for number, members in enumerate(plan):
@@ -263,14 +272,14 @@ def marked_buckets(
 
 
 def mark_stall(communicator: str, values: Sequence[tf.Tensor]) -> None:
-    """Records, in a graph, that a step which has these values waits for an overlapping collective.
+    """Records, in a graph, that a step waits for an overlapping collective after these values.
 
     Args:
         communicator: the communicator's name.
-        values: what the step computes before it needs the collective.
+        values: the values that the step computes before it needs the collective.
     """
     if not tf.executing_eagerly():
-        # A short step may have the values before the collective's mark has been made.
+        # A short step may have the values before the collective's mark is made.
         begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
         if begun:
             with _after([*values, *begun]):

@@ -26,7 +26,7 @@ _ROUNDS = 3
 # Consecutive runs per codec and round: a link may transfer the first bytes faster.
 _RUNS = 3
 _SAMPLE_VALUES = 8 << 20
-# The uncompressed sum is extrapolated from one that takes this long, or measured in full.
+# The uncompressed sum is extrapolated from a sum that takes this long, or measured in full.
 _PLAIN_SECONDS = 0.2
 # A codec whose bytes alone take this many times the fastest codec's time is skipped.
 _SKIP_FACTOR = 1.5
@@ -37,9 +37,9 @@ class Measurement:
     """Measured times, the same on all workers.
 
     Attributes:
-        seconds: for each codec, the time of a step's gradients on the slowest worker. Codecs whose
-            bytes alone take too long, or whose sums differ between workers, are missing. The time
-            without a codec (None) is an estimate if it is too long.
+        seconds: for each codec, the time of a step's gradients on the slowest worker. Codecs are
+            missing if their bytes alone take too long, or if their sums differ between workers. The
+            time without a codec (None) is an estimate if it is too long.
         link_seconds: the time of a small sum without a codec.
     """
 
@@ -48,7 +48,7 @@ class Measurement:
 
 
 def probe(exchange: Exchange) -> float:
-    """Seconds of a small sum over all workers, all of which call this and get the same number."""
+    """Returns the seconds of a small sum over all workers; all call it and get the same number."""
     values = tf.zeros([_PROBE_VALUES])
     run = functools.partial(exchange.workers.all_reduce, [values])
     # The first run allocates memory.
@@ -98,7 +98,7 @@ def measure(
 
 
 def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
-    """Seconds of a sum without a codec, extrapolated from fewer values if it takes long."""
+    """The seconds of a sum without a codec, extrapolated from fewer values if it takes long."""
     some = min(values, _PROBE_VALUES)
     while True:
         with tf.device(device):
@@ -115,7 +115,7 @@ def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
 
 
 def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
-    """The bytes sent with a codec over those sent without, according to its formula."""
+    """The ratio of bytes sent with a codec to bytes sent without, according to its formula."""
     if codec is None:
         return 1.0
     if not codec.has_fixed_size:
@@ -164,7 +164,7 @@ class _Sum:
 def _time(
     exchange: Exchange, run: Callable[[], list[tf.Tensor]], times: int = 1
 ) -> tuple[float, int]:
-    """Seconds of a run, and a checksum of its results."""
+    """The seconds of a run, and a checksum of its results."""
     exchange.workers.all_reduce([tf.zeros([1])])  # Start together.
     begin = time.perf_counter()
     for _ in range(times):
@@ -195,7 +195,7 @@ def _sample(shapes: Sequence[Shape], values: int) -> list[Shape]:
 
 # A milder codec is preferred up to this many times the fastest codec's time.
 _MILDER_TOLERANCE = 1.1
-# No codec is preferred up to this factor, since communication is only part of a step.
+# No codec is preferred up to this factor, because communication is only part of a step.
 _NONE_TOLERANCE = 1.3
 # A link counts as changed if its time changes by this factor.
 _CHANGED = 2.0
@@ -206,14 +206,14 @@ class Auto:
     """`compression="auto"`: chooses the fastest of some codecs, or none, by measurement.
 
     Before the first step, all workers sum a sample of the model's gradients with each codec, on the
-    actual links and processors, and choose the one that is fastest on the slowest worker, or a
-    milder one that is nearly as fast. Compression stays off unless a codec saves at least 23 % of
+    actual links and processors, and choose the codec that is fastest on the slowest worker, or a
+    milder codec that is nearly as fast. Compression stays off unless a codec saves at least 23 % of
     the time. A codec whose sums differ between workers is excluded. If at the start of an epoch the
     links have become twice as fast or slow, the workers measure again.
 
     Args:
-        candidates: the codecs, the mildest first. The default ones need no warm-up and no change of
-            the learning rate, although some models reach a higher final loss with `PowerSGD`.
+        candidates: the codecs, the mildest first. The default codecs need no warm-up and no change
+            of the learning rate, although some models reach a higher final loss with `PowerSGD`.
 
     Raises:
         ValueError: the candidates are not a tuple of codecs.
@@ -239,7 +239,7 @@ class Choice:
         device: the replica's device.
 
     Attributes:
-        codec: the chosen codec; None for none, or before the choice.
+        codec: the chosen codec; None for no compression, or before the choice.
         measurement: the reason for the choice; None before.
     """
 

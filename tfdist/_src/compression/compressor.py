@@ -21,7 +21,7 @@ from tfdist._src.xla import left_to_tensorflow
 Route = tuple[object, ...]
 EXACT: Route = ("exact",)
 COMPRESSED: Route = ("compressed",)
-"""Compressed by the core, which looks for itself how the workers are divided among hosts."""
+"""Compressed by the core, which determines itself how the workers are divided among hosts."""
 
 Sum = Callable[[list[Any]], list[Any]]
 # Creates each replica's route to the other workers, for a policy's `within_hosts`; collective.
@@ -32,7 +32,7 @@ class Compressor:
     """Sums an optimizer's gradients over all workers.
 
     Args:
-        policy: what to compress; None for nothing.
+        policy: the gradients to compress, and how; None for no compression.
         make_exchanges: creates the routes to the other workers.
         devices: the devices of this worker's replicas.
         agree: checks that all workers have the same policy; called by all of them together.
@@ -62,7 +62,7 @@ class Compressor:
     def change(self, policy: Policy | None) -> None:
         """Switches to another policy; called by all workers together.
 
-        Already traced functions do not change.
+        Functions that are already traced do not change.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -75,7 +75,7 @@ class Compressor:
         self._choose()
 
     def confirm(self) -> None:
-        """Checks that others who change have this policy then; called by all workers together.
+        """Checks this policy against the one that other workers change to; called by all together.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -98,7 +98,7 @@ class Compressor:
         return f"{here.rank} of {here.size}"
 
     def _routes(self) -> Iterator[Route]:
-        """What a graph that is traced now knows of each replica's route."""
+        """The route of each replica, as seen by a graph that is traced now."""
         codec = self.codec
         if self._policy is None or codec is None:
             yield EXACT
@@ -108,13 +108,13 @@ class Compressor:
 
     @property
     def routes(self) -> list[bool]:
-        """For which values of `within_hosts` there are routes to the other workers."""
+        """The values of `within_hosts` with routes to the other workers."""
         return sorted(self._exchanges)
 
     def renew(self) -> None:
-        """Makes the routes anew when the workers have changed; called by all of them together.
+        """Makes new routes after the workers have changed; called by all workers together.
 
-        What the codecs keep of this worker's gradients stays. If graphs cannot use the new routes,
+        The codecs keep their state of this worker's gradients. If graphs cannot use the new routes,
         `traces.know_group` becomes true.
         """
         self._exchanges = {within: self._make_exchanges(within) for within in self.routes}
@@ -123,7 +123,7 @@ class Compressor:
                 if state := getattr(optimizer, "compression_state", None):
                     state.move(self._owner())
         if self.is_automatic:
-            # All measure the new links, those without a choice so far as well.
+            # All workers measure the new links, including workers that have made no choice yet.
             self._choose()
             registry.note_stale()
         routes = set(self._routes())
@@ -137,13 +137,13 @@ class Compressor:
         return self._policy
 
     def note_traced(self) -> None:
-        """Records, while a graph is traced, by which routes it sums gradients."""
+        """Records, while a graph is traced, which routes its sums of gradients use."""
         if self._policy is not None and not tf.executing_eagerly():
             self._traced.update(self._routes())
 
     @property
     def active(self) -> bool:
-        """Whether a policy is set and has anything to compress."""
+        """Whether a policy is set, and there is anything to compress."""
         return self._policy is not None and self._exchanges[self._policy.within_hosts][0].compresses
 
     @property
@@ -172,7 +172,7 @@ class Compressor:
 
     @property
     def variables(self) -> list[Any]:
-        """What the codecs keep for all optimizers."""
+        """The codec state of all optimizers."""
         states = [getattr(optimizer, "compression_state", None) for optimizer in self._numbers]
         return [variable for state in states if state is not None for variable in state.variables]
 
@@ -196,8 +196,8 @@ class Compressor:
         Args:
             optimizer: a Keras optimizer; its attribute `compression_state` will hold the state.
             variables: all Keras variables that it trains.
-            sparse: those whose gradients are sparse.
-            elsewhere: those whose gradients are summed by other workers.
+            sparse: the variables with sparse gradients.
+            elsewhere: the variables whose gradients other workers sum.
 
         Raises:
             ValueError: the codec is incompatible with the optimizer.
@@ -255,10 +255,10 @@ class Compressor:
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            with left_to_tensorflow():  # Hosts and their workers may have different parts in it.
+            with left_to_tensorflow():  # Workers may run different programs in it.
                 totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
-        # These are complete only after the backward pass, so they would delay the others.
+        # The other gradients are complete only after the backward pass, so they are summed last.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]

@@ -1,4 +1,4 @@
-"""Which gradients are compressed, how, and from which step; the codecs by name."""
+"""Selects the gradients to compress, the codec, and the first step; lists the codecs by name."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from tfdist._src.compression.codecs.sparsifiers import DGC, RandomK, Threshold, 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What to compress with which codec; all other gradients are summed exactly.
+    """Selects the gradients to compress, and their codec; all others are summed exactly.
 
-    Gradients of vectors and scalars (biases, normalization), of few values and of types other than
-    float32 stay exact, as do sparse ones (`tf.IndexedSlices`) unless `sparse` is set.
+    Gradients of vectors and scalars (biases, normalization), gradients with few values, and
+    gradients of types other than float32 stay exact. So do sparse gradients (`tf.IndexedSlices`),
+    unless `sparse` is set.
 
     Args:
         codec: the codec for all compressed gradients, or `Auto()`, which chooses one.
         exclude: regular expressions; a variable stays exact if one of them matches anywhere in its
             path, such as `"embedding"` or `"^dense_1/kernel$"`.
         smallest: gradients with fewer values stay exact.
-        warmup_steps: the number of initial steps of the optimizer that are exact; the codec's, if
-            larger.
+        warmup_steps: the number of initial steps of the optimizer that are exact; the codec's
+            number applies if larger.
         within_hosts: whether to compress between workers of the same host as well, to try out a
             codec.
-        sparse: whether to compress sparse gradients too, as dense ones; the optimizer then receives
-            dense gradients.
+        sparse: whether to compress sparse gradients also, as dense ones; the optimizer then
+            receives dense gradients.
 
     Raises:
-        ValueError: an expression or a number is not valid.
+        ValueError: an expression or a number is invalid.
 
     Example:
         ```python
@@ -90,7 +91,7 @@ def may_be_compressed(variable: Any) -> bool:
 
 
 CompressionLike: TypeAlias = str | Codec | Auto | Policy | None
-"""The type of `compression`: a name, a codec, a choice by measurement, or a policy."""
+"""The type of `compression`: a name, a codec, an automatic choice, or a policy."""
 
 CODECS: dict[str, type[Codec]] = {
     "fp16": quantizers.FP16,

@@ -1,4 +1,4 @@
-"""The route of gradients to the other workers, which part of it is compressed, and kept state."""
+"""The route of gradients to the other workers, which part of it is compressed, and codec state."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class HostLeaders:
     """Neighbors with fast links: the devices of a worker, or the workers of a host.
 
     They sum their gradients exactly. Each leader exchanges some of the sums with its counterparts
-    among other neighbors, and broadcasts the results to its own.
+    in other groups of neighbors, and broadcasts the results to its own neighbors.
 
     Attributes:
         group: the neighbors' communicator; None for one without neighbors.
         num_leaders: the number of neighbors that lead gradients.
-        index: this neighbor's index; from `num_leaders` on, it leads none.
+        index: this neighbor's index; neighbors from `num_leaders` on lead no gradients.
         stride: the number of consecutive gradients with the same leader.
     """
 
@@ -82,7 +82,7 @@ class HostLeaders:
 
         Args:
             gradients: gradients with the same shapes and numbers everywhere.
-            sum_remote: sums those of the neighbors' sums that this one leads.
+            sum_remote: sums the neighbors' sums that this neighbor leads over its counterparts.
 
         Returns:
             The sums, bitwise identical on all neighbors.
@@ -115,11 +115,11 @@ def is_shared_out(hosts: Sequence[int]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class OnGpus:
-    """What a route has on GPUs, for what the core encodes.
+    """A route's resources on GPUs, for values that the core encodes.
 
     Attributes:
         workers: the communicator of this replica's GPU with its counterparts on the other workers.
-        split: as for `Exchange`, of these GPUs.
+        split: as for `Exchange`, but for these GPUs.
         devices: how the GPUs of this worker divide gradients.
         all: this GPU's handle on the communicator of all GPUs, if workers have several.
     """
@@ -140,22 +140,23 @@ class Exchange:
         split: creates a communicator with some of the workers under a name; called by all workers
             together, with no members for a worker in none. Required, and called for "host" and
             "carriers", unless `within_hosts` is set or `is_shared_out` is false.
-        exact: what sums without compression, if that is not `workers`.
-        on_gpus: the communicators of this route's GPUs, if replicas train on some.
+        exact: the communicator for sums without compression, if it is not `workers`.
+        on_gpus: the communicators of this route's GPUs, if replicas train on GPUs.
 
     Attributes:
         workers: as given.
         exact: as given, or `workers`.
         within_hosts: as given.
         devices: as given.
-        host: how the workers of this host divide gradients, if the core does not.
+        host: how the workers of this host divide gradients, if the core does not divide them.
         leaders: the communicator of the workers, one per host, that lead the same gradients as this
-            one; None if it leads none.
-        encoded: as `workers`, for what the core encodes.
-        encoded_devices: as `devices`, for what the core encodes.
-        encoded_host: as `host`, for what the core encodes.
-        encoded_leaders: as `leaders`, for what the core encodes.
-        of_all_gpus: where the core also sums what the GPUs of a worker bring; None for nowhere.
+            worker; None if it leads none.
+        encoded: as `workers`, for values that the core encodes.
+        encoded_devices: as `devices`, for values that the core encodes.
+        encoded_host: as `host`, for values that the core encodes.
+        encoded_leaders: as `leaders`, for values that the core encodes.
+        of_all_gpus: the communicator in which the core also sums over a worker's GPUs; None if it
+            does not.
         compresses: whether there is anything to compress: several hosts, or several workers and
             `within_hosts`.
     """
@@ -205,14 +206,14 @@ class Exchange:
             self.encoded_leaders = on_gpus.split("carriers", leaders)
 
     def alone(self) -> Exchange:
-        """The same without what all devices of a worker have to come to together."""
+        """A copy without the communicator that all devices of a worker must call together."""
         other = copy.copy(self)
         other.of_all_gpus = None
         return other
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What graphs know of the route, if they depend on how workers are divided among hosts."""
+        """The route's properties in a graph that depends on how workers are divided among hosts."""
         host = self.host
         leads = "all" if self.leaders is self.workers else self.leaders is not None
         return host.group is not None, host.num_leaders, host.index, host.stride, leads
@@ -228,7 +229,7 @@ First = Callable[[str, tuple[int, ...]], tf.Tensor]
 class State(tf.Module):  # type: ignore[misc]
     """The variables that a worker's codec keeps for an optimizer.
 
-    They differ between workers: with error feedback, they hold what compression has lost so far.
+    They differ between workers: with error feedback, they hold the accumulated encoding error.
     A `tf.train.Checkpoint` of the optimizer includes them. Attributes of this object, with names
     such as `error`, are dicts from the gradients' and the worker's numbers to float32 variables.
 
@@ -247,7 +248,7 @@ class State(tf.Module):  # type: ignore[misc]
     ) -> None:
         """Creates a variable, unless one of this shape exists on the device.
 
-        One that exists on another device is moved.
+        A variable that exists on another device is moved.
 
         Args:
             name: the name of the state.
@@ -277,7 +278,7 @@ class State(tf.Module):  # type: ignore[misc]
             )
 
     def move(self, owner: str) -> None:
-        """Says which worker this is from now on; the values stay."""
+        """Sets which worker this is from now on; the values stay."""
         if owner == self._owner:
             return
         self._owner = owner

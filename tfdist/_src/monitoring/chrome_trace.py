@@ -22,13 +22,13 @@ from tfdist._src.internals.tensorflow import read_threads
 
 
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
-    """Each worker's clock minus the chief's and the uncertainty of that, in nanoseconds.
+    """Each worker's clock minus the chief's, and the uncertainty of the difference, in nanoseconds.
 
-    Where the two have not compared their clocks, the hosts' time of day is used, with an unknown
+    If the two have not compared their clocks, the hosts' time of day is used, with an unknown
     uncertainty (None).
 
     Args:
-        records: of each worker, by rank; see `Timeline`.
+        records: each worker's record, by rank; see `Timeline`.
     """
     chief = records[0]
     measured = {0: (0, 0)}
@@ -48,14 +48,14 @@ def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]
 
 Event = dict[str, Any]
 
-# The lanes of a worker, from top to bottom; those of communicators come after "waiting".
+# The lanes of a worker, from top to bottom; the lanes of communicators follow "waiting".
 _FIRST = ("step", "pipeline", "input", "waiting")
 _LAST = ("compression", "optimizer")
 _MESSAGES = ("send", "receive")
 
 
 class Span(NamedTuple):
-    """A stretch of time on a worker, in nanoseconds of its steady clock."""
+    """An interval on a worker, in nanoseconds of its steady clock."""
 
     lane: str
     name: str
@@ -65,17 +65,17 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """What one worker has recorded.
+    """The records of one worker.
 
     Attributes:
         rank: its rank.
         worker: its name.
         host: its host's name.
-        clock_offset: its steady clock minus that of rank 0, in nanoseconds.
-        clock_uncertainty: how wrong the offset may be, in nanoseconds; None if it is not known.
-        spans: what it did.
-        communicators: what its communicators have recorded, as `tfd_state` describes it.
-        ops: what TensorFlow's profiler has seen; the lane is the thread.
+        clock_offset: its steady clock minus the steady clock of rank 0, in nanoseconds.
+        clock_uncertainty: how wrong the offset may be, in nanoseconds; None if unknown.
+        spans: its spans.
+        communicators: the records of its communicators, as `tfd_state` describes them.
+        ops: the operations that TensorFlow's profiler recorded; the lane is the thread.
     """
 
     rank: int
@@ -89,11 +89,11 @@ class WorkerRecord:
 
 
 def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace as an object for JSON.
+    """Builds the trace as an object for JSON.
 
     Args:
         workers: the records, by rank.
-        about: what else to keep in the file's `otherData`.
+        about: further contents of the file's `otherData`.
     """
     begin = min(_begins(workers), default=0)
     begun = _Begun(workers)
@@ -129,7 +129,7 @@ def _thread(op: Span) -> str:
 
 
 class _Begun:
-    """When each rank began each collective."""
+    """The time at which each rank began each collective."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self._times: dict[Any, dict[int, tuple[int, WorkerRecord]]] = defaultdict(dict)
@@ -142,17 +142,18 @@ class _Begun:
                         self._times[key][communicator["rank"]] = time, worker
 
     def last(self, communicator: Mapping[str, Any], record: Event) -> int:
-        """The rank that a rank waited for last in a collective.
+        """Finds the last rank that a rank waited for in a collective.
 
-        Where hosts have several ranks, one notices some ranks of other hosts, which may wait for
-        their neighbours. So it is the rank that began last, unless the clocks leave that in doubt.
+        If hosts have several ranks, a rank notices only some ranks of other hosts, which may in
+        turn be waiting for their neighbors. The result is therefore the rank that began last,
+        unless the clocks are too uncertain to decide.
         """
         noticed: int = record["last"]
         times = self._times[self._key(communicator, record)]
         if record["kind"] in ("broadcast", *_MESSAGES) or noticed not in times:
             return noticed
         latest = max(times, key=lambda rank: times[rank][0])
-        if latest == communicator["rank"]:  # The one noticed had something to do first.
+        if latest == communicator["rank"]:  # The noticed rank had other work first.
             return noticed
         (before, one), (after, other) = times[noticed], times[latest]
         if one.clock_uncertainty is None or other.clock_uncertainty is None:
@@ -166,7 +167,7 @@ class _Begun:
 
 
 class _Worker:
-    """The events of one worker, whose process in the trace is its rank."""
+    """The events of one worker; its rank is its process in the trace."""
 
     def __init__(self, worker: WorkerRecord, begin: int, begun: _Begun) -> None:
         self._worker = worker
@@ -205,7 +206,7 @@ class _Worker:
             yield self._meta("thread_sort_index", {"sort_index": self._places[number]}, number)
 
     def _spread(self, slices: list[Event]) -> None:
-        """Moves slices that overlap, as those of replicas, to further lanes: viewers nest them."""
+        """Moves overlapping slices, for example of replicas, to more lanes: viewers nest them."""
         names = {number: lane for lane, number in self._lanes.items()}
         opened: dict[int, dict[int, list[int]]] = {lane: {lane: []} for lane in names}
         for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
@@ -262,7 +263,7 @@ class _Worker:
             yield from self._phases(lane, record, arrived, ended)
         yield from self._arrivals(communicator, record)
         if begun - record["enqueued_ns"] > 1000:
-            # Several may wait at once.
+            # Several collectives may wait at once.
             number = f"{self._worker.rank} {lane} {record['number']}"
             name = f"queued: {record['kind']} {record['name']}".strip()
             yield self._event("b", lane, name, record["enqueued_ns"], id=number)
@@ -274,7 +275,7 @@ class _Worker:
             yield self._arrow(communicator, record)
 
     def _phases(self, lane: str, record: Event, arrived: int, ended: int) -> Iterator[Event]:
-        """The parts of a hierarchical collective."""
+        """Yields the phases of a hierarchical collective."""
         if record["algorithm"] != "hierarchical" or not record["between_ended_ns"]:
             return
         begin = min(max(record["between_begun_ns"], arrived), ended)
@@ -289,7 +290,7 @@ class _Worker:
                 yield self._slice(lane, name, first, last)
 
     def _arrivals(self, communicator: Mapping[str, Any], record: Event) -> Iterator[Event]:
-        """When other hosts came to a collective of several."""
+        """Yields the arrival times of other hosts in a collective of several hosts."""
         own = communicator["hosts"][communicator["rank"]]
         for host, time in enumerate(record["arrivals_ns"]):
             if host != own and time:
@@ -314,10 +315,11 @@ class _Worker:
 
 
 class OpProfile:
-    """Runs `tf.profiler`, of which a process has one, from `start` to `stop`.
+    """Runs the process's only `tf.profiler` from `start` to `stop`.
 
-    Where that fails, as while `keras.callbacks.TensorBoard(profile_batch=...)` uses the profiler, a
-    line tells so, and there are no operations.
+    If the profiler fails, for example because
+    `keras.callbacks.TensorBoard(profile_batch=...)` is using it, a message says so, and there are
+    no operations.
     """
 
     _running: ClassVar[OpProfile | None] = None
@@ -327,13 +329,13 @@ class OpProfile:
         self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Starts the profiler, again if a training that failed has left it running."""
+        """Starts the profiler; restarts it if a failed training has left it running."""
         left = OpProfile._running
         if left is not None:
             OpProfile._running = None
             with left._undo, contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop(save=False)
-        # Python functions would cost much, and do not show what the steps of a graph do.
+        # Tracing Python functions would be expensive, and would not show a graph's operations.
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
         )

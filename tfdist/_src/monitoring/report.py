@@ -1,4 +1,4 @@
-"""What this process says of itself when an observer asks how the job goes."""
+"""This process's answer when an observer asks for the job's status."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
     docs/monitoring.md describes the report's keys.
 
     Args:
-        session: the job's.
+        session: the job's session.
     """
     ranks = {str(worker): rank for rank, worker in enumerate(session.topology.workers)}
     joined_ns = time.monotonic_ns()
@@ -47,7 +47,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
         waited = None
-        # The input pipeline has collectives of its own, at the end of the data for example.
+        # The input pipeline has its own collectives, for example at the end of the data.
         if done.input_since is not None and not operations:
             waited = max(0.0, 1e-9 * now - done.input_since)
         return {
@@ -80,7 +80,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
 def _operations(
     communicators: Sequence[dict[str, Any]], ranks: dict[str, int], now: int
 ) -> Iterator[dict[str, Any]]:
-    """What this process is in."""
+    """The operations that this process has begun and not ended."""
     for one in communicators:
         for record in one["records"]:
             if not record["ended_ns"]:
@@ -96,9 +96,9 @@ def _operations(
 
 
 def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
-    """The exchange that this process is in, and the notice of rank 0 that it waits for.
+    """The exchange that this process is in, and the notice from rank 0 that it waits for.
 
-    Who has not joined an exchange, the others' reports tell.
+    The reports of the other ranks show which of them have not joined an exchange.
     """
     for one in session.awaited:
         yield {
@@ -112,7 +112,7 @@ def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
 
 
 def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
-    """The ranks of the group that have not joined, by what they said last."""
+    """The ranks of the group that have not joined, according to their last messages."""
     if record["peer"] >= 0:
         return [record["peer"]]
     peers = communicator["peers"]
@@ -120,14 +120,14 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
 
 
 def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
-    """The connections to other hosts, by rank; the busiest."""
+    """The busiest connections to other hosts, by rank."""
     found = stragglers.by_rank(communicators, ranks)
     busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MOST_LINKS]
     return [(rank, *astuple(found[rank])) for rank in busiest]
 
 
 def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:
-    """Seconds for which this process has been in nothing; None if it is, or never was."""
+    """Seconds since the last operation ended; None if one is in progress, or there was none."""
     ends = [record["ended_ns"] for one in communicators for record in one["records"]]
     return max(0.0, 1e-9 * (now - max(ends))) if ends and all(ends) else None
 
@@ -138,7 +138,7 @@ def _resident_bytes() -> int:
 
 
 def _main_thread() -> str:
-    """Where the main thread is: its innermost call of the user's program, or of all."""
+    """The main thread's innermost call in the user's program; if there is none, of all calls."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):

@@ -1,4 +1,4 @@
-"""The state of this process and its counts, at one moment; needs no package for metrics."""
+"""A snapshot of this process's state and counts; requires no metrics package."""
 
 from __future__ import annotations
 

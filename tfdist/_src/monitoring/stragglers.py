@@ -12,27 +12,27 @@ from typing import Any
 from tfdist._src import native
 
 USUAL_FACTOR = 1.3
-"""How many times the median of the others counts as slow, unless somebody asks for another."""
+"""The default multiple of the other workers' median above which a worker counts as slow."""
 
-# A delay below this share of a step is not worth a line.
+# A delay below this share of a step is not worth reporting.
 _NOTICEABLE = 0.05
-# Below this time with data on its way, a link's rate says little; the same holds for a link that
-# carries less than this share of what the busiest one does, as only small messages go over it.
+# A rate is unreliable if data was in flight for less than this time, or if the link carried less
+# than this share of the busiest link's bytes: such a link carries only small messages.
 LEAST_BUSY_SECONDS = 0.001
 _LEAST_SHARE = 0.1
-# Where a host has links to several others, one of them has to be slower than this, times the
-# factor, to be named alone.
+# A link is reported on its own only if it is slower than the median of the best rates by this
+# number times the factor.
 _ALONE = 3.0
-# A thread that is told of messages late, as its processor is busy, is no queue on the network: they
-# take at least so long, and so many times as long as the other way.
+# A small delay may only mean that a busy processor read messages late. A queue on the network
+# takes at least this time, and at least this multiple of the delay in the other direction.
 _LEAST_QUEUE_SECONDS = 0.005
 _QUEUE_FACTOR = 3.0
-# Links are compared only where data moves for at least this share of a step.
+# Links are compared only if data moves for at least this share of a step.
 _MOVES = 0.1
 
 
 class Cause(enum.Enum):
-    """What is slow on a worker."""
+    """The slow part of a worker."""
 
     INPUT = "input"
     COMPUTE = "compute"
@@ -41,12 +41,12 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has moved on a link.
+    """Data transferred on a link.
 
     Attributes:
-        bytes: that have been sent, and have come.
-        busy: seconds that some of them were on their way.
-        delay: mean seconds that a small message took the other way.
+        bytes: bytes sent and acknowledged.
+        busy: seconds with some of them in flight.
+        delay: mean seconds that a small message took in the other direction.
     """
 
     bytes: float
@@ -63,12 +63,12 @@ class Measurement:
         input: waiting for the next batch.
         workers: waiting for other workers.
         network: waiting for data to move.
-        best_rate: bytes per second to the host to which it sends fastest, while something is on its
-            way; 0 if it has no links to other hosts, or has sent too little.
-        slowest_peer: a worker of the host to which it sends slowest; -1 for none.
-        slowest_rate: bytes per second to that host.
-        hosts: to how many hosts it has sent enough to tell.
-        delay: seconds that small messages took from where they took longest.
+        best_rate: its highest rate to another host, in bytes per second, while data is in flight;
+            0 if it has no links to other hosts, or has sent too little.
+        slowest_peer: a worker on the host with the lowest rate; -1 for none.
+        slowest_rate: the rate to that host, in bytes per second.
+        hosts: the number of hosts with a known rate.
+        delay: the largest mean delay, in seconds, of small messages from another worker.
     """
 
     step: float
@@ -91,12 +91,12 @@ class Measurement:
         links: Mapping[int, Traffic],
         hosts: Sequence[int],
     ) -> Measurement:
-        """The same, from what was sent on each link.
+        """The same, from the traffic of each link.
 
         Args:
             step, data, workers, network: as above.
-            links: what has moved to and from each rank of another host.
-            hosts: for each rank, a number of its host.
+            links: the traffic with each rank on another host.
+            hosts: for each rank, its host's number.
         """
         most = max((link.bytes for link in links.values()), default=0.0)
         fastest: dict[int, tuple[float, int]] = {}  # the rate and the rank, by host
@@ -111,13 +111,13 @@ class Measurement:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measurement:
-        """The same, from its values in order, all of which may have become floats."""
+        """The same, from its values in order; all of them may be floats."""
         step, data, workers, network, best, peer, rate, hosts, delay = values
         return cls(step, data, workers, network, best, int(peer), rate, int(hosts), delay)
 
     @property
     def compute(self) -> float:
-        """The rest: the computation, callbacks, and whatever else the process does."""
+        """The rest of the step: computation, callbacks, and everything else in the process."""
         return max(0.0, self.step - self.input - self.workers - self.network)
 
 
@@ -127,15 +127,15 @@ class Straggler:
 
     Attributes:
         rank: its rank.
-        cause: what is slow.
+        cause: its slow part.
         own: its own value: seconds per step, or bytes per second for the network.
         others: the median of the other workers.
-        cost: seconds of a step by which the others' would be shorter if this one was as fast as
-            they are, at most.
-        peer: None, or the worker to which it sends slowly, where nothing tells which of the two has
-            the slow network.
-        queues: whether the two values are seconds instead that small messages take to `peer`, and
-            back.
+        cost: the upper bound, in seconds, on how much shorter the others' steps would be if this
+            worker were as fast as they are.
+        peer: the receiving worker, if either end of a slow link may have the slow network;
+            otherwise None.
+        queues: whether the two values are instead the seconds that small messages take to `peer`
+            and back.
     """
 
     rank: int
@@ -152,19 +152,20 @@ def find(
 ) -> Straggler | None:
     """Finds the worker that keeps the others waiting.
 
-    A worker's own time is what remains of its step without its waiting for other workers and for
-    data: it is longest on the worker that the others wait for, while the step is equally long on
-    all. Hosts are compared by what they send: one that sends slowly to all others, or to which all
-    others send slowly, has a slow network. Where a host sends to one other host only, as between
-    two hosts and in a ring, that cannot be told, and the workers at both ends are named. Between
-    two hosts both directions may carry equally little, as acknowledgments queue behind the data of
-    the slow one: where small messages take longer one way, that is the slow one. If a worker and a
-    network are slow, the one that costs more of a step is named.
+    A worker's own time is its step's duration without its waits for other workers and for data.
+    The worker that delays the others has the longest own time, although the step takes equally
+    long on all workers. Hosts are compared by their sending rates: a host has a slow network if it
+    sends slowly to all others, or if all others send slowly to it. If a host sends to only one
+    other host, as in a ring or with two hosts, the slow end is unknown, and the workers at both
+    ends are reported. Between two hosts, both directions may carry equally little, because
+    acknowledgments queue behind the data of the slow direction. The slow direction is then the one
+    with the longer delay of small messages. If a worker and a network are slow, the one that costs
+    more of a step is reported.
 
     Args:
-        measured: of each worker, by rank.
-        factor: how many times the median of the others counts as slow.
-        hosts: for each worker a number of its host; by default each is on its own.
+        measured: each worker's measurement, by rank.
+        factor: the multiple of the other workers' median above which a worker counts as slow.
+        hosts: each worker's host, as a number; by default each worker is on a host of its own.
 
     Example:
         >>> fast, slow = Measurement(0.1, 0.0, 0.06, 0.01), Measurement(0.1, 0.06, 0.0, 0.01)
@@ -175,14 +176,14 @@ def find(
 
 
 def costlier(process: Straggler | None, link: Straggler | None) -> Straggler | None:
-    """Of a slow process and a slow link, if there are both, the one that costs the others more."""
+    """Returns the slow process or the slow link: the one that costs the others more, or None."""
     if process is None or link is None:
         return process or link
     return max(process, link, key=lambda found: found.cost)
 
 
 def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
-    """Of `find`, the comparison of the workers' own times."""
+    """Compares the workers' own times; a part of `find`."""
     if len(measured) < 2:
         return None
     own = [m.input + m.compute for m in measured]
@@ -205,7 +206,7 @@ def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggl
 def find_slow_link(
     measured: Sequence[Measurement], factor: float, hosts: Sequence[int] = ()
 ) -> Straggler | None:
-    """Of `find`, the comparison of links."""
+    """Compares the links; a part of `find`."""
     linked = [rank for rank, m in enumerate(measured) if m.best_rate > 0]
     if len(linked) < 2 or max(m.network / m.step for m in measured if m.step > 0) < _MOVES:
         return None
@@ -218,7 +219,7 @@ def find_slow_link(
     if len(by_host) == 2 and (queue := _find_queue(measured, factor, *by_host.values())):
         return queue
     best = {h: max(measured[r].best_rate for r in ranks) for h, ranks in by_host.items()}
-    # Others of the host send small messages only, which take longer for their size.
+    # Other ranks of the host send only small messages, which are slow for their size.
     slowest = {
         host: min(
             (r for r in ranks if factor * measured[r].best_rate >= best[host]),
@@ -233,7 +234,7 @@ def find_slow_link(
         several = max(measured[r].hosts for r in by_host[slow]) > 1
         peer = None if several else measured[rank].slowest_peer
         return _slow_link(measured, rank, best[slow], usual, peer)
-    # By the accused host: those that send to it slower than to another one.
+    # By accused host: the ranks that send to it more slowly than to another host.
     accusers: dict[int, list[int]] = {}
     for host, rank in slowest.items():
         if factor * measured[rank].slowest_rate < best[host]:
@@ -257,7 +258,7 @@ def find_slow_link(
 def _slow_link(
     measured: Sequence[Measurement], rank: int, rate: float, usual: float, peer: int | None = None
 ) -> Straggler:
-    """A link that carries so little, where data moves for so long."""
+    """The straggler for a link with this rate; its cost depends on how long data moves."""
     cost = max(m.network for m in measured) * (1.0 - rate / usual)
     return Straggler(rank, Cause.NETWORK, rate, usual, cost, peer)
 
@@ -265,7 +266,7 @@ def _slow_link(
 def _find_queue(
     measured: Sequence[Measurement], factor: float, one: Sequence[int], other: Sequence[int]
 ) -> Straggler | None:
-    """The direction in which data queues, between the ranks of two hosts."""
+    """Finds the direction with queued data between the ranks of two hosts."""
     ends = [max(ranks, key=lambda r: measured[r].delay) for ranks in (one, other)]
     back, there = sorted(ends, key=lambda r: measured[r].delay)
     delay, usual = measured[there].delay, measured[back].delay
@@ -294,11 +295,11 @@ _BETWEEN = "Look at the network between them."
 
 
 def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """What a straggler does to the others, and where to look, in sentences.
+    """Describes in sentences how a straggler affects the others, and where to look.
 
     Args:
-        straggler: what was found.
-        name: what to call a worker, by rank.
+        straggler: the straggler.
+        name: returns the name of a worker for messages, by rank.
     """
     if straggler.queues:
         return (
@@ -323,13 +324,13 @@ def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
 
 
 def describe_end(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """That a straggler is none any more, as a sentence."""
+    """Reports in a sentence that a straggler is no longer one."""
     keep = "keeps" if straggler.peer is None else "keep"
     return f"{subject(straggler, name)} no longer {keep} the others waiting."
 
 
 def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """The worker, or the connections between two of them."""
+    """The worker, or the connections between the two workers."""
     if straggler.peer is None:
         return name(straggler.rank)
     return f"The connections from {name(straggler.rank)} to {name(straggler.peer)}"
@@ -337,15 +338,15 @@ def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of the connections to a rank: of what this one sends, and of its messages.
+    """Counts of the connections to a rank: the bytes sent to it, and the messages from it.
 
     Attributes:
-        acknowledged_bytes: sent, and known to have come.
-        busy_us: microseconds with something on its way.
-        pending_bytes: sent, and not known to have come.
-        silent_ms: since the last acknowledgment, where some are pending.
-        frames: messages about its state that have come from it.
-        delay_us: microseconds that these were on their way, by the clocks of both; together.
+        acknowledged_bytes: bytes sent and acknowledged.
+        busy_us: microseconds with data in flight.
+        pending_bytes: bytes sent but not yet acknowledged.
+        silent_ms: milliseconds since the last acknowledgment, if bytes are pending.
+        frames: status messages received from the rank.
+        delay_us: the total microseconds that these were in flight, by the clocks of both ends.
     """
 
     acknowledged_bytes: int = 0
@@ -357,7 +358,7 @@ class Counts:
 
 
 def communicators(records: int = 0) -> list[dict[str, Any]]:
-    """The state of all communicators of this process, each with so many of its last records."""
+    """The state of all communicators of this process, each with its last `records` records."""
     if not native.has_ops():
         return []
     found: list[dict[str, Any]] = json.loads(native.load().library.tfd_state(records, 0))
@@ -369,12 +370,12 @@ def by_rank(
 ) -> dict[int, Counts]:
     """The counts by the job's rank at the other end.
 
-    Gradients, the messages of pipelines, and what several devices reduce go over communicators, and
-    so over connections, of their own.
+    Gradients, pipeline messages, and reductions over several devices use separate communicators,
+    and so separate connections.
 
     Args:
         communicators: as `communicators` returns them.
-        ranks: the job's rank of each worker, by what messages call it.
+        ranks: the job's rank of each worker, by the worker's name in messages.
     """
     found: dict[int, Counts] = {}
     for one in communicators:
@@ -396,10 +397,10 @@ def by_rank(
 
 
 def traffic(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, Traffic]:
-    """What was sent to each rank between two moments, and how long messages from it took.
+    """The data sent to each rank between two moments, and the mean delay of messages from it.
 
-    Where a communicator has been closed meanwhile, its counts are missing, and what is less than
-    before is not reported.
+    If a communicator has been closed in the meantime, its counts are missing. A rank whose counts
+    have therefore decreased is not reported.
     """
     found = {}
     for rank, counts in now.items():
@@ -414,7 +415,7 @@ def traffic(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int
 
 
 def leader(communicators: Sequence[Mapping[str, Any]], ranks: Mapping[str, int], rank: int) -> int:
-    """The first rank of the job that shares a host, and a communicator, with this one."""
+    """The first rank of the job that shares a host and a communicator with this rank."""
     found = [rank]
     for one in communicators:
         own = one["hosts"][one["rank"]]

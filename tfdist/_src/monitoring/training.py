@@ -17,7 +17,7 @@ from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.tracing import Activity
 from tfdist._src.progress_file import ProgressFile
 
-# From 1 ms to 1 min; so close that a quantile, which is somewhere between two of them, tells much.
+# From 1 ms to 1 min, closely spaced: a quantile is only known to be between two of them.
 BOUNDS = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -32,7 +32,8 @@ class Histogram:
     """Durations in seconds.
 
     Attributes:
-        counts: of the durations up to each of `BOUNDS` and above the one before; last, above all.
+        counts: the number of durations up to each of `BOUNDS` and above the previous one; the last
+            element counts durations above all bounds.
         total: the sum of the durations.
     """
 
@@ -55,11 +56,10 @@ class Trained:
 
     Attributes:
         steps: the steps of training, each an update of the weights on a global batch.
-        rows: the rows of these steps that this process has had: the sum over the workers is the
-            number of rows of the global batches. In a pipeline the worker with the last stage
-            counts them.
-        all_rows: the rows of their global batches.
-        seconds: how long the steps of `fit` have taken.
+        rows: this process's rows of these steps; the sum over the workers is the number of rows of
+            the global batches. In a pipeline, the worker with the last stage counts them.
+        all_rows: the rows of the steps' global batches.
+        seconds: the durations of the steps of `fit`.
     """
 
     steps: int = 0
@@ -72,12 +72,12 @@ class Record:
     """Counts steps as they end.
 
     Args:
-        progress: returns the memory in which the launcher reads the steps, if there is one.
+        progress: returns the memory for the launcher, if there is one.
 
     Attributes:
-        recoveries: how often training has gone on here after the loss of a worker.
-        keeps_durations: whether anybody asks for the durations of steps; if not, `fit` does not
-            tell when its epochs begin.
+        recoveries: the number of times training has continued here after the loss of a worker.
+        keeps_durations: whether anything uses the durations of steps; if not, `fit` does not
+            report when its epochs begin.
     """
 
     def __init__(self, progress: Callable[[], ProgressFile | None] = progress_file) -> None:
@@ -92,17 +92,17 @@ class Record:
         self._last: float | None = None
 
     def epoch_begins(self) -> None:
-        """From now on, a step lasts until it ends, from the end of the one before."""
+        """Starts measuring: from now on, a step lasts from the previous step's end to its own."""
         self._last = time.perf_counter()
 
     def fit_ends(self) -> None:
-        """From now on, steps have no known duration."""
+        """Stops measuring: from now on, steps have no known duration."""
         self._last = None
 
     def add(self, steps: int, rows: int, all_rows: int) -> None:
-        """Counts steps that have just ended, with their rows in this process and in all.
+        """Counts steps that have just ended, with their rows in this process and on all workers.
 
-        Several that run in one execution count as equally long.
+        Steps that run in one execution count as equally long.
         """
         with self._lock:
             self._steps += steps
@@ -116,13 +116,12 @@ class Record:
                 file.count(self._earlier + self._steps)
 
     def resumed_at(self, steps: int) -> None:
-        """Tells at which step of the job the training continues.
+        """Reports the step of the job at which the training continues.
 
-        Only the launcher learns of it, so that it can tell where a job fails that was restarted.
+        Only the launcher receives it, to report the position at which a restarted job fails.
 
         Args:
-            steps: the steps that the restored state has behind it, counted from the job's first
-                start.
+            steps: the number of steps in the restored state, counted from the job's first start.
         """
         with self._lock:
             self._earlier = steps - self._steps
@@ -130,13 +129,13 @@ class Record:
                 file.count(steps)
 
     def read(self) -> Trained:
-        """The counts so far; from any thread."""
+        """Returns the counts so far; may be called from any thread."""
         with self._lock:
             return Trained(self._steps, self._rows, self._all_rows, self._seconds.copy())
 
 
 record = Record()
-"""This process's."""
+"""The record of this process."""
 
 
 class _Moment(NamedTuple):
@@ -149,14 +148,14 @@ class _Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What some consecutive steps took on this worker. Times are in seconds.
+    """The duration and composition of consecutive steps on this worker. Times are in seconds.
 
     Attributes:
         steps: the number of steps.
         seconds: their total time.
-        times: the time of a step, for each call of the training function, which may run several.
+        times: the time of a step for each call of the training function; a call may run several.
         rows: the rows of their global batches.
-        activity: what the native core counted during them; None if it does not run.
+        activity: the native core's counts during them; None if it does not run.
         sent_bytes: bytes sent to other hosts.
     """
 
@@ -180,7 +179,7 @@ class StepFigures:
 class StepTimer:
     """Measures steps from the end of one to the end of the next.
 
-    The first step of a training, which Keras traces, counts only where there is no other; what lies
+    The first step of a training, which Keras traces, counts only if it is the only one. The time
     between epochs does not count.
 
     Example:
@@ -200,22 +199,22 @@ class StepTimer:
     _tracing: StepFigures | None = None
 
     def begin_training(self) -> None:
-        """A training begins."""
+        """Records the beginning of a training."""
         self._traced, self._tracing = False, None
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """An epoch begins: time counts from its first step on."""
+        """Records the beginning of an epoch; its time counts from its first step on."""
         self._begin = self._last = None
         self._times = []
 
     def begin_batch(self) -> None:
-        """A call of the training function begins."""
+        """Records the beginning of a call of the training function."""
         if self._last is None:
             self._begin = self._last = _moment(0)
 
     def end_batch(self, batch: int) -> None:
-        """A call of the training function has ended.
+        """Records the end of a call of the training function.
 
         Args:
             batch: the index of its last step in the epoch.
@@ -229,7 +228,7 @@ class StepTimer:
             self.restart()
 
     def restart(self) -> None:
-        """Counts from the last step's end on."""
+        """Restarts the figures at the last step's end."""
         self._begin, self._times = self._last, []
 
     def figures(self) -> StepFigures | None:

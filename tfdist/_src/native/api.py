@@ -70,7 +70,7 @@ class Statistics(ctypes.Structure):
 
 
 class Activity(ctypes.Structure):
-    """`tfd_activity`: what training has waited for."""
+    """`tfd_activity`: counts of steps and operations, and times spent waiting."""
 
     _fields_ = [
         ("steps", c_uint64),
@@ -92,7 +92,7 @@ class Activity(ctypes.Structure):
 
 
 class Link(ctypes.Structure):
-    """`tfd_link`: what the kernel counts of the connection to a rank."""
+    """`tfd_link`: the kernel's counts of the connection to a rank."""
 
     _fields_ = [
         ("acknowledged_bytes", c_uint64),
@@ -204,7 +204,7 @@ class Encoding:
         form: one of the constants of this module.
         bits: bits per value of `LEVELS`, 2, 4 or 8: a sign and one of 2^(bits - 1) even steps
             from 0.
-        stochastic: rounds `LEVELS` up or down at random, unbiased, instead of to the nearest.
+        stochastic: rounds `LEVELS` up or down at random, without bias, instead of to the nearest.
         euclidean: scales `LEVELS` so that the last is the block's norm, not its largest magnitude.
         unit: decodes `SIGNS` (and their sums) to 1 and -1, not to the block's mean magnitude.
         clip: clips `LEVELS` at this many standard deviations from zero; 0 disables clipping.

@@ -1,4 +1,4 @@
-"""Finds a compatible build or compiles one; other processes wait meanwhile."""
+"""Finds a compatible build or compiles one, while other processes wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist._src.native.store import say
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# How long a failure is not retried: all workers of a job would fail in the same way.
+# Time during which a failure is not retried: all workers of a job would fail in the same way.
 _FAILURE_SECONDS = 60.0
 
 
@@ -118,7 +118,7 @@ def _compiler(options: NativeOptions) -> Compiler | None:
     try:
         return compilation.find_compiler(options.compiler)
     except NativeUnavailableError:
-        return None  # A build from elsewhere needs none.
+        return None  # A prebuilt library needs no compiler.
 
 
 def _find(
@@ -154,7 +154,7 @@ def _make(
             f"TFDIST_NATIVE=0 to disable them. Compiler output:\n{error.shown}"
         )
         with contextlib.suppress(OSError):
-            log.unlink(missing_ok=True)  # not what a link points to
+            log.unlink(missing_ok=True)  # not the target of a link
             log.write_text(f"{message}\n\n{error.log}")
         raise NativeUnavailableError(message) from error
     except OSError as error:

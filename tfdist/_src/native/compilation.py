@@ -1,7 +1,7 @@
 """The sources, flags and commands that make the two libraries, and the build they make.
 
-Importing TensorFlow takes seconds, which the launcher avoids when it builds before its workers
-start. A test compares the flags with those of `tf.sysconfig`.
+Importing TensorFlow takes seconds. The launcher avoids this when it builds before its workers
+start. A test compares the flags with the flags of `tf.sysconfig`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from tfdist._src.options import environment_of_programs
 from tfdist.errors import NativeUnavailableError
 
-# Identical in all supported versions. A mismatch would fail when the ops are loaded: symbol names
+# Identical in all supported versions. A mismatch would make loading the ops fail: symbol names
 # depend on the first, and TensorFlow's build sets the second for every processor.
 _DEFINES = ("-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64")
 _FRAMEWORK = "libtensorflow_framework.so.2"
@@ -49,7 +49,7 @@ class TensorFlowPackage:
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The macros with which code that includes its headers must be compiled."""
+        """The macros that must be defined to compile code that includes its headers."""
         return _DEFINES
 
     @property
@@ -122,7 +122,7 @@ class Recipe:
     Attributes:
         source: the directory with the sources.
         core: the core's translation units, relative to `source`.
-        ops: those of the ops; empty if there are none.
+        ops: the translation units of the ops; empty if there are none.
         tensorflow: the TensorFlow to compile against.
         key: 16 characters that change with anything that affects the libraries, except the
             compiler.
@@ -320,7 +320,7 @@ class Build:
     def runs_here(self) -> bool:
         """Whether this host's C library is at least as new as the one it was linked against.
 
-        A home directory or an image can bring a build to an older system.
+        A home directory or an image can carry a build to an older system.
         """
         name, _, number = self.libc.partition(" ")
         here, _, newest = libc().partition(" ")
@@ -416,7 +416,7 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
     core = [path for path, _ in units]
     ops = folder / "ops.cc"
     if recipe.ops:
-        # One unit, and the first: TensorFlow's headers take longer to compile than what uses them.
+        # One unit, started first: TensorFlow's headers take longer to compile than the code itself.
         ops.write_text("".join(f'#include "{path}"\n' for path in recipe.ops))
         units.insert(0, (ops, recipe.compile_ops))
     objects = {path: f"{number}.o" for number, (path, _) in enumerate(units)}

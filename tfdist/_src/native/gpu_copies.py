@@ -31,7 +31,7 @@ class _Stuck(Exception):
 
 
 class _Gpu:
-    """A GPU with values of its own in its memory, and what it reads those of others with."""
+    """A GPU with its own values in memory, and the resources to read other GPUs' values."""
 
     def __init__(self, driver: Driver, number: int, seconds: float) -> None:
         self._driver, self._seconds = driver, seconds
@@ -45,7 +45,7 @@ class _Gpu:
         self._wait()
 
     def reach(self, owner: _Gpu) -> None:
-        """Lets this GPU read another one's memory by itself."""
+        """Lets this GPU read another GPU's memory directly."""
         self._use()
         try:
             self._driver.call("cuCtxEnablePeerAccess", owner._context, 0)
@@ -54,7 +54,7 @@ class _Gpu:
                 raise
 
     def read(self, owner: _Gpu) -> tuple[Copy, float]:
-        """Copies from another GPU; returns what has become of that, and bytes per second."""
+        """Copies from another GPU; returns the outcome and the bytes per second."""
         self._use()
         try:
             words = ctypes.c_size_t(_BYTES // 4)
@@ -70,7 +70,7 @@ class _Gpu:
             self._copy(_address(arrived), self._landing)
             self._wait()
         except _Stuck:
-            self._renew()  # What does not end keeps its own.
+            self._renew()  # The unfinished copy keeps the old ones.
             return Copy.STUCK, 0.0
         if arrived != owner._values:
             return Copy.WRONG, 0.0
@@ -113,14 +113,14 @@ class _Gpu:
 
 
 class _Trial:
-    """Tries pairs, one after the other; what a GPU needs is made when it is first tried."""
+    """Tries pairs one after the other; a GPU's resources are made when it is first tried."""
 
     def __init__(self, driver: Driver, seconds: float) -> None:
         self._driver, self._seconds = driver, seconds
         self._gpus: dict[int, _Gpu] = {}
 
     def link(self, reader: int, owner: int) -> Link:
-        """How one GPU reads another one's memory."""
+        """Tries how one GPU reads another GPU's memory."""
         link = Link(reader, owner, Copy.FAILED)
         try:
             direct = self._ask("cuDeviceCanAccessPeer", reader, owner) == 1
@@ -146,7 +146,7 @@ class _Trial:
         try:
             rank, atomics = (self._ask(function, kind, *pair) for kind in (_RANK, _ATOMICS))
         except DriverError:
-            return link  # It does not tell.
+            return link  # The driver does not report it.
         return dataclasses.replace(link, rank=rank, atomics=atomics == 1)
 
     def _ask(self, function: str, *arguments: int) -> int:
@@ -160,12 +160,12 @@ def _address(buffer: bytearray) -> ctypes.c_uint64:
 
 
 def main() -> None:
-    """Prints what becomes of each pair."""
+    """Prints the outcome for each pair."""
     driver = Driver(sys.argv[1])
     trial = _Trial(driver, float(sys.argv[2]))
     for pair in itertools.permutations(range(len(driver.devices())), 2):
         print(json.dumps(dataclasses.asdict(trial.link(*pair))), flush=True)
-    os._exit(0)  # The driver would wait for what does not end.
+    os._exit(0)  # The driver would wait for stuck copies.
 
 
 if __name__ == "__main__":

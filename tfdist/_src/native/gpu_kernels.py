@@ -23,7 +23,7 @@ from tfdist._src.native.store import say
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# Of `tensorflow[and-cuda]`, and of CUDA 13's packages.
+# In the packages of `tensorflow[and-cuda]`, and in the packages for CUDA 13.
 _PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
 _HELP = 'Install it: pip install "tensorflow[and-cuda]", or nvidia-cuda-nvrtc-cu12.'
 _BUILTINS = "libnvrtc-builtins.so.*"
@@ -38,11 +38,11 @@ class Nvrtc:
     """A loaded NVRTC.
 
     Args:
-        path: of the library; its other half is in the same folder, or is found by its name.
+        path: the library's path; its other half is in the same folder, or is found by name.
 
     Attributes:
         path: as above.
-        version: such as "12.5".
+        version: the version, such as "12.5".
 
     Raises:
         NativeUnavailableError: it cannot be loaded.
@@ -51,7 +51,7 @@ class Nvrtc:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # CUDA 13's does not look for its other half in its own folder.
+            # CUDA 13's library does not search its own folder for its other half.
             self._builtins = [ctypes.CDLL(str(p)) for p in path.parent.glob(_BUILTINS)]
             self._library = ctypes.CDLL(str(path))
             major, minor = ctypes.c_int(), ctypes.c_int()
@@ -66,7 +66,7 @@ class Nvrtc:
         return f"NVRTC {self.version}"
 
     def architectures(self) -> list[str]:
-        """What it compiles for, such as "sm_90", oldest first."""
+        """The architectures that it supports, such as "sm_90", oldest first."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
@@ -79,18 +79,18 @@ class Nvrtc:
         """Compiles a program.
 
         Args:
-            name: shown in messages.
-            source: in CUDA C++.
-            headers: what it includes, by the names that it uses.
-            options: of NVRTC, among them the architecture.
+            name: the name in messages.
+            source: the source, in CUDA C++.
+            headers: the included files, by the names in `#include` directives.
+            options: NVRTC's options, including the architecture.
 
         Returns:
             The binary ("cubin"), and the log.
 
         Raises:
-            CompilationError: the program is wrong, or an option.
+            CompilationError: the program or an option is invalid.
         """
-        # In a thread of its own, since NVRTC leaves its thread with the locale "C".
+        # In a separate thread, because NVRTC leaves its thread with the locale "C".
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._compile, name, source, headers, options).result()
 
@@ -154,7 +154,7 @@ def _strings(texts: Sequence[str]) -> Any:
     return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
 
 
-# Of the CUDA toolkits and TensorFlows that are supported, Volta is the oldest.
+# Volta, the oldest architecture that the supported CUDA toolkits and TensorFlow versions include.
 OLDEST = 70
 _UNIT = "device/kernels/all.cu"
 _HEADERS = (
@@ -170,7 +170,7 @@ _HEADERS = (
 )
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
-# As the processor's code: a product is rounded before it is added, so that the bits are the same.
+# As in the processor's code, a product is rounded before it is added, for identical bits.
 FLAGS = ("-std=c++17", "-default-device", "-fmad=false")
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})[af]?")
 
@@ -180,10 +180,10 @@ class Kernels:
     """The compiled kernels for one architecture.
 
     Attributes:
-        path: of the binary.
-        architecture: such as "sm_90".
+        path: the binary's path.
+        architecture: the architecture, such as "sm_90".
         compiler: the NVRTC that made it, with its version.
-        seconds: how long that took; 0 if it was there.
+        seconds: the compilation time; 0 if it already existed.
     """
 
     path: Path
@@ -193,11 +193,11 @@ class Kernels:
 
 
 def find(architecture: str, options: NativeOptions) -> Path | None:
-    """The kernels for an architecture that have been compiled before, by any NVRTC.
+    """The existing kernels for an architecture, compiled by any NVRTC.
 
     Args:
-        architecture: such as "sm_90".
-        options: the cache; kernels in the package are found as well.
+        architecture: the architecture, such as "sm_90".
+        options: the cache; kernels in the package are also found.
     """
     for root in (*store.caches(options), store.PACKAGE):
         found = sorted(root.glob(f"{_PREFIX}{_key()}-*/{architecture}.cubin"))
@@ -217,9 +217,9 @@ def ensure(
     """Finds the compiled kernels for some architectures, or compiles them.
 
     Args:
-        architectures: such as "sm_80".
+        architectures: the architectures, such as "sm_80".
         options: the cache.
-        force: whether to compile even where they are found.
+        force: whether to compile even if they are found.
         package: the directory to compile into instead of the cache.
         announce: receives progress messages; prints them to stderr by default.
 
@@ -241,15 +241,15 @@ def compile_for(architecture: str, compiler: Nvrtc, flags: Sequence[str] = ()) -
     """Compiles the kernels.
 
     Args:
-        architecture: such as "sm_90".
+        architecture: the architecture, such as "sm_90".
         compiler: the NVRTC to use.
-        flags: further ones.
+        flags: further flags.
 
     Returns:
         The binary, and the compiler's log.
 
     Raises:
-        nvrtc.CompilationError: the log.
+        nvrtc.CompilationError: the compilation failed; the message is the log.
     """
     options = [f"--gpu-architecture={architecture}", *FLAGS, *flags]
     source = (SOURCE / _UNIT).read_text()
@@ -318,7 +318,7 @@ def _key() -> str:
 
 
 def _headers() -> dict[str, str]:
-    """What the kernels include, by the names that they use."""
+    """The files that the kernels include, by the names in `#include` directives."""
     paths = [path for pattern in _HEADERS for path in sorted(SOURCE.glob(pattern))]
     headers = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in paths}
     standard = sorted((SOURCE / _STANDARD).iterdir())

@@ -80,8 +80,8 @@ def has_ops() -> bool:
 def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
     """Finds or compiles a core, and loads it.
 
-    A library that does not load (damaged, or built for a newer system) is skipped: the next build
-    is tried, and finally a new one is compiled.
+    A library that does not load, because it is damaged or built for a newer system, is skipped:
+    the next build is tried, and finally a new one is compiled.
     """
     start = time.time()
     rejected: list[str] = []

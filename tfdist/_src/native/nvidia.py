@@ -28,8 +28,8 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: as NVIDIA calls it.
-        architecture: what code for it is compiled for, such as "sm_90".
+        name: NVIDIA's name of it.
+        architecture: the compilation target for its code, such as "sm_90".
     """
 
     name: str
@@ -41,7 +41,7 @@ class DriverError(NativeUnavailableError):
 
     Args:
         function: its name.
-        status: what it has returned.
+        status: its return value.
 
     Attributes:
         call: both, for messages.
@@ -55,7 +55,7 @@ class DriverError(NativeUnavailableError):
 
 
 class Driver:
-    """The GPUs' driver, which has been started.
+    """The GPUs' driver, initialized.
 
     Args:
         library: its path or name.
@@ -73,7 +73,7 @@ class Driver:
 
     @property
     def version(self) -> str:
-        """The newest CUDA that it is for, such as "12.4"."""
+        """The newest CUDA version that it supports, such as "12.4"."""
         number = ctypes.c_int()
         self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
@@ -95,7 +95,7 @@ class Driver:
         return Device(name.value.decode(errors="replace"), f"sm_{parts[0]}{parts[1]}")
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function of the driver; pointers and sizes have to be objects of ctypes.
+        """Calls a function of the driver; pointers and sizes must be ctypes objects.
 
         Raises:
             DriverError: it fails.
@@ -105,7 +105,7 @@ class Driver:
 
 
 def architecture() -> str:
-    """What code for the first GPU is compiled for, such as "sm_90".
+    """The compilation target for the first GPU's code, such as "sm_90".
 
     Raises:
         NativeUnavailableError: there is no GPU, or no driver.
@@ -117,7 +117,7 @@ def architecture() -> str:
 
 
 def nccl() -> str:
-    """NCCL's library: that of this environment, which TensorFlow opens, or the system's name."""
+    """NCCL's library: the one in this environment, which TensorFlow opens, or the system's name."""
     paths = (folder / NCCL for folder in folders(_NCCL_PACKAGES))
     return next((str(path) for path in paths if path.exists()), NCCL)
 
@@ -133,13 +133,13 @@ def nccl_version(library: str) -> str:
         ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"NCCL cannot be used: {error}") from error
-    # Since 2.9 as 20900.
+    # Version 2.9 and later are encoded as 20900.
     major, rest = divmod(number.value, 10_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def folders(packages: Sequence[str]) -> list[Path]:
-    """The folders with the libraries of Python packages such as "nvidia.nccl", if installed."""
+    """The library folders of Python packages such as "nvidia.nccl", if installed."""
     found = []
     for package in packages:
         try:
@@ -151,32 +151,32 @@ def folders(packages: Sequence[str]) -> list[Path]:
     return found
 
 
-# A process of its own: one that uses a broken link may hang for ever, and so may its end.
+# A separate process: a process that uses a broken link may hang forever, and so may its exit.
 _PROGRAM = "tfdist._src.native.gpu_copies"
 _COPY_SECONDS = 3.0
 
 
 class Copy(str, Enum):
-    """What has become of a copy."""
+    """The outcome of a copy."""
 
     INTACT = "intact"
-    WRONG = "wrong"  # other bytes have arrived
+    WRONG = "wrong"  # other bytes arrived
     STUCK = "stuck"  # it does not end
-    TAKEN = "taken"  # not tried, since another process has the GPU's memory
+    TAKEN = "taken"  # not tried, because another process holds the GPU's memory
     FAILED = "failed"  # refused by the driver, or not tried
 
 
 @dataclass(frozen=True)
 class Link:
-    """How one GPU reads another one's memory.
+    """How one GPU reads another GPU's memory.
 
     Attributes:
         reader: the number of the GPU that reads.
-        owner: that of the one whose memory it is.
-        copy: what has become of a copy.
-        direct: whether the reader reaches that memory; else copies pass through the host's.
-        rank: the driver's rank of the link, 0 for the fastest; None where it does not tell.
-        atomics: whether the GPU's atomic operations work on it, as over NVLink.
+        owner: the number of the GPU that owns the memory.
+        copy: the outcome of a copy.
+        direct: whether the reader can access that memory; otherwise copies pass through the host.
+        rank: the driver's rank of the link, 0 for the fastest; None if the driver reports none.
+        atomics: whether the GPU's atomic operations work over the link, as over NVLink.
         speed: bytes per second of an intact copy.
         error: why a copy failed.
     """
@@ -192,12 +192,12 @@ class Link:
 
 
 def measure(library: str, gpus: int, seconds: float) -> list[Link]:
-    """Tries all ordered pairs.
+    """Tries a copy between all ordered pairs.
 
     Args:
         library: the driver's path or name; "" for the system's.
-        gpus: how many there are.
-        seconds: the time limit for all pairs together; those that are late have failed.
+        gpus: the number of GPUs.
+        seconds: the time limit for all pairs together; pairs without a result by then have failed.
     """
     limit = str(min(_COPY_SECONDS, seconds / 2))
     try:

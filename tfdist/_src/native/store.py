@@ -33,10 +33,10 @@ def say(text: str) -> None:
 
 
 def writable_by_others(folder: Path) -> str | None:
-    """Why other users can change what is in a directory.
+    """The reason why other users can change the contents of a directory.
 
-    Others must not be able to write to it, nor to replace it: that takes a directory above it that
-    they can write to, unless it is sticky, as /tmp is.
+    Others must be able neither to write to it nor to replace it. They can replace it if they can
+    write to a directory above it, unless that directory is sticky, as /tmp is.
 
     Args:
         folder: an existing directory.
@@ -54,7 +54,7 @@ def writable_by_others(folder: Path) -> str | None:
         if link.is_symlink() and link.lstat().st_uid not in (os.getuid(), 0):
             return f"the link {link} belongs to {_user(link.lstat().st_uid)}"
     folder = path.resolve()
-    # Also those above a link, where it could be replaced.
+    # Includes the directories above a link, because the link could be replaced there.
     above = {place.resolve() for place in (*path.parents, *folder.parents)}
     for place in (folder, *sorted(above, reverse=True)):
         status = place.stat()
@@ -70,15 +70,16 @@ def writable_by_others(folder: Path) -> str | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether a group is the one that has this user's name, as many systems create them, or root's.
+    """Whether a group is root's or this user's own, and has no other members.
 
-    Who has a group as the primary one is not always known: directory services need not tell.
+    Many systems create a group with each user's name. Not all users with this primary group are
+    known: directory services need not list them.
     """
     try:
         group = grp.getgrgid(gid)
         mine = {pwd.getpwuid(os.getuid()).pw_name, "root"}
         return group.gr_name in mine and set(group.gr_mem) <= mine
-    except KeyError:  # users of a directory service, or of no service at all
+    except KeyError:  # The user is unknown here, as with some directory services.
         return gid == 0
 
 
@@ -136,7 +137,7 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
             pass
         except OSError:
             # A file system without locks. Several processes may then compile the same build; each
-            # moves its result into place atomically, so that none sees a partial one.
+            # moves its result into place atomically, so that none sees a partial build.
             return
         now = time.monotonic()
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
@@ -154,7 +155,7 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
         time.sleep(_POLL_SECONDS)
 
 
-# The target of `tfdist build --into-package`; wheels built afterwards include it.
+# The target of `tfdist build --into-package`; wheels built afterward include it.
 PACKAGE = Path(__file__).parent / "prebuilt"
 LOCK = "lock"
 _UNFINISHED = ".unfinished-"
@@ -178,15 +179,15 @@ def find(
 
     Args:
         recipe: the sources and flags.
-        compiler: this host's compiler, which builds in `caches` must be made with, so that
-            another compiler recompiles; None if there is none.
+        compiler: this host's compiler. Builds in `caches` must come from it: a new compiler
+            recompiles. None if there is none.
         caches: the directories to search first.
-        packages: the directories to search next. Their builds may be from another compiler.
+        packages: the directories to search next. Another compiler may have made their builds.
         rejected: stamps of builds that did not load.
     """
     for folder in _candidates(recipe, compiler, caches, packages):
-        # Who could write to the cache earlier may have put it there. Who can write to the package
-        # can change tfdist itself.
+        # A user who could once write to the cache may have put the build there. A user who can
+        # write to the package can change tfdist itself.
         if folder.parent in caches and not is_safe(folder):
             continue
         build = compilation.read_build(folder)
@@ -271,16 +272,16 @@ def writable_package(root: Path = PACKAGE) -> Path:
 
 
 def unfinished(root: Path) -> Path:
-    """A new directory to compile into, next to the builds; removes abandoned ones."""
+    """Creates a directory to compile into, next to the builds; removes abandoned ones."""
     _remove_abandoned(root)
     folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
-    # Other users may load what one user (such as root in an image) has compiled.
+    # Other users may load libraries compiled by one user, such as root in an image.
     folder.chmod(0o755)
     return folder
 
 
 def put(folder: Path, target: Path) -> None:
-    """Moves a finished directory into place, replacing what was there."""
+    """Moves a finished directory into place, replacing an existing one."""
     if not target.exists():
         folder.rename(target)
         return
@@ -310,7 +311,7 @@ def clean(root: Path, keep: Build) -> list[Path]:
 
 
 def _remove_abandoned(root: Path) -> None:
-    # Newer ones may be in use if the file system has no locks.
+    # Recent ones may be in use if the file system has no locks.
     for entry in root.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if entry.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
@@ -325,7 +326,7 @@ def _writable(root: Path) -> Path:
     if not root.is_dir():
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o755, exist_ok=True)
-        root.chmod(0o755)  # whatever the umask is
+        root.chmod(0o755)  # regardless of the umask
     with tempfile.TemporaryFile(dir=root):
         return root
 

@@ -23,20 +23,20 @@ MODEL = "model.keras"
 class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
-    All workers report, as Ray wants it; the checkpoint is the chief's: a folder with `model.keras`,
-    which `keras.models.load_model` reads. It has the weights of that epoch, also where
-    `EarlyStopping` restores better ones afterwards. To resume a training exactly, add
+    All workers report, as Ray requires. The chief reports the checkpoint: a folder with
+    `model.keras`, which `keras.models.load_model` reads. It has the weights of that epoch, even if
+    `EarlyStopping` restores better ones afterward. To resume a training exactly, add
     `tfdist.callbacks.BackupAndRestore`.
 
-    With `backup`, it also heeds Ray's notice that a node is about to be taken away: the state is
-    saved, and the training goes on until Ray starts it again elsewhere.
+    With `backup`, the callback also responds to Ray's notice that a node is about to be removed:
+    the state is saved, and the training continues until Ray restarts it elsewhere.
 
     Args:
-        checkpoint_every: how many epochs there are from one checkpoint to the next; the last epoch
-            has one, too, unless this is 0. Ray's `Result.metrics` are those of the last checkpoint.
-        backup: the callback that saves when a node is about to be taken away.
-        preemption_every: how many steps there are from one question to the next whether one is. All
-            workers wait for one another then, for about 3 ms.
+        checkpoint_every: the number of epochs between checkpoints; unless this is 0, the last epoch
+            also has one. Ray's `Result.metrics` belong to the last checkpoint.
+        backup: the callback that saves the state when a node is about to be removed.
+        preemption_every: the number of steps between checks for such a notice. All workers wait for
+            one another in a check, for about 3 ms.
 
     Raises:
         ValueError: `checkpoint_every` is negative, or `preemption_every` is not positive.
@@ -80,7 +80,7 @@ class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
         return f"ReportCallback(checkpoint_every={self._every})"
 
     def runs_after(self, others: Sequence[Any]) -> None:
-        """Needs nothing of them, but that they have decided whether this is the last epoch."""
+        """Needs no other callback's result, except the decision whether this is the last epoch."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps += 1
@@ -101,6 +101,6 @@ class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
             ray.train.report(metrics)
             return
         with tempfile.TemporaryDirectory() as folder:
-            self.model.save(Path(folder) / MODEL)  # by all workers: each may hold a part
+            self.model.save(Path(folder) / MODEL)  # on all workers, because each may hold a part
             checkpoint = ray.train.Checkpoint.from_directory(folder) if is_chief() else None
             ray.train.report(metrics, checkpoint=checkpoint)

@@ -19,13 +19,13 @@ from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.launch.job.worker import forwarded
 
-# Held for as long as the worker's process lives, so that no other program gets its port.
+# Held until the worker's process ends, so that no other program gets its port.
 _held: list[Reservation] = []
 
 
 @dataclass
 class TfdistConfig(BackendConfig):  # type: ignore[misc]
-    """How workers of Ray Train become workers of tfdist.
+    """Configures workers of Ray Train as workers of tfdist.
 
     Attributes:
         settings: environment variables for all workers; the driver's own `TFDIST_*` by default.
@@ -36,11 +36,11 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
 
     @property
     def backend_cls(self) -> type[Backend]:
-        """What Ray calls."""
+        """The class that Ray calls."""
         return TfdistBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """What Ray shows of it: the names of the settings."""
+        """The representation that Ray shows: the names of the settings."""
         return {"settings": sorted(self.settings or {})}
 
     def _repr_html_(self) -> str:
@@ -52,10 +52,10 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
 
 
 class TfdistBackend(Backend):  # type: ignore[misc]
-    """Gives each worker its `TF_CONFIG`, and all of them a secret that only they have."""
+    """Gives each worker its `TF_CONFIG`, and gives all workers a common secret."""
 
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
-        """Called by Ray once all workers run, and again after they have been started anew."""
+        """Called by Ray when all workers run, and again after they have been restarted."""
         addresses = worker_group.execute(_address)
         settings = {SECRET: new_secret(), **(backend_config.settings or {})}
         ray.get(
@@ -69,7 +69,7 @@ class TfdistBackend(Backend):  # type: ignore[misc]
 
 
 def _address() -> str:
-    """This worker's address, at a port that is free."""
+    """This worker's address, with a free port."""
     host = ray.util.get_node_ip_address()
     _held.append(Reservation(1))
     (port,) = _held[-1].ports
@@ -85,21 +85,23 @@ def _set_place(addresses: list[str], index: int, settings: dict[str, str]) -> No
 class Trainer(DataParallelTrainer):  # type: ignore[misc]
     """Runs a function on several workers of a Ray cluster, as Ray's `TensorflowTrainer` does.
 
-    In the function, `tfdist.MultiWorkerMirroredStrategy()` finds the workers by itself, `ray.train`
-    tells of the run, and `ray.train.get_dataset_shard` gives the worker's part of a Ray dataset. If
-    a worker is lost, Ray starts all of them again, as often as `FailureConfig(max_failures=…)`
-    allows, or with another number of workers where `ScalingConfig(num_workers=(2, 4))` does;
-    `tfdist.callbacks.BackupAndRestore` in a folder that all nodes see then resumes.
+    In the function, `tfdist.MultiWorkerMirroredStrategy()` finds the workers automatically,
+    `ray.train` describes the run, and `ray.train.get_dataset_shard` returns the worker's part of a
+    Ray dataset. If a worker is lost, Ray restarts all workers, up to the number of times that
+    `FailureConfig(max_failures=…)` allows, and with a different number of workers if
+    `ScalingConfig(num_workers=(2, 4))` permits it. `tfdist.callbacks.BackupAndRestore` then resumes
+    from a folder that all nodes can access.
 
     Args:
-        train_loop_per_worker: what each worker runs; it takes nothing, or `train_loop_config`.
-        train_loop_config: what it is passed.
+        train_loop_per_worker: the function that each worker runs; it takes no argument, or
+            `train_loop_config`.
+        train_loop_config: the argument for the function.
         tfdist_config: settings of the workers.
-        scaling_config: how many workers there are, and with which resources.
+        scaling_config: the number of workers, and their resources.
         dataset_config: how `datasets` are divided; evenly by default.
         run_config: the run's name, its storage, and what happens after failures.
         datasets: Ray datasets by name.
-        validation_config: how Ray validates the checkpoints that are reported.
+        validation_config: how Ray validates the reported checkpoints.
 
     Example:
         ```python

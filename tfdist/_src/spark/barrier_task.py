@@ -1,4 +1,4 @@
-"""One task of the barrier stage: it runs a worker in a process of its own, and follows it."""
+"""A task of the barrier stage: runs a worker in its own process and monitors it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _CHUNK_BYTES = 1 << 20
 _READ_SIZE = 1 << 16
 _TAIL_LINES = 30
 _ENDED, _END = "ended with", "(the end of its output)"
-# A process that has left the group of a worker may hold its output for ever.
+# A process that has left the worker's process group may hold its output forever.
 _LAST_OUTPUT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class BarrierTask:
-    """What Spark calls in each task, with the rows of its partition.
+    """The callable that Spark runs in each task, with the rows of its partition.
 
     Attributes:
-        program: what the worker runs.
-        secret: the job's.
+        program: the program that the worker runs.
+        secret: the job's secret.
         settings: environment variables.
         use_gpu: whether the worker uses the GPUs of its task.
         log: host and port of the driver's log.
-        with_rows: whether the rows are for the worker.
+        with_rows: whether the worker needs the rows.
     """
 
     program: Program = field(repr=False)
@@ -57,10 +57,10 @@ class BarrierTask:
     with_rows: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the worker, and yields what the function has returned, on rank 0 only."""
+        """Runs the worker, and yields the function's return value, on rank 0 only."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        # The executor's folder. The rows have no name, so they go with a process that is killed.
+        # The executor's folder. The rows are in an unnamed file, so they vanish with the process.
         with (
             tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
             tempfile.TemporaryFile(dir=name) as rows,
@@ -75,7 +75,7 @@ class BarrierTask:
             folder = Path(name)
             self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
             result = self.program.saved_result(folder)
-        # One at least, which tells the driver that there was a worker.
+        # At least one chunk, which shows the driver that a worker has run.
         for start in range(0, max(1, len(result)) if rank == 0 else 0, _CHUNK_BYTES):
             chunk = pa.array([result[start : start + _CHUNK_BYTES]], pa.binary())
             yield pa.RecordBatch.from_arrays([chunk], ["chunk"])
@@ -92,7 +92,7 @@ class BarrierTask:
             **self.settings,
             SECRET: self.secret,
             "TF_CONFIG": json.dumps(place),
-            # What Spark has put on the path, such as packages sent along with the job.
+            # Includes entries that Spark has added, such as packages sent along with the job.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             VISIBLE: ",".join(_gpus(context)) if self.use_gpu else "",
         }
@@ -100,7 +100,7 @@ class BarrierTask:
     def _run_worker(
         self, rank: int, command: list[str], variables: dict[str, str], inherit: list[int]
     ) -> None:
-        """Raises an error with what the worker has printed last, if it fails."""
+        """Runs the worker; if it fails, raises an error with its last output."""
         log = DriverLogClient(self.log, self.secret)
         watchdog = Watchdog()  # Spark kills a task's Python process without a warning.
         read, write = os.pipe()
@@ -124,7 +124,7 @@ class BarrierTask:
 
 
 def failure_in(error: str) -> str:
-    """What a task has raised, from Spark's error; "" if that is about something else.
+    """Extracts a task's error message from Spark's error; "" for other errors.
 
     Example:
         >>> failure_in(f"… RuntimeError: worker 1 ended with signal 9. …\\n{_END} …")
@@ -138,13 +138,13 @@ def failure_in(error: str) -> str:
 def _receive_rows(
     batches: Iterator[pa.RecordBatch], context: BarrierTaskContext, descriptor: int
 ) -> str:
-    """Writes the rows, agrees with the other tasks on their form, and describes both."""
+    """Writes the rows, agrees with the other tasks on their format, and describes both."""
     schema, lengths, problem = "", Lengths(), ""
     try:
         schema, lengths = write_rows(batches, descriptor)
     except ValueError as error:
-        # Raised by all together: Spark can lose the executor of a task that waits for others when
-        # it is ended.
+        # All tasks raise it together: Spark can lose the executor of a task that is ended while it
+        # waits for others.
         problem = str(error)
     for text in context.allGather(json.dumps([schema, lengths, problem])):
         other, more, theirs = json.loads(text)
@@ -158,7 +158,7 @@ def _receive_rows(
 
 
 def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -> str:
-    """Passes on what a worker prints until it has ended, and returns the last lines."""
+    """Forwards a worker's output until it has ended, and returns the last lines."""
     lines = LineAssembler(f"[{rank}] ")
     tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
 
@@ -176,7 +176,7 @@ def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -
 
 
 def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
-    """What a worker prints. When it has ended, its children, which hold the pipe, are killed."""
+    """Yields a worker's output. When it ends, its children, which hold the pipe, are killed."""
     poll = select.poll()
     process = os.pidfd_open(worker.pid)
     try:
@@ -205,7 +205,7 @@ def _milliseconds_until(deadline: float) -> int:
 
 
 def _gpus(context: BarrierTaskContext) -> list[str]:
-    """Those of the task, which Spark counts among those that the executor sees."""
+    """The GPUs of the task, which Spark counts among the GPUs visible to the executor."""
     found = context.resources().get("gpu")
     addresses = list(found.addresses) if found is not None else []
     seen = [name for name in os.environ.get(VISIBLE, "").split(",") if name]

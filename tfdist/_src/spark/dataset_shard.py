@@ -20,10 +20,10 @@ _TEXTS = (types.StringType, types.BinaryType)
 
 
 def check_columns(schema: types.StructType) -> None:
-    """Checks the columns before anything is read.
+    """Checks the columns before any data is read.
 
     Raises:
-        ValueError: one has a type that has no tensor, or two have the same name.
+        ValueError: a column has a type without a tensor equivalent, or two have the same name.
 
     Example:
         >>> check_columns(types.StructType([types.StructField("x", types.LongType())]))
@@ -50,7 +50,7 @@ def has_arrays(kind: pa.DataType) -> bool:
 
 
 def array_length(name: str, column: pa.Array) -> int | None:
-    """The length of all arrays in a column; None if it has no arrays, or no rows.
+    """The common length of all arrays in a column; None if it has no arrays, or no rows.
 
     Raises:
         ValueError: the column has nulls, or arrays of different lengths.
@@ -69,7 +69,7 @@ def array_length(name: str, column: pa.Array) -> int | None:
 
 
 def value_type(kind: pa.DataType) -> Any:
-    """The type of a column's numbers in NumPy; bytes for texts."""
+    """The NumPy type of a column's numbers; bytes for texts."""
     if has_arrays(kind):
         kind = kind.value_type
     return np.dtype(kind.to_pandas_dtype()) if pa.types.is_primitive(kind) else np.bytes_
@@ -85,21 +85,21 @@ def values(column: pa.Array) -> Any:
 
 
 ROWS = "TFDIST_SPARK_ROWS"
-"""The environment variable that tells a worker where its rows are, and how long their arrays."""
+"""The environment variable with the location of a worker's rows and the length of their arrays."""
 
 Lengths = dict[str, int | None]
-"""The length of the arrays in each column; None for other columns, or if not known."""
+"""The length of the arrays in each column; None for other columns, or if unknown."""
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str, Lengths]:
-    """Writes rows as a stream of Arrow.
+    """Writes rows as an Arrow stream.
 
     Args:
         batches: the rows.
-        descriptor: of the file, which stays open.
+        descriptor: the file's descriptor, which stays open.
 
     Returns:
-        Their schema, serialized, in hexadecimal digits, "" if there are none; and their lengths.
+        The rows' serialized schema in hexadecimal digits, "" if there are none; and their lengths.
 
     Raises:
         ValueError: a column has nulls, or arrays of different lengths.
@@ -122,10 +122,10 @@ def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str,
 
 
 def merge(known: Lengths, more: Lengths) -> None:
-    """Adds the lengths that other rows have.
+    """Adds the lengths of the arrays in other rows.
 
     Raises:
-        ValueError: they differ.
+        ValueError: the lengths differ.
     """
     for name, length in more.items():
         before = known.setdefault(name, length)
@@ -141,20 +141,20 @@ def description(path: str, schema: str, lengths: Lengths) -> str:
     """The value of the environment variable.
 
     Args:
-        path: of the worker's rows.
-        schema: theirs.
-        lengths: those of all workers' rows.
+        path: the path of the worker's rows.
+        schema: the rows' schema.
+        lengths: the lengths of all workers' arrays.
     """
     return json.dumps({"path": path, "schema": schema, "lengths": lengths})
 
 
 def get_dataset_shard() -> tf.data.Dataset:
-    """This worker's rows of the DataFrame that `Distributor.run_on_dataframe` was given.
+    """This worker's rows of the DataFrame passed to `Distributor.run_on_dataframe`.
 
     Returns:
-        A dataset of rows: dictionaries of scalar tensors by the columns' names, or of vectors for
-        columns of arrays, all of one length. Its cardinality is known. Batches of it are this
-        worker's own: pass them on with `strategy.distribute_datasets_from_function`.
+        A dataset of rows, with a known cardinality. Each row is a dictionary from column names to
+        scalar tensors, or to vectors of one length for columns of arrays. Batches of it are local
+        to this worker: pass them on with `strategy.distribute_datasets_from_function`.
 
     Raises:
         ValueError: this is not a worker of `run_on_dataframe`.

@@ -26,7 +26,7 @@ _TAIL_LINES = 30
 
 
 def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: int) -> Any:
-    """Runs the workers, shows their output, and returns what the function has returned on rank 0.
+    """Runs the workers, shows their output, and returns the function's return value on rank 0.
 
     Raises:
         RuntimeError: a worker has failed.
@@ -49,7 +49,7 @@ def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: in
             assert process.stdout is not None
             lines: list[str] = []
             try:
-                for line in process.stdout:  # A notebook shows what is printed here only.
+                for line in process.stdout:  # A notebook shows only output printed here.
                     print(line, end="", flush=True)
                     lines = [*lines[1 - _TAIL_LINES :], line]
             except BaseException:
@@ -68,20 +68,21 @@ _GPUS_PER_TASK = "spark.task.resource.gpu.amount"
 
 
 class Distributor:
-    """Runs a function or a script on several workers, as PySpark's `TorchDistributor` does.
+    """Runs a function or a script on several workers, like PySpark's `TorchDistributor`.
 
     Each worker is one task of a barrier stage: Spark starts all of them together, or none. In the
-    function, `tfdist.MultiWorkerMirroredStrategy()` finds the others by itself. The workers' output
-    appears on the driver, each line with the worker's rank. If a worker fails, Spark ends the
-    others. With `max_restarts` all start again, and `tfdist.callbacks.BackupAndRestore` in a folder
-    that all hosts see resumes; Spark itself never starts such a stage again.
+    function, `tfdist.MultiWorkerMirroredStrategy()` finds the other workers automatically. The
+    workers' output appears on the driver, each line with the worker's rank. If a worker fails,
+    Spark ends the others. With `max_restarts`, all workers start again, and
+    `tfdist.callbacks.BackupAndRestore` resumes from a folder that all hosts can access. Spark
+    itself never restarts such a stage.
 
     Args:
-        num_processes: how many workers there are.
+        num_processes: the number of workers.
         local_mode: whether they run on the driver's machine, without tasks.
-        use_gpu: whether workers use the GPUs that Spark has assigned to their tasks. Without it
+        use_gpu: whether workers use the GPUs that Spark has assigned to their tasks; otherwise,
             they use none.
-        max_restarts: how often all workers are started again after a failure.
+        max_restarts: the number of times that all workers may be restarted after a failure.
 
     Raises:
         ValueError: there is no active session, `num_processes` is not positive, `max_restarts` is
@@ -128,17 +129,17 @@ class Distributor:
         """Trains, and returns when all workers have ended.
 
         Args:
-            train_object: what each worker runs: a function, or the path of a script, which must be
-                there on all hosts.
-            args: the function's, or the command line of the script.
-            kwargs: the function's.
+            train_object: the function or script that each worker runs. A script is given by its
+                path, which must exist on all hosts.
+            args: the function's arguments, or the script's command line.
+            kwargs: the function's keyword arguments.
 
         Returns:
-            What the function returns on rank 0; None for a script.
+            The function's return value on rank 0; None for a script.
 
         Raises:
             ValueError: the function cannot be pickled, or keyword arguments are given for a script.
-            RuntimeError: a worker has failed; the message holds the last lines that it printed.
+            RuntimeError: a worker has failed; the message contains its last lines of output.
         """
         program = Program.made(train_object, args, kwargs)
         if self._session is None:
@@ -155,10 +156,10 @@ class Distributor:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Trains on rows of Spark, which go to the workers without passing through the driver.
+        """Trains on rows from Spark, which reach the workers without passing through the driver.
 
-        Each worker gets about as many rows as any other, in no particular order, and reads them
-        with `tfdist.spark.get_dataset_shard()`. They lie on the disk of its host while it runs.
+        All workers get about the same number of rows, in no particular order, and read them with
+        `tfdist.spark.get_dataset_shard()`. A worker's rows are on its host's disk while it runs.
 
         Args:
             train_object: as for `run`.
@@ -170,8 +171,8 @@ class Distributor:
             As `run`.
 
         Raises:
-            ValueError: with `local_mode=True`, which has no tasks to get the rows, or for columns
-                that cannot become tensors.
+            ValueError: with `local_mode=True`, which has no tasks to receive the rows, or for
+                columns that cannot become tensors.
 
         Example:
             ```python
@@ -192,7 +193,7 @@ class Distributor:
             )
         if isinstance(dataframe, str):
             dataframe = self._session.read.parquet(dataframe)
-        if not hasattr(dataframe, "mapInArrow"):  # DataFrames of Spark Connect are another class.
+        if not hasattr(dataframe, "mapInArrow"):  # Spark Connect has its own DataFrame class.
             raise ValueError(
                 "`dataframe` must be a DataFrame of Spark, or the path of Parquet files. Received: "
                 f"a {type(dataframe).__name__}"
@@ -221,7 +222,7 @@ class Distributor:
     def _run_stage(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
         assert self._session is not None
         secret = new_secret()
-        # With Spark Connect, the driver that executors know is another machine.
+        # With Spark Connect, the driver known to the executors is another machine.
         host = "" if is_remote() else self._session.conf.get("spark.driver.host", "")
         with DriverLog(secret, self._count) as log:
             task = BarrierTask(
@@ -233,7 +234,7 @@ class Distributor:
                 with_rows=with_rows,
             )
             chunks = rows.mapInArrow(task, SCHEMA, barrier=True).collect()
-        if not chunks:  # Spark has not even begun.
+        if not chunks:  # Spark has not started any task.
             raise ValueError("the DataFrame has no rows")
         return program.result(b"".join(row.chunk for row in chunks))
 

@@ -18,7 +18,7 @@ from tfdist.errors import TfdistError
 
 _CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 10.0
-# How long the last output may take after the workers have ended.
+# Time limit for the last output after the workers have ended.
 _LAST_SECONDS = 10.0
 _TICK_SECONDS = 0.1
 _READ_SIZE = 64 * 1024
@@ -27,14 +27,14 @@ _BACKLOG = 1024
 
 
 class DriverLog:
-    """Listens for lines, and prints them, while it is open.
+    """Listens for lines and prints them, while it is open.
 
     Args:
-        secret: what a worker must prove.
-        workers: how many there are.
+        secret: the secret that a worker must prove.
+        workers: the number of workers.
 
     Attributes:
-        port: where it listens, on all addresses.
+        port: the port for connections, on all addresses.
     """
 
     def __init__(self, secret: str, workers: int) -> None:
@@ -60,7 +60,7 @@ class DriverLog:
         )
         accept = partial(self._acceptor.accept, self._socket)
         self._selector.register(self._socket, selectors.EVENT_READ, accept)
-        self._lines: dict[socket.socket, bytes] = {}  # what is not a whole line yet
+        self._lines: dict[socket.socket, bytes] = {}  # incomplete lines
         self._workers = workers
         self._begun = self._ended = 0
         self._told, self._since = False, time.monotonic()
@@ -79,7 +79,7 @@ class DriverLog:
         trace: TracebackType | None,
     ) -> None:
         with self._changed:
-            # After a failure, some may never have begun.
+            # After a failure, some workers may never have begun.
             wanted = self._workers if error is None and self._begun else 0
             self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
         if not self._begun and error is None:
@@ -111,14 +111,14 @@ class DriverLog:
         )
 
     def _begin(self, sock: socket.socket, hello: Identity) -> None:
-        """A worker has connected."""
+        """Adds a worker that has connected."""
         self._lines[sock] = b""
         self._selector.register(sock, selectors.EVENT_READ, partial(self._read, sock))
         with self._changed:
             self._begun += 1
 
     def _read(self, sock: socket.socket) -> None:
-        """Prints the lines that are complete; at the end, what is left."""
+        """Prints complete lines; at the end, also the rest."""
         try:
             data = sock.recv(_READ_SIZE)
         except BlockingIOError:
@@ -141,7 +141,7 @@ class DriverLog:
 
 
 def _show(text: str, end: str = "\n") -> None:
-    with contextlib.suppress(OSError, ValueError):  # Nobody reads it any more.
+    with contextlib.suppress(OSError, ValueError):  # It has no reader any more.
         print(text, end=end, flush=True)
 
 
@@ -151,11 +151,11 @@ def _screen(hello: Identity) -> None:
 
 
 class DriverLogClient:
-    """A task's connection to it; without one, output stays in the executor's log.
+    """A task's connection to the driver; without one, output stays in the executor's log.
 
     Args:
-        address: the driver's host and the port; no connection is made without a host.
-        secret: the job's.
+        address: the driver's host and port; without a host, no connection is made.
+        secret: the job's secret.
     """
 
     def __init__(self, address: tuple[str, int], secret: str) -> None:
@@ -187,6 +187,6 @@ class DriverLogClient:
             self._socket = None
 
     def _give_up(self, error: Exception) -> None:
-        # In the executor's log.
+        # Printed to the executor's log.
         print(f"tfdist: the driver shows no output from here on: {error}", flush=True)
         self.close()

@@ -1,4 +1,4 @@
-"""The function or the script that workers run, on its way to them, and its result."""
+"""The function or script that workers run: how it reaches them, and its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUNCTION, RESULT = "function.pickle", "result.pickle"
 
 @dataclass(frozen=True)
 class Program:
-    """What workers run.
+    """The function or script that workers run.
 
     Attributes:
         function: a pickled function with its arguments; None for a script.
@@ -30,11 +30,11 @@ class Program:
     def made(
         cls, train: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Program:
-        """From what a user has passed.
+        """Makes a program from the user's arguments.
 
         Raises:
-            ValueError: the function cannot be pickled, a script is not there, or keyword arguments
-                are given for it.
+            ValueError: the function cannot be pickled, a script does not exist, or keyword
+                arguments are given for it.
         """
         if not isinstance(train, str):
             return cls(_pickled((train, args, kwargs)))
@@ -42,14 +42,14 @@ class Program:
             raise ValueError(f"A script takes no keyword arguments. Received: {', '.join(kwargs)}")
         if not os.path.isabs(train) and not os.path.exists(train):
             raise ValueError(f"There is no script {train!r} in {os.getcwd()}")
-        # The workers' folder is another one.
+        # The workers have a different working directory.
         return cls(None, (os.path.abspath(train), *map(str, args)))
 
     def command(self, folder: Path) -> list[str]:
-        """The arguments of the Python interpreter that runs it.
+        """The arguments of the Python interpreter that runs the program.
 
         Args:
-            folder: where the function and its result are kept.
+            folder: the folder for the function and its result.
         """
         if self.function is None:
             return list(self.script)
@@ -57,19 +57,19 @@ class Program:
         return ["-m", "tfdist._src.spark.worker", str(folder)]
 
     def saved_result(self, folder: Path) -> bytes:
-        """What the function has returned, pickled; b"" if nothing is kept, as of a script."""
+        """The function's return value, pickled; b"" if there is none, as for a script."""
         path = folder / RESULT
         return path.read_bytes() if path.exists() else b""
 
     def result(self, saved: bytes) -> Any:
-        """What rank 0 has returned."""
+        """Unpickles rank 0's return value."""
         return pickle.loads(saved) if saved else None
 
 
 def _pickled(call: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps(call))
-    except Exception as error:  # What an object raises that cannot be pickled can be anything.
+    except Exception as error:  # Pickling an object may raise any exception.
         raise ValueError(
             "The function is sent to the workers, with its arguments and the global variables that "
             f"it uses, and one of them cannot be sent ({error}): make datasets, models and locks "

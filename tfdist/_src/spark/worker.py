@@ -1,7 +1,7 @@
 """Runs a function: `python -m tfdist._src.spark.worker FOLDER`.
 
-In a process of its own, so that nothing is left of one training when the next one begins in the
-same Python process of Spark.
+A separate process for each run, so that no state remains when the next training begins in the same
+Python process of Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdist._src.spark.program import FUNCTION, RESULT
 
 
 def main(folder: Path) -> None:
-    """Calls the function, and keeps what it returns on rank 0."""
+    """Calls the function, and saves its return value on rank 0."""
     function, args, kwargs = pickle.loads((folder / FUNCTION).read_bytes())
     try:
         result = function(*args, **kwargs)

@@ -1,8 +1,8 @@
 """A cluster as a function that XLA compiles, with TensorFlow's random numbers.
 
-XLA and TensorFlow draw the same bits from a key and a counter (Philox), but turn them into numbers
-in different ways. A compiled step has to give the same result as one that is not compiled, so here
-TensorFlow's way is written as operations.
+XLA and TensorFlow draw the same bits from a key and a counter (Philox), but convert them to numbers
+differently. A compiled step must give the same result as a step that is not compiled, so this
+module reproduces TensorFlow's conversion with operations.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def is_compiled_here() -> bool:
 
 @contextlib.contextmanager
 def left_to_tensorflow() -> Iterator[None]:
-    """Operations that are added to the default graph in this context are not compiled.
+    """Excludes operations that are added to the default graph in this context from compilation.
 
-    For what workers with different programs must compute alike, bit for bit: XLA's rounding depends
-    on what else is in a program.
+    For results that workers with different programs must compute bit-identically: XLA's rounding
+    depends on the rest of the program.
     """
     with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_LEFT_OUT):
         yield
@@ -44,9 +44,9 @@ def is_left_to_tensorflow(operation: Any) -> bool:
 
 
 def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Tensors if a condition holds, otherwise zeros; each depends on itself alone.
+    """Returns tensors if a condition holds, otherwise zeros; each depends on its own tensor only.
 
-    One conditional for all copies nothing. XLA fuses a selection with what is around it.
+    One conditional for all tensors copies nothing. XLA fuses a selection with adjacent operations.
     """
     if not values:
         return []
@@ -59,7 +59,7 @@ def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tenso
 
 
 def has_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Whether a replica has rows; where XLA compiles, this is known: what has none is not compiled.
+    """Whether a replica has rows; true in a compiled cluster, since none runs without rows.
 
     Args:
         rows: the number of rows.
@@ -71,7 +71,7 @@ def has_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def is_has_rows(operation: Any) -> bool:
-    """Whether an operation is that of `has_rows`."""
+    """Whether `has_rows` has added an operation."""
     name = str(operation.name).rpartition("/")[2]
     return operation.type == "Identity" and name.partition("_")[0] == _HAS_ROWS
 
@@ -85,7 +85,7 @@ _SAME = (
 )
 _CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
 _OTHERS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
-# Types of floats: their bits as integers, the bits of the mantissa, and those of 1.0.
+# Types of floats: the integer type of their bits, the mantissa's bits, and the bits of 1.0.
 _LAYOUTS = {
     tf.float16: (tf.uint16, 0x3FF, 0x3C00),
     tf.bfloat16: (tf.uint16, 0x7F, 0x3F80),
@@ -94,7 +94,7 @@ _LAYOUTS = {
 
 
 def draws_other_numbers(operation: Any) -> bool:
-    """Whether XLA would draw other numbers, and nothing here makes the same of its bits."""
+    """Whether XLA would draw other numbers, and no replacement exists."""
     if operation.type in _REPLACED:
         return operation.get_attr("dtype") not in _REPLACED_TYPES or not _is_philox(operation)
     return is_random(operation.type)
@@ -106,7 +106,7 @@ def is_random(kind: str) -> bool:
 
 
 def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:
-    """A function of an operation's inputs that draws its numbers from bits; None for others."""
+    """A function of an operation's inputs that draws its numbers from bits; None without one."""
     draw = _REPLACED.get(operation.type)
     if draw is None:
         return None
@@ -115,7 +115,7 @@ def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:
 
 
 def _uniform(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
-    """As `UniformDistribution` of TensorFlow: random bits as the mantissa of a number in [1, 2)."""
+    """Like TensorFlow's `UniformDistribution`: random bits as the mantissa of a value in [1, 2)."""
     integers, mantissa, one = _LAYOUTS[dtype]
     drawn = _bits(shape, key, counter)
     bits = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(drawn, mantissa), one)
@@ -123,7 +123,7 @@ def _uniform(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _normal(shape: Any, key: Any, counter: Any, dtype: tf.DType) -> tf.Tensor:
-    """Box and Muller's transform of pairs of uniform numbers, as `NormalDistribution`."""
+    """Box and Muller's transform of pairs of uniform numbers, like `NormalDistribution`."""
     count = tf.reduce_prod(shape)
     pairs = (count + 1) // 2
     uniform = tf.reshape(_uniform([2 * pairs], key, counter, tf.float32), [pairs, 2])
@@ -151,17 +151,17 @@ _REPLACED_TYPES = frozenset(_LAYOUTS)
 
 
 class Cluster:
-    """The operations of a cluster, with what they take and what they give.
+    """The operations of a cluster, with their inputs and outputs.
 
     Args:
         program: the program.
-        operations: its operations that are compiled together, in order.
-        is_used: whether something outside uses a tensor.
+        operations: the operations to compile together, in order.
+        is_used: whether an operation outside the cluster uses a tensor.
 
     Attributes:
         feeds: the tensors that it takes.
         resources: the variables' resources that it takes.
-        fetches: the tensors that it gives.
+        fetches: the tensors that it returns.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Cluster:
 
     @property
     def varies(self) -> bool:
-        """Whether it depends on the number of rows, by the shapes of what it takes or otherwise."""
+        """Whether it depends on the number of rows, by the shapes of its inputs or otherwise."""
         shapes_known = all(t.shape.is_fully_defined() for t in self.feeds)
         return not shapes_known or bool(self._rows)
 
@@ -195,7 +195,7 @@ class Cluster:
             name: the name shown in profiles.
             resources: the values of `resources`.
             tensors: the values of `feeds`.
-            fits: whether it is compiled, if it `varies`: a bool scalar; None if it is not.
+            fits: if it `varies`, whether to run it compiled, a bool scalar; None if it never is.
 
         Returns:
             The values of `fetches`, and one to wait for.
@@ -205,10 +205,10 @@ class Cluster:
         compiled = self._function(name, resources, jit=True)
         plain = self._function(name, resources, jit=False)
         if self._program.device_of(self._operations[0]).startswith("GPU"):
-            # Integers are in the host's memory there, which an `If` that is not lowered does not
-            # support.
+            # Integers are in the host's memory there; an `If` that is not lowered does not support
+            # this.
             return list(tf.cond(fits, lambda: compiled(*tensors), lambda: plain(*tensors)))
-        # `tf.cond` would become an operation for each of the tensors, at some µs each.
+        # `tf.cond` would add an operation for each tensor, at several µs each.
         branches = _calling(compiled), _calling(plain)
         results = tf.raw_ops.If(
             cond=fits,
@@ -235,7 +235,7 @@ class Cluster:
         if jit:
             function = tf.function(run, autograph=False, jit_compile=True)
         else:
-            # Optimized by itself, so that operations are chosen as in a step without XLA.
+            # Optimized separately, so that operations are chosen as in a step without XLA.
             function = tf.function(
                 run, autograph=False, experimental_attributes={"_noinline": True}
             )
@@ -245,10 +245,10 @@ class Cluster:
         """Adds the operations to the default graph.
 
         Args:
-            given: the values of what they take, by name; those that they compute are added.
+            given: the values of their inputs, by name; their results are added.
 
         Returns:
-            Those without a result.
+            The added operations without a result.
         """
         rows = self._rows if jit else {}
         ends: list[Any] = []
@@ -268,7 +268,7 @@ class Cluster:
 
 
 def _calling(function: Any) -> Any:
-    """A function that only calls another one, by which that one's attributes take effect."""
+    """A function that only calls another function, so that the latter's attributes take effect."""
     specs = [
         tf.TensorSpec(t.shape, t.dtype)
         for t in function.inputs[: -len(function.captured_inputs) or None]
@@ -290,12 +290,12 @@ def add_operations(
     Args:
         program: the program.
         operations: its operations, in order.
-        given: the values of the tensors that they take, by name; what they compute is added.
+        given: the values of the tensors that they take, by name; their results are added.
         values: see `Program.definition`.
-        constants: results of constant operations, which are added as well.
+        constants: results of constant operations, which are also added.
 
     Returns:
-        The operations that were added, in the same order.
+        The added operations, in the same order.
     """
     inside = {*operations, *values}
     wanted = [t for op in operations for t in op.outputs]

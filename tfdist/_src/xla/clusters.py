@@ -1,4 +1,4 @@
-"""Decides which operations XLA compiles, and which of them together."""
+"""Decides which operations XLA compiles, and which of them it compiles together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist._src.xla import cluster_function
 from tfdist._src.xla.program import Program, called_by, has_shape
 
 _COMMUNICATES = ("Tfdist", "Collective")
-# What runs on the host, beside the graph.
+# Operations that run on the host, outside the graph.
 _HOST = (
     "EagerPyFunc",
     "PyFunc",
@@ -29,7 +29,7 @@ _HOST = (
     "Timestamp",
     "WriteSummary",
 )
-# Slower by XLA than by TensorFlow's libraries on CPUs: a CNN's step takes 1.3 times as long.
+# Slower with XLA than with TensorFlow's libraries on CPUs: a CNN's step takes 1.3 times as long.
 _SLOW_ON_CPUS = ("Conv2D", "Conv3D", "DepthwiseConv2d", "MaxPool", "AvgPool", "FusedBatchNorm")
 _STRINGS = ("AsString", "String", "Regex", "Unicode")
 CONDITIONALS = ("If", "StatelessIf")
@@ -41,7 +41,7 @@ def communicates(operation: Any) -> bool:
 
 
 def node_communicates(node: Any) -> bool:
-    """The same of a node of a function."""
+    """The same for a node of a function."""
     return bool(node.op.startswith(_COMMUNICATES))
 
 
@@ -50,9 +50,9 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
 
     Args:
         program: the program.
-        within: whether it is a branch of another program, so that what has no static shape may be
-            equal on all workers, as an input is that has rows of all. It must be compiled on all
-            workers or on none, and is not.
+        within: whether it is a branch of another program. A value without a static shape may then
+            be equal on all workers, such as an input with rows of all workers. It must be compiled
+            on all workers or on none; it is compiled on none.
 
     Raises:
         UnsupportedError: collectives are in a function that is to be compiled as a whole.
@@ -60,7 +60,7 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
     _refuse_compiled_collectives(program)
     functions = program.functions_with(_is_no_part)
     found: set[Any] = set()
-    gathered: set[Any] = set()  # have rows of other workers, whose number varies
+    gathered: set[Any] = set()  # with a varying number of rows of other workers
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
         theirs = communicates(op) or any(t.op in gathered for t in op.inputs if _varies(t))
@@ -96,7 +96,7 @@ def _refuse_compiled_collectives(program: Program) -> None:
 
 
 def _is_no_part(node: Any) -> bool:
-    """Whether a node of a function cannot be, or is, compiled by itself."""
+    """Whether a node of a function cannot be compiled, or is compiled separately."""
     attributes = node.attr.values()
     types = [kind for a in attributes for kind in (a.type, *a.list.type)]
     return bool(
@@ -137,8 +137,8 @@ def _varies(tensor: tf.Tensor) -> bool:
 
 
 _READ = "ReadVariableOp"
-# With some inputs, their results are other inputs to the last bit. Matrix products and sums over an
-# axis could be, too, but are taken to mix what they are given.
+# Some inputs make these return another input unchanged, to the last bit. Matrix products and sums
+# over an axis could do so, but are assumed to mix their inputs.
 _MAY_KEEP = frozenset(
     [
         *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
@@ -158,11 +158,11 @@ def own_operations(
     Args:
         program: the program.
         given: its placeholders of this worker's own values.
-        results: what is wanted of it, which may have to be equal.
+        results: the tensors that are wanted of it, which may have to be equal.
     """
     found = _computed_from(program, given)
     found |= _only_for(program, found, {t.op for t in results})
-    # The constants of gradients wait for what they are for, and so go with it.
+    # A constant in a gradient waits for the operation that it belongs to, and so follows it.
     return found | {
         op
         for op in program.operations
@@ -171,7 +171,7 @@ def own_operations(
 
 
 def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
-    """What computes with a worker's own values, other than by communication."""
+    """Operations that compute with a worker's own values, other than by communication."""
     found = set(given)
     for op in program.operations:
         if not communicates(op) and (
@@ -182,11 +182,11 @@ def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
 
 
 def _only_for(program: Program, own: Collection[Any], wanted: Collection[Any]) -> set[Any]:
-    """What is computed for a worker's own operations alone, such as a mask, without effects.
+    """Operations without effects that only a worker's own operations use, such as a mask.
 
-    What calls functions does not count as such: in a branch of a conditional, what it takes may be
-    used for something else. Nor does what may keep a value as it is on its way to a variable or a
-    result, such as a choice by a condition that is the same on all workers.
+    Operations that call functions do not count: a branch of a conditional may use their inputs for
+    something else. Operations that may pass a value unchanged to a variable or a result do not
+    count either, such as a selection by a condition that is equal on all workers.
     """
     users: dict[Any, list[Any]] = {}
     for op in program.operations:
@@ -224,7 +224,7 @@ _LEAST_OPERATIONS = 8
 _LEAST_SMALL_ONES = 64
 _SMALL = 32  # elements
 _LARGE = 1 << 14
-_ROWS = 8  # how many there may be where their number is unknown
+_ROWS = 8  # assumed if their number is unknown
 _NOTHING = ("Const", "Identity", "InvertPermutation", "NoOp", "Pack", "Reshape", "Shape")
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise")
 _READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp", "ResourceGather")
@@ -235,10 +235,10 @@ class Unit:
     """Operations that are added to the new graph together.
 
     Attributes:
-        operations: in order.
+        operations: its operations, in order.
         compiled: whether they are a cluster.
-        own: whether what it computes is this worker's, so that other workers may compute it in
-            another way.
+        own: whether its results are this worker's own, so that other workers may compute theirs
+            differently.
     """
 
     operations: Sequence[Any]
@@ -247,18 +247,18 @@ class Unit:
 
 
 def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
-    """Divides operations into clusters and those that are left out, in an order to run them.
+    """Divides operations into clusters and operations left out, in an order to run them.
 
     An operation belongs to the cluster of the first operation left out, in the program's order,
-    that needs it; what none of them needs comes last. So a cluster waits for nothing that this
-    operation would not wait for, and no two clusters wait for each other. What is this worker's own
-    is kept apart from what may have to be equal on all workers: whether the former is compiled may
-    differ between workers.
+    that needs it; operations that none of them needs are last. So a cluster waits only for what
+    this operation would wait for, and no two clusters wait for each other. A worker's own
+    operations are separated from operations whose results may have to be equal on all workers:
+    workers may differ in whether they compile their own.
 
     Args:
         program: the program.
         left_out: its operations that XLA does not compile.
-        own: those that compute what is this worker's own.
+        own: its operations that compute a worker's own values.
     """
     number = {op: i for i, op in enumerate(program.operations)}
     marks = {op for op in program.operations if op.type == "TfdistReady"}
@@ -269,7 +269,7 @@ def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
     for op in program.operations:
         if op not in left_out:
             groups.setdefault((first[op], levels[op], program.device_of(op)), []).append(op)
-    # The operation that a cluster is for comes behind it, and before that what the cluster reads.
+    # An operation follows the cluster that it needs; the cluster's reads of variables precede both.
     placed: list[tuple[tuple[int, int, int, str, int], Unit]] = []
     for op in program.operations:
         if op in left_out:
@@ -296,10 +296,10 @@ def _needed_first(program: Program, boundaries: set[Any]) -> dict[Any, int]:
 
 
 def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
-    """What waits for marks, which must not end a cluster, at the end of a function.
+    """Operations at the end of a function that wait for marks, which must not end a cluster.
 
-    Marks tell the recorder that others have run (`comm/tracing.py`). What else but collectives
-    and such ends waits for a mark takes it out of `marks`.
+    Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark that any
+    operation other than a collective or such an end waits for is removed from `marks`.
     """
     ends: set[Any] = set()
     for op in program.operations:
@@ -312,7 +312,7 @@ def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
 
 
 def _is_worth_it(operations: Sequence[Any]) -> bool:
-    """Whether operations take longer than the start of a compiled program, about 30 µs."""
+    """Whether operations take longer than starting a compiled program, about 30 µs."""
     computing = [op for op in operations if op.type not in _NOTHING]
     sizes = [max((_elements(t) for t in op.outputs), default=0) for op in computing]
     return (
@@ -332,9 +332,9 @@ def _elements(tensor: tf.Tensor) -> int:
 def exchanging_lists(
     program: Program, units: Sequence[Unit], results: Sequence[tf.Tensor]
 ) -> set[Any]:
-    """The operations that pass lists of tensors from or to a cluster, which XLA cannot.
+    """The operations that pass lists of tensors from or to a cluster, which XLA cannot do.
 
-    Such are the values that a loop keeps for its backward pass.
+    Examples are the values that a loop keeps for its backward pass.
     """
     clusters = {op: unit if unit.compiled else None for unit in units for op in unit.operations}
     found = {t.op for t in results if t.dtype == tf.variant and clusters.get(t.op)}
@@ -350,9 +350,10 @@ def exchanging_lists(
 def _levels(
     program: Program, first: dict[Any, int], left_out: set[Any], own: set[Any]
 ) -> dict[Any, int]:
-    """Numbers that rise, within what one boundary needs, from own operations to others and back.
+    """Numbers that rise, within one boundary's operations, at each change between own and other.
 
-    What is not own may have to wait for what is, as an update does for a read of the same variable.
+    Other operations may have to wait for own ones, as an update waits for a read of the same
+    variable.
     """
     levels: dict[Any, int] = {}
     for op in program.operations:
@@ -369,7 +370,7 @@ def _levels(
 def _only_read(program: Program, members: Sequence[Any]) -> list[Any]:
     """The reads of variables that a cluster does not write.
 
-    XLA would copy them; variables that a cluster writes are changed in place.
+    XLA would copy these variables; it changes the variables that a cluster writes in place.
     """
     inside = set(members)
     written = {

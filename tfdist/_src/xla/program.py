@@ -1,4 +1,4 @@
-"""The operations of a traced graph, in an order in which they can run."""
+"""The operations of a traced graph, in a valid order of execution."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _SHAPES: dict[str, Callable[[list[int]], Any]] = {
     "Rank": len,
 }
 _MOST_ELEMENTS = 1024
-# The axes along which gradients are summed, whose number the graph does not tell.
+# The axes along which gradients are summed; their number is not in the graph.
 _AXES = "BroadcastGradientArgs"
 
 
 class Program:
-    """What has to run of a graph.
+    """The part of a graph that has to run.
 
     Args:
         graph: a `FuncGraph`.
         results: the tensors that are wanted of it.
 
     Attributes:
-        operations: those that have to run, each after what it needs; without the constant ones.
-        before: for each of them, the others among them that it needs, in no particular order.
-        constant: operations whose values the graph alone determines, which are cheap to repeat.
+        operations: the operations to run, each after its sources; without the constant ones.
+        before: for each of them, its sources among them, in no particular order.
+        constant: operations whose values depend on the graph alone, and are cheap to repeat.
     """
 
     def __init__(self, graph: Any, results: Sequence[tf.Tensor]) -> None:
@@ -55,12 +55,12 @@ class Program:
         return self._devices[operation]
 
     def definition(self, operations: Sequence[Any], values: dict[Any, Any]) -> Any:
-        """The `GraphDef` of some of the operations, with the constant ones that they need.
+        """The `GraphDef` of some of the operations, with the constant operations that they need.
 
         Args:
-            operations: the operations; constant ones among them may be named too.
-            values: for some operations with a single output, which need not be among them, the
-                values that take their place.
+            operations: the operations; constant ones may be included.
+            values: replacement values for some operations with a single output, which need not be
+                among the operations.
 
         Control dependencies on other operations are left out.
         """
@@ -87,11 +87,11 @@ class Program:
         return made
 
     def functions_with(self, is_meant: Callable[[Any], bool], *, kept: bool = True) -> set[str]:
-        """The names of the functions with such nodes, at any depth.
+        """The names of the functions that contain matching nodes, at any depth.
 
         Args:
-            is_meant: whether a node is such a one.
-            kept: whether functions count, too, that stay functions.
+            is_meant: whether a node matches.
+            kept: whether to include all functions that are not inlined.
         """
         found = {
             name
@@ -127,7 +127,7 @@ class Program:
         return list(found)
 
     def _add_functions(self, definition: Any) -> None:
-        """Adds the functions that a definition calls, and those that they call."""
+        """Adds the functions that a definition calls, directly or indirectly."""
         left = [name for node in definition.node for name in called_by(node)]
         added: set[str] = set()
         while left:
@@ -156,7 +156,7 @@ def called_by(node: Any) -> list[str]:
 
 
 def _device_of(op: Any) -> str:
-    # Without a device of its own, an operation goes where its variable is.
+    # Without a device of its own, an operation runs on its variable's device.
     variables = [captured_from(t).device for t in op.inputs if t.dtype == tf.resource]
     for device in filter(None, [op.device, *variables]):
         spec = tf.DeviceSpec.from_string(device)
@@ -181,7 +181,7 @@ def _needed(wanted: Collection[Any]) -> set[Any]:
 
 
 def _in_order(operations: Sequence[Any]) -> list[Any]:
-    """Each after its sources, otherwise in the given order."""
+    """Sorts operations so that each follows its sources; otherwise keeps the given order."""
     number = {op: i for i, op in enumerate(operations)}
     waiting = {op: len(_sources(op)) for op in operations}
     users: dict[Any, list[Any]] = {op: [] for op in operations}

@@ -28,18 +28,19 @@ _numbers = itertools.count()
 
 
 class Rebuilt:
-    """A graph that is added to the default one.
+    """A graph to add to the default graph.
 
     Args:
         graph: a `FuncGraph`.
         results: the tensors that are wanted of it.
         given: the values of its placeholders, by their names.
-        fits: whether this step's rows are as those for which clusters are compiled, a bool scalar;
-            None if that is not known.
-        own: the names of those placeholders whose values are this worker's own; others may have to
-            be equal on all workers.
-        copies: whether there are equal copies of variables on devices of one kind, so that what may
-            have to be equal is not compiled: the programs of such devices may differ.
+        fits: whether this step's rows match the rows for which clusters are compiled, a bool
+            scalar; None if this is unknown.
+        own: the names of the placeholders whose values are this worker's own; the others may have
+            to be equal on all workers.
+        copies: whether variables have equal copies on several devices of one kind. Then operations
+            whose results may have to be equal are not compiled, because the devices' programs may
+            differ.
         within: as for `left_out`.
     """
 
@@ -69,7 +70,7 @@ class Rebuilt:
             self._left_out |= lists
             self._units = clusters.divide(self._program, self._left_out, self._own)
         self._given: dict[str, tf.Tensor] = dict(given)
-        self._made: dict[Any, Any] = {}  # for each operation, what stands for it in the new graph
+        self._made: dict[Any, Any] = {}  # operation -> its equivalent in the new graph
         self._users: dict[str, set[Any]] = {}
         for op in self._program.operations:
             for tensor in op.inputs:
@@ -79,7 +80,7 @@ class Rebuilt:
         """Adds the graph.
 
         Returns:
-            The results, and one to wait for; they wait for all that the graph has to run.
+            The results, and one to wait for; they wait for everything that the graph has to run.
         """
         together: list[Any] = []
         for unit in self._units:
@@ -128,7 +129,7 @@ class Rebuilt:
             tf.control_dependencies(self._standing_for(before)),
             tf.device(self._program.device_of(unit.operations[0])),
         ):
-            # What has to be equal on all workers must not be compiled on some of them only.
+            # Results that have to be equal must be compiled on all workers or on none.
             fits = self._fits if unit.own else None
             results = cluster.call(name, resources, tensors, fits)
         for tensor, value in zip(cluster.fetches, results, strict=False):
@@ -143,7 +144,7 @@ class Rebuilt:
         )
 
     def _add_conditional(self, op: Any) -> None:
-        """A conditional with collectives in its branches, where clusters are compiled as well."""
+        """Adds a conditional with collectives in its branches, which are rebuilt with clusters."""
         self._add_left_out([], [t for t in op.inputs if t.op in self._program.constant])
         condition, *arguments = [self._given[t.name] for t in op.inputs]
 
@@ -181,13 +182,13 @@ class Rebuilt:
 
 
 def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Has XLA compile what a function computes between its collectives.
+    """Lets XLA compile the computation between a function's collectives.
 
     Args:
-        function: called while a `tf.function` is traced.
+        function: a function that is called while a `tf.function` is traced.
 
     Returns:
-        A function of the same arguments and results.
+        A function with the same arguments and results.
     """
 
     def run(*arguments: Any) -> Any:
@@ -207,7 +208,7 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
 
 
 def _is_own(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is of a step's data, rather than computed before by the program."""
+    """Whether a tensor belongs to a step's data, rather than to the program's earlier results."""
     return has_shape(tensor) and bool(tf.is_symbolic_tensor(captured_from(tensor)))
 
 
@@ -226,7 +227,7 @@ def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:
     except NativeUnavailableError:
         return None
     host = str(tf.config.list_logical_devices("CPU")[0].name)
-    shapes = [tf.shape(t, tf.int64) for t in varying]  # where they are
+    shapes = [tf.shape(t, tf.int64) for t in varying]  # on the tensors' devices
     with tf.device(host):
         return ops.tfdist_shapes_fit(order=_order(host), shapes=shapes)
 

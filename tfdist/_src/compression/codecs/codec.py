@@ -44,7 +44,7 @@ def check_types(settings: Any) -> None:
 class Codec(abc.ABC):
     """An encoding of gradients sent between hosts.
 
-    Codecs are settings: frozen, and compared by value. State that is kept from step to step is in
+    Codecs are settings: frozen, and compared by value. State that persists from step to step is in
     separate variables.
 
     Args:
@@ -85,7 +85,7 @@ class Codec(abc.ABC):
         """
 
     def objection(self, optimizer: Any) -> str:
-        """Why this codec is incompatible with a Keras optimizer; "" if it is compatible."""
+        """The reason why a Keras optimizer is incompatible with this codec; "" if it is not."""
         return ""
 
     def compresses(self, shape: Shape) -> bool:
@@ -106,17 +106,17 @@ class Codec(abc.ABC):
         return {}
 
     def first(self, name: str, shape: Shape) -> tf.Tensor:
-        """The initial value of the state of a name, the same on all workers."""
+        """The initial value of the state with a name, the same on all workers."""
         return tf.zeros(shape, tf.float32)
 
     def devices(self, exchange: Exchange) -> HostLeaders:
-        """How a worker's devices sum and divide gradients before `sum` is given them.
+        """How a worker's devices sum and divide gradients before the call of `sum`.
 
         Args:
             exchange: the route to the other workers.
 
         Returns:
-            The exchange's, or one without neighbors if `sum` is given those of each device.
+            The exchange's value, or one without neighbors if `sum` takes each device's gradients.
         """
         return exchange.devices
 

@@ -24,7 +24,7 @@ class PowerSGD(HierarchicalCodec):
     with this `Q`, and the approximation error of each host's `M` is added to its next gradient.
     `32 * rank * (1 / m + 1 / n)` bits per value. Gradients that would not shrink stay exact.
 
-    Workers need the same kind of processor, on which the products' last bits depend.
+    All workers need the same kind of processor, because the products' last bits depend on it.
 
     Args:
         rank: the rank of the approximation, >= 1.
@@ -115,6 +115,6 @@ def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: A
         without = error.read_value() - tf.reshape(gradient.value, [-1])
         error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
 
-    # The same on all hosts, since these are sums.
+    # The same on all hosts, because these are sums.
     tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
     return tf.reshape(total, gradient.shape)

@@ -25,7 +25,7 @@ class Quantizer(Codec):
     sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
 
     Attributes:
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
     """
 
     payload = "sharded"
@@ -39,7 +39,7 @@ class Quantizer(Codec):
     @property
     @abc.abstractmethod
     def encoding(self) -> api.Encoding:
-        """How values are encoded."""
+        """The encoding of values."""
 
     @property
     def follows_hosts(self) -> bool:
@@ -57,7 +57,7 @@ class Quantizer(Codec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def devices(self, exchange: Exchange) -> HostLeaders:
-        # The core sums those of GPUs, too, unless something of their sum is kept.
+        # The core also sums over GPUs, unless state of their sum is kept.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
     def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
@@ -80,7 +80,7 @@ class Quantizer(Codec):
             )
 
         if self.error_feedback:
-            # The error of a gradient stays with its leader, whatever else is sent with it.
+            # The error of a gradient stays with its leader, regardless of the other gradients.
             leaders = exchange.encoded_leaders
             return exchange.encoded_host.sum(gradients, lambda mine: sum_among(leaders, mine))
         return sum_among(self._of_all_gpus(exchange) or exchange.encoded, gradients)
@@ -93,7 +93,7 @@ class BF16(Quantizer):
     Values are summed in float32. 16 bits per value; the relative error of a value is at most 2^-8.
 
     Args:
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Kalamkar et al., "A study of BFLOAT16 for deep learning training", 2019.
     """
@@ -117,7 +117,7 @@ class FP16(Quantizer):
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Micikevicius et al., "Mixed precision training", 2018 (scaling against underflow).
     """
@@ -142,7 +142,7 @@ class FP8(Quantizer):
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
     """
@@ -166,7 +166,7 @@ class Int8(Quantizer):
         stochastic: whether to round up or down at random, without bias, instead of to the nearest
             integer.
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Dettmers, "8-bit approximations for parallelism in deep learning", 2016 (with blocks
     and stochastic rounding as in Alistarh et al., "QSGD", 2017).
@@ -192,7 +192,7 @@ class Natural(Quantizer):
 
     Args:
         block: the number of values that share a largest exponent, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Horváth et al., "Natural compression for distributed deep learning", 2019.
     """
@@ -209,12 +209,12 @@ class Natural(Quantizer):
 class OneBit(Quantizer):
     """Replaces values by the mean of a block's negative or of its non-negative values.
 
-    1 + 64 / block bits per value. What is lost is added to the next step's gradient, which the
-    paper found to be essential.
+    1 + 64 / block bits per value. The encoding error is added to the next step's gradient; the
+    paper found this to be essential.
 
     Args:
         block: the number of values that share the two means, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
     distributed training of speech DNNs", 2014 (with two means per matrix column).
@@ -241,7 +241,7 @@ class QSGD(Quantizer):
     Args:
         bits: the bits per value, 2, 4 or 8.
         block: the number of values that share a norm, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Alistarh et al., "QSGD: Communication-efficient SGD via gradient quantization and
     encoding", 2017.
@@ -262,9 +262,9 @@ class QSGD(Quantizer):
 class SignSGD(Quantizer):
     """The majority of the hosts' signs: 1, -1, or 0 for a tie.
 
-    The result is not a gradient but a direction of magnitude 1, whatever the gradient's magnitude.
-    Every weight therefore changes by the learning rate, as with Adam; start with one a hundred
-    times smaller than for SGD. A host does not vote on a block that is all zeros.
+    The result is not a gradient but a direction of magnitude 1, regardless of the gradient's
+    magnitude. Every weight therefore changes by the learning rate, as with Adam; start with a rate
+    a hundred times smaller than for SGD. A host does not vote on a block that is all zeros.
 
     1 + 32 / block bits per value to the host that counts, and 2 + 32 / block back.
 
@@ -284,13 +284,13 @@ class SignSGD(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class EFSignSGD(Quantizer):
-    """`sign(p) * mean(|p|)` per block, where `p` is the gradient plus what was lost before.
+    """`sign(p) * mean(|p|)` per block, where `p` is the gradient plus the earlier encoding error.
 
     1 + 32 / block bits per value. Zero counts as positive.
 
     Args:
         block: the number of values that share a magnitude, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression
     schemes", 2019 (with one magnitude per layer).
@@ -309,8 +309,8 @@ class Signum(Quantizer):
     """The majority sign of each value's momentum; the magnitude is lost.
 
     `u = momentum * u + (1 - momentum) * g`, and the result is `sign(sum of sign(u))`: 1, -1, or 0
-    for a tie. Every weight changes by the learning rate, so start with one a hundred times smaller
-    than for SGD, and use an optimizer without momentum.
+    for a tie. Every weight changes by the learning rate, so start with a rate a hundred times
+    smaller than for SGD, and use an optimizer without momentum.
 
     About 1 bit per value to the host that counts, and 2 back.
 
@@ -348,7 +348,7 @@ class Signum(Quantizer):
     def _average(self, gradient: Gradient) -> tf.Tensor:
         average = gradient.kept["average"]
         new = self.momentum * average + (1 - self.momentum) * tf.reshape(gradient.value, [-1])
-        # Non-finite values show in the sum, and are not kept.
+        # Non-finite values propagate to the sum, but are not kept.
         average.assign(tf.where(tf.math.is_finite(new), new, tf.zeros_like(new)))
         return tf.reshape(new, gradient.shape)
 
@@ -363,7 +363,7 @@ class TernGrad(Quantizer):
     Args:
         clip: the clipping bound in standard deviations, computed about zero; 0 for no clipping.
         block: the number of values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether to add what is lost to the next step's gradient.
+        error_feedback: whether to add the encoding error to the next step's gradient.
 
     Source: Wen et al., "TernGrad: Ternary gradients to reduce communication in distributed deep
     learning", 2017 (with one scale per layer).

@@ -21,9 +21,9 @@ _ROW_BITS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(HierarchicalCodec):
-    """A codec whose hosts choose values independently and send them with their indices to all.
+    """A codec that selects values on each host independently, and sends them with their indices.
 
-    All hosts sum them in the same order. Non-finite values count as the largest and are sent
+    All hosts sum the values in the same order. Non-finite values count as the largest and are sent
     unchanged.
 
     Attributes:
@@ -86,14 +86,14 @@ class Sparsifier(HierarchicalCodec):
             gradients: the gradients of this host.
             step: the number of compressed steps so far.
             hosts: the number of hosts.
-            communicator: the name of that of the hosts; for gradients on a GPU.
+            communicator: the name of the hosts' communicator; for gradients on a GPU.
 
         Returns:
             A float32 row for each value: the bits of its int32 index among the values of all
             gradients, and the value.
         """
         scales = [self.scale(g, hosts) for g in gradients]
-        with tf.device("CPU:0"):  # Where the number of rows is known without waiting for a GPU.
+        with tf.device("CPU:0"):  # Here the number of rows is known without waiting for a GPU.
             density = self.density(step)
             counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
             counts, scales = tf.cast(tf.stack(counts), tf.int64), tf.stack(scales)
@@ -149,7 +149,7 @@ class TopK(Sparsifier):
     """The values of largest magnitude of each gradient, and their indices.
 
     Exactly `ratio * n` of `n` values, at least one, 64 bits each. The other values are added to the
-    next step's gradient, without which training does not converge.
+    next step's gradient; training does not converge without this.
 
     Args:
         ratio: the fraction of the values that is sent, in (0, 1].
@@ -251,7 +251,7 @@ class RandomK(HierarchicalCodec):
         return totals
 
     def places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Chooses the values of a gradient that are sent in a step.
+        """Selects the values of a gradient that are sent in a step.
 
         Args:
             values: the number of values.
@@ -283,7 +283,7 @@ class RandomK(HierarchicalCodec):
             tf.raw_ops.ResourceScatterUpdate(resource=error.handle, indices=places, updates=zeros)
             return taken
 
-        # Non-finite values show in the sum, chosen or not, and are not kept.
+        # Non-finite values propagate to the sum, selected or not, but are not kept.
         finite = tf.reduce_all(tf.math.is_finite(values))
         return tf.cond(finite, take, lambda: tf.fill(tf.shape(places), float("nan")))
 
@@ -300,8 +300,8 @@ class DGC(Sparsifier):
 
     `u = momentum * u + g; v = v + u`; the largest values of `v` are sent, 64 bits each, and `u` and
     `v` are zeroed there (momentum correction and factor masking). Since the codec applies momentum,
-    use `keras.optimizers.SGD` without it; exact gradients, including those of warm-up steps, then
-    have no momentum.
+    use `keras.optimizers.SGD` without it. Exact gradients, including the gradients of warm-up
+    steps, then have no momentum.
 
     Args:
         ratio: the fraction of the values that is sent after the ramp, in (0, 1].
