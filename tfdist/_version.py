@@ -1,4 +1,4 @@
-"""The package's version and those it was tested with, readable without importing anything else."""
+"""The versions of the package and of the software it was tested with; imports nothing else."""
 
 __version__ = "0.1.0"
 
@@ -7,7 +7,7 @@ NEWEST_TESTED = {"tensorflow": "2.21", "keras": "3.15"}
 
 
 def is_newer(found: str, tested: str) -> bool:
-    """Whether a version is newer than a release, of which later patches count as the same.
+    """Whether a version is newer than a release; later patches of the release are not newer.
 
     Example:
         >>> is_newer("3.15.4", "3.15"), is_newer("3.16.0", "3.15")

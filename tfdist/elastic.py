@@ -1,4 +1,4 @@
-"""Snapshots and exact resume; recovery when workers are lost or come."""
+"""Snapshots and exact resume; recovery when workers are lost or join."""
 
 from tfdist._src.recovery.next_group import GroupInfo
 

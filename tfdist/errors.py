@@ -27,7 +27,7 @@ class PeerLostError(TfdistError, RuntimeError):
 
 
 class GroupLostError(TfdistError, RuntimeError):
-    """The workers that are left cannot go on: too few, or too much is lost with the others."""
+    """The remaining workers cannot continue: too few are left, or too much state is lost."""
 
 
 class ProgramMismatchError(TfdistError, RuntimeError):

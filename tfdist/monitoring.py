@@ -1,4 +1,4 @@
-"""Prometheus metrics of this process: what it has trained, what it has waited for and sent.
+"""Prometheus metrics of this process: its training, waiting times and sent data.
 
 ```python
 prometheus_client.REGISTRY.register(tfdist.monitoring.Collector())

@@ -1,8 +1,8 @@
 """Pipeline parallelism: each rank holds a part of the model, and microbatches pass through all.
 
 A *rank* is a process of the pipeline. A *stage* is a contiguous part of the model; with virtual
-stages, a rank holds several. A *schedule* is pure data: what each rank computes, and in which
-order. This package makes, checks, lowers, simulates and draws schedules without TensorFlow. The
+stages, a rank holds several. A *schedule* is pure data: the computations of each rank, in order.
+This package makes, checks, lowers, simulates and draws schedules without TensorFlow. The
 strategies and the model are `tfdist.PipelineStrategy`, `tfdist.HybridStrategy` and
 `tfdist.PipelineModel`.
 """

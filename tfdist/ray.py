@@ -1,4 +1,4 @@
-"""Training on Ray: `tfdist.ray.Trainer`, a trainer of Ray Train, and what reports to Ray.
+"""Training on Ray: `tfdist.ray.Trainer` for Ray Train, and a callback that reports to Ray.
 
 Needs the extra `tfdist[ray]`.
 """

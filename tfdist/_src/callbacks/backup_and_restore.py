@@ -31,44 +31,45 @@ from tfdist.errors import UnsupportedError
 
 
 class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves the state of the training, and resumes from it when the script is started again.
+    """Saves the state of the training, and resumes from it when the script is restarted.
 
-    A training that is killed at any moment and started again ends with the same weights, bit for
-    bit, as one that was not. A snapshot has everything that makes the rest of the training: the
-    weights, the optimizer's state, the metrics of the running epoch, random states, what codecs and
-    other callbacks remember, and the position in the data. It is written in the background; the
-    step waits only until the values are noted.
+    A training that is killed at any moment and restarted ends with the same weights, bit for bit,
+    as an uninterrupted one. A snapshot contains everything that determines the rest of the
+    training: the weights, the optimizer's state, the metrics of the current epoch, random states,
+    the state of codecs and other callbacks, and the position in the data. It is written in the
+    background; the step waits only until the values are noted.
 
-    Every worker passes this callback. Each writes what it alone holds; what all hold is written by
-    one worker for each directory that they share. No shared disk is needed: at the start the
-    workers put the newest snapshot together from what each finds in its directory. The number of
-    workers may differ from before; a line says what could not be taken over then.
+    Every worker passes this callback. Each writes the state that it alone holds; one worker per
+    shared directory writes the common state. No shared disk is needed: at the start, the workers
+    assemble the newest snapshot from the files in their directories. The number of workers may
+    differ from before; a message reports any state that could not be restored for this reason.
 
-    On SIGTERM, by which schedulers announce that they take a machine away, all workers save after
-    the running step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only
-    those that have got it leave, if the others can go on.
+    Schedulers send SIGTERM to announce that they take a machine away. All workers then save after
+    the current step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only
+    the workers that received the signal leave, if the others can continue.
 
-    Other callbacks of this project and of Keras are restored. A callback of your own is if it has
-    methods `state_dict()`, which returns what JSON can represent, and `load_state_dict(state)`.
+    Other callbacks of this project and of Keras are restored. Your own callback is restored if it
+    has methods `state_dict()`, which returns a JSON-serializable value, and
+    `load_state_dict(state)`.
 
     Args:
-        directory: where snapshots are kept; on a shared disk, or each host's own. One for each
-            training.
+        directory: the directory of the snapshots, on a shared disk or on each host. Use a separate
+            one for each training.
         save_every: the number of batches between snapshots, or `"epoch"`.
         keep: the number of snapshots to keep that all workers have written.
-        asynchronous: whether training goes on while a snapshot is written. The values are copied
-            only where the next step changes them.
+        asynchronous: whether training continues while a snapshot is written. Only values that the
+            next step changes are copied.
         delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
-            next call of `fit` starts from the beginning. If False, it finds the training done,
-            which is what a script needs that may fail after `fit`, or calls it several times; give
-            each call a directory then.
+            next call of `fit` starts from the beginning. If False, the next call finds the training
+            finished. Pass False if the script may fail after `fit`, or calls `fit` several times;
+            then use a separate directory for each call.
 
     Raises:
         ValueError: an argument is invalid.
         UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, or has
             no variables yet.
         ProgramMismatchError: in `fit`, if not all workers have this callback.
-        SnapshotError: in `fit`, if the snapshots are of another model, or cannot be read.
+        SnapshotError: in `fit`, if the snapshots belong to another model, or cannot be read.
 
     Example:
         ```python
@@ -103,14 +104,14 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._held: list[Held] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._not_counted: int | None = None  # steps that this process has not counted
-        self._looking = False  # for a snapshot, with the state from before the first step
-        self._asked = False  # for one as soon as may be
+        self._looking = False  # for a snapshot, with the state before the first step
+        self._asked = False  # for a snapshot as soon as possible
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
 
     def save_soon(self) -> None:
-        """Asks for a snapshot at the end of this step or the next; on all workers in the same."""
+        """Requests a snapshot at the end of this step or the next, the same one on all workers."""
         self._asked = True
 
     def runs_after(self, others: Sequence[Any]) -> None:
@@ -132,12 +133,12 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.begin(strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         progress, self._held, self._not_counted = strategy.extended.progress, [], None
-        if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
+        if strategy.extended.group.joiner is None:  # Otherwise, the other workers have it.
             self._restore(progress)
             self._not_counted = self._steps - progress.standing
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
+        set_initial_epoch(self.model, None)  # It applies to this call only.
         self._epoch, self._steps_before = epoch, self._steps
         self._data.epoch_begins()
 
@@ -155,16 +156,16 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if steps:  # The last execution may have had fewer.
             self._steps = self._steps_before + steps
         ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
-        # Where snapshots stay, a call of `fit` that has ended does nothing the next time.
+        # If snapshots are kept, a finished call of `fit` does nothing when it is repeated.
         if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
             self._save(Place(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
-        # What another worker deletes must not be written any more.
+        # No write may follow another worker's deletion.
         self._series.wait()
         mine = "SIGTERM" if preemption.asked else ""
-        # Not before all have trained to the end: one that fails now has to be able to resume.
+        # Wait until all have trained to the end: a worker that fails now must be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
             self._leave(Place(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
@@ -174,14 +175,14 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._held = []
 
     def on_state_lost(self, standing: int) -> tuple[int, int] | None:
-        """Reads the newest snapshot, from which `fit` begins anew; called by all workers.
+        """Reads the newest snapshot, so that `fit` restarts there; called by all workers.
 
         Args:
-            standing: how many steps stood on the worker that was furthest.
+            standing: the number of committed steps on the most advanced worker.
 
         Returns:
-            After how many steps it was taken, and how many have been trained since; zeros if there
-            is none, but all have the state from before the first step; None otherwise.
+            The number of steps before the snapshot, and the number trained since then; zeros if
+            there is no snapshot, but all have the state before the first step; None otherwise.
         """
         found = self._series.find(self.model)
         if found is None:
@@ -193,28 +194,28 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         return step, max(most - step, 0)
 
     def on_group_wait(self, epoch: int, batches: int) -> bool:
-        """Saves before the workers wait for others, who may never come.
+        """Saves before the workers wait for others, which may never arrive.
 
         Args:
-            epoch: the epoch that goes on then.
-            batches: how many of its batches have been trained.
+            epoch: the epoch that continues afterwards.
+            batches: the number of trained batches of that epoch.
 
         Returns:
             Whether the state is saved.
         """
         if batches:
             self._steps = self._steps_before + batches
-        # Others read the data anew, in any case.
+        # The other workers read the data again in any case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
         if not batches and self._data.live is not None and not self._data.live.has_ended:
-            # The epoch's iterator is there, and none of its batches counts.
+            # The epoch's iterator exists, but none of its batches counts.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
         self._save(Place(self._steps, epoch, batches, stopped), position)
         return self._finish_last()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the training is, for a worker that joins it."""
+        """The progress of the training, for a joining worker."""
         return {
             "steps": self._steps_before,
             "last_saved": self._last_saved,
@@ -222,7 +223,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Sets how far the training was before the running epoch."""
+        """Sets the progress of the training before the current epoch."""
         self._steps, self._last_saved = state["steps"], state["last_saved"]
         self._not_counted = state["not_counted"]
 
@@ -245,7 +246,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         resume.load()
         self._validation.resume(resume.validation)
         if place.batch:
-            # Once more when the epoch has begun: callbacks change the state at its beginning.
+            # Loaded again once the epoch has begun, since callbacks change the state at that time.
             self._steps -= place.batch
             self._data.resume_within_epoch(
                 resume.position, place.epoch, place.batch, lambda: resume.load(self._data.skipped)
@@ -268,7 +269,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def _save(self, place: Place, position: Position | None = None) -> None:
         self._series.finish_last()
-        if not self._held:  # It takes a while where parts of a whole have to be numbered.
+        if not self._held:  # Slow if parts of a whole must be numbered.
             self._held = held_by(self.model)
         write = take(
             self.model,
@@ -283,7 +284,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.add(place.steps, write)
 
     def _leave(self, place: Place) -> None:
-        """Saves and exits, as SIGTERM has asked; without saving, if the other workers go on."""
+        """Saves and exits, as requested by SIGTERM; does not save if the other workers continue."""
         preemption.release()
         self._save(place)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
@@ -293,7 +294,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         raise SystemExit(code)
 
     def _finish_last(self, why: str = "") -> bool:
-        """Waits until all workers have written the last snapshot, and says so."""
+        """Waits until all workers have written the last snapshot, and reports the outcome."""
         is_complete = self._series.finish_last()
         if self._series.workers.rank == 0:
             state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"

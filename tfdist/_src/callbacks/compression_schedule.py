@@ -69,7 +69,7 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
             compressor.change(policy)
             self.model.make_train_function(force=True)
         else:
-            compressor.confirm()  # Another worker may have just joined, and changes.
+            compressor.confirm()  # A newly joined worker may be changing its policy.
 
     def _compressor(self) -> Compressor | None:
         strategy = self.model.distribute_strategy

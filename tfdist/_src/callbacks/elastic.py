@@ -1,4 +1,4 @@
-"""A callback with which training goes on when workers are lost, and when others come."""
+"""A callback that continues training when workers are lost or join."""
 
 from __future__ import annotations
 
@@ -23,49 +23,51 @@ from tfdist.errors import UnsupportedError
 
 
 class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
-    """Goes on with training in the same processes when a worker is lost, or another one comes.
+    """Continues training in the same processes when a worker is lost or another one joins.
 
-    The workers that are left form a new group, agree on the last step that stands, share the data
-    out anew, and go on: at most one step is trained again. A worker that comes is admitted at the
-    end of a step, and takes the state over from the others. By default the global batch stays as it
-    is, so the result is that of an undisturbed training.
+    The remaining workers form a new group, agree on the last committed step, divide the data again,
+    and continue: at most one step is trained again. A joining worker is admitted at the end of a
+    step, and receives the state from the others. By default, the global batch keeps its size, so
+    the result is the same as without the change.
 
-    With `batch="per_worker"` it is the rows per worker that stay: B * workers / W of them are a
-    batch, rounded to whole rows, where B are those of the dataset's batches and W the number of
-    workers when this call of `fit` began, or the one whose snapshot it resumes from. Such batches
-    are drawn from the dataset's rows in their order, so every row of an epoch is still trained
-    once; the epoch has more batches then, or fewer. `steps_per_epoch` and what is scheduled by
-    steps count batches, as ever. The learning rate stays, unless
-    `LearningRateWarmup(scale_by_size=True)` asks for another one.
+    With `batch="per_worker"`, the number of rows per worker stays the same instead. A batch then
+    has B * workers / W rows, rounded to whole rows. Here, B is the number of rows of the dataset's
+    batches. W is the number of workers when this call of `fit` began, or the call that saved the
+    snapshot if training was resumed. Batches are drawn from the dataset's rows in order, so every
+    row of an epoch is still trained once, but the number of batches per epoch changes.
+    `steps_per_epoch` and schedules by steps still count batches. The learning rate does not change,
+    unless `LearningRateWarmup(scale_by_size=True)` is used.
 
-    Of the workers that are not known to be dead, more than half must be left, or half with the one
-    of the lowest rank. Otherwise some may only have been cut off, and would train on beside these.
-    A death is known to the workers of the same host, and with `tfdist run --elastic` to all.
+    Of the workers not known to be dead, more than half must remain, or half including the one with
+    the lowest rank. Otherwise the missing workers may only have been cut off, and would continue
+    training separately. A death is known to the workers of the same host, and with
+    `tfdist run --elastic` to all.
 
-    Of a model in stages, as many whole pipelines go on as there are workers for. Where a stage is
-    lost, the others wait for a new worker and go back to the last snapshot of `BackupAndRestore`.
+    For a model in stages, training continues with as many complete pipelines as the remaining
+    workers can form. If a stage is lost, they wait for a new worker and return to the last snapshot
+    of `BackupAndRestore`.
 
-    A callback of your own that needs to know has a method `on_group_change(old, new)`, which is
+    To react to changes in your own callback, define a method `on_group_change(old, new)`. It is
     called with two `tfdist.elastic.GroupInfo` before the next step.
 
     Args:
-        min_workers: below this number the workers wait for others, for TFDIST_START_TIMEOUT.
-        max_workers: beyond this number no others are admitted; None for any number.
-        batch: what stays when the number of workers changes: `"global"` for the rows of a batch,
-            `"per_worker"` for each worker's part of them.
-        copies: with `shard_optimizer=True`, of how many other workers' shards of the optimizer's
-            state each worker keeps a copy in memory, 0 or 1. Without a copy, what a lost worker
-            alone held is lost. Without effect on other optimizers.
+        min_workers: below this number, the workers wait for others, for up to TFDIST_START_TIMEOUT.
+        max_workers: the largest number of workers to admit; None for any number.
+        batch: the quantity to preserve when the number of workers changes: `"global"` for the
+            number of rows of a batch, `"per_worker"` for the number of rows per worker.
+        copies: with `shard_optimizer=True`, the number of other workers whose optimizer shards each
+            worker copies in memory, 0 or 1. Without copies, a lost worker's shard is lost. Has no
+            effect on other optimizers.
 
     Raises:
         ValueError: an argument is invalid.
         UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
             variables yet, or the group cannot change, such as with several devices per worker or
             stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
-            is used, or another optimizer of the model is sharded, too; with `"per_worker"`, if
+            is used, or another optimizer of the model is also sharded; with `"per_worker"`, if
             batches have sparse or ragged tensors.
-        ProgramMismatchError: in `fit`, on a worker that comes and calls it differently.
-        GroupLostError: in `fit`, if too few workers are left, or with them the state is lost.
+        ProgramMismatchError: in `fit`, on a joining worker whose call differs.
+        GroupLostError: in `fit`, if too few workers remain, or the state is lost.
 
     Example:
         ```python
@@ -108,7 +110,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._min_workers, self._max_workers, self._batch = min_workers, max_workers, batch
         self._copies = int(copies)
         self._recovery: Recovery | None = None
-        self._arguments: dict[str, Any] = {}  # those of `fit` that all workers share
+        self._arguments: dict[str, Any] = {}  # arguments of `fit` that all workers share
 
     def __repr__(self) -> str:
         return (
@@ -121,7 +123,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         extended = model.distribute_strategy.extended
         group = extended.group
         if group.topology.size == 1 and not group.elastic:
-            return fit()  # There are no others.
+            return fit()  # A single worker has no peers.
         group.check_can_change()
         calls = calls_of(group)
         membership = membership_of(group)
@@ -207,10 +209,10 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if not step_exchange.is_granted(Request.CHANGE_GROUP):
             return
         batches = self.params["steps"]
-        # The state of data that has been read to its end does not tell how it is shuffled next.
+        # The state of exhausted data does not determine its next shuffle.
         if not batches or batch + 1 < batches:
             raise _GroupChanges
 
 
 class _GroupChanges(Exception):
-    """Leaves `fit`, in order to enter it again in another group."""
+    """Leaves `fit` in order to enter it again in another group."""

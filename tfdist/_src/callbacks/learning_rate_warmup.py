@@ -17,40 +17,39 @@ from tfdist._src.keras.fit.data_position import current_data
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Raises the learning rate linearly from a fraction of it to all of it, batch by batch.
+    """Raises the learning rate linearly from a fraction to its full value, batch by batch.
 
-    Training with large batches needs large learning rates, with which it may diverge at first
+    Training with large batches needs large learning rates, which may make it diverge at first
     (Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv 1706.02677; the warmup there takes
     five epochs). The learning rate of batch i, counted from 0 by the optimizer, is multiplied by
 
         initial + (1 - initial) * min(i / steps, 1)
 
-    This is part of the update, so each batch has its own learning rate, with any
-    `steps_per_execution` and with several optimizers. What is multiplied is the value of the
-    optimizer's schedule, or the learning rate that `ReduceLROnPlateau`, `LearningRateScheduler`
-    and other callbacks set. `optimizer.learning_rate` and saved models have the value before the
-    multiplication.
+    The factor is part of the update, so each batch has its own learning rate, with any
+    `steps_per_execution` and with several optimizers. It multiplies the value of the optimizer's
+    schedule, or the learning rate set by `ReduceLROnPlateau`, `LearningRateScheduler` and other
+    callbacks. `optimizer.learning_rate` and saved models have the value before the multiplication.
 
     As for schedules, accumulated gradients count by batches, and steps that loss scaling skips do
     not count. An optimizer restored with its state continues where it was; one without its state
-    starts over, unless `initial_epoch` is past the warmup. Keras traces the training step anew when
+    starts over, unless `initial_epoch` is past the warmup. Keras retraces the training step when
     training begins. If training is interrupted by an exception, the warmup may stay in effect until
     another training with such a callback ends.
 
-    All workers must pass the same callback. A single process is warmed up as well.
+    All workers must pass the same callback. It also works in a single process.
 
     Args:
-        steps: the number of batches that the warmup takes.
-        epochs: the number of epochs that it takes, which may be a fraction, instead of `steps`.
+        steps: the number of batches of the warmup.
+        epochs: the number of epochs of the warmup, which may be a fraction, instead of `steps`.
             The number of batches in an epoch must be known.
-        initial: the factor of batch 0, from 0 to 1. By default 1 / the number of replicas with
-            `scale_by_size`, as in the paper, so that batch 0 has the optimizer's learning rate;
-            else 0, whatever the number of replicas.
+        initial: the factor of batch 0, from 0 to 1. With `scale_by_size`, the default is 1 / the
+            number of replicas, as in the paper, so that batch 0 has the optimizer's learning rate.
+            Otherwise the default is 0, regardless of the number of replicas.
         scale_by_size: whether to also multiply the learning rate by the number of data-parallel
-            replicas, from the first batch to the end of training. `fit` is given the size of the
-            global batch, so this is right only if that size has been multiplied likewise. When the
-            number changes, the learning rate follows with `Elastic(batch="per_worker")`, for which
-            the steps are traced anew; otherwise it stays.
+            replicas, from the first batch to the end of training. This is right only if the global
+            batch size, which is passed to `fit`, has been multiplied likewise. When the number of
+            replicas changes, the learning rate follows it with `Elastic(batch="per_worker")`, and
+            the steps are retraced; otherwise it stays the same.
         verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
 
     Raises:
@@ -65,7 +64,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         ```
     """
 
-    # So `fit` compares the callback's representation.
+    # Makes `fit` compare the callback's representation.
     same_on_all_workers = True
 
     def __init__(
@@ -101,7 +100,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._initial, self._scale_by_size = initial, bool(scale_by_size)
         self._verbose = verbose
         self._ramp: _Ramp | None = None
-        self._scale: float | None = None  # of the training that this worker takes part in
+        self._scale: float | None = None  # the scale of this worker's current training
         self._is_over = False
         self._scaled = contextlib.ExitStack()
 
@@ -112,11 +111,11 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._scaled.close()  # An interrupted training has no end.
+        self._scaled.close()  # An interrupted training has not closed it.
         self._ramp = self._scale = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not when training begins: other callbacks may then choose its first epoch.
+        # Not when training begins, since other callbacks may set its first epoch then.
         if self._ramp is not None:
             return
         self._ramp = self._ramp_from(epoch)
@@ -125,7 +124,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self._use(self._ramp)
 
     def on_group_change(self, old: Any, new: Any) -> None:
-        """Scales with the number of replicas where the size of batches does."""
+        """Scales with the number of replicas if the size of batches does."""
         data, ramp = current_data(), self._ramp
         if not self._scale_by_size or data is None or data.batch_size is None:
             return
@@ -153,12 +152,12 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.make_train_function(force=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """By what the learning rate is scaled."""
+        """The scale of the learning rate."""
         scale = None if self._ramp is None else self._ramp.target
         return {"scale": scale, "replicas": self._replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Scales as other workers do, but not as another job on another number of them did."""
+        """Adopts the scale of this job's workers, or of a job with the same number of replicas."""
         group = joined_group()
         same_job = group is not None and group.generation > 0
         if same_job or state["replicas"] == self._replicas:
@@ -171,7 +170,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.make_train_function(force=True)
 
     def _ramp_from(self, epoch: int) -> _Ramp:
-        """The factors of a training whose first epoch is this one."""
+        """The factors of a training that begins with this epoch."""
         batches = (self.params or {}).get("steps")
         steps = self._length
         if self._unit == "epochs":

@@ -14,12 +14,12 @@ from tfdist.errors import ReplicaMismatchError
 
 
 class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Checks that every weight is bitwise equal on all replicas of all workers, by its hash.
+    """Checks that every weight is bitwise equal on all replicas of all workers, using hashes.
 
-    Synchronous training keeps the replicas equal, and `fit` compares what code between the steps
-    assigns, and samples of all weights every few hundred steps. This callback compares all of them,
-    and finds the step at which they drift apart. It takes about a second per gigabyte. In a
-    PipelineModel, each weight is compared over the workers that hold it.
+    Synchronous training keeps the replicas equal. `fit` compares the values assigned between steps,
+    and samples of all weights every few hundred steps. This callback compares all weights, and
+    finds the step at which they drift apart. It takes about a second per gigabyte. In a
+    PipelineModel, each weight is compared across the workers that hold it.
 
     Args:
         every: the number of batches between comparisons; another one follows the last batch.
@@ -27,8 +27,8 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
     Raises:
         ValueError: `every` is not a positive integer.
         ProgramMismatchError: in training, if not all workers have this callback.
-        ReplicaMismatchError: in training, on all workers; names the first variable that differs
-            and the workers on which it does.
+        ReplicaMismatchError: in training, on all workers; names the first variable that differs,
+            and the workers that differ.
 
     Example:
         ```python

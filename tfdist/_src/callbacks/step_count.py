@@ -6,19 +6,19 @@ from typing import Any
 
 
 def is_positive(value: Any) -> bool:
-    """Whether a value is a positive integer, and no truth value."""
+    """Whether a value is a positive integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class StepCount:
-    """The batches before and after a call of the training function, from the training's beginning.
+    """The numbers of batches before and after a call of the training function.
 
-    What is counted follows from the numbers that Keras gives the batches of an epoch, so it is the
-    same on all workers, also if one of them has not been told of each batch.
+    The counts follow from the numbers that Keras gives the batches of an epoch. So they are equal
+    on all workers, even if one of them was not notified of each batch.
 
     Attributes:
         begun: the number of batches before the current or last call.
-        done: the number of batches up to its end.
+        done: the number of batches up to the end of that call.
 
     Example:
         >>> count = StepCount()
@@ -32,7 +32,7 @@ class StepCount:
         self.begun = self.done = self._before_epoch = 0
 
     def begin_batch(self, batch: int) -> None:
-        """A call begins.
+        """Records that a call begins.
 
         Args:
             batch: the index of its first batch in the epoch.
@@ -40,7 +40,7 @@ class StepCount:
         self.begun = self._before_epoch + batch
 
     def end_batch(self, batch: int) -> None:
-        """A call has ended.
+        """Records that a call has ended.
 
         Args:
             batch: the index of its last batch in the epoch.
@@ -48,7 +48,7 @@ class StepCount:
         self.done = self._before_epoch + batch + 1
 
     def end_epoch(self) -> None:
-        """The epoch has ended."""
+        """Records that the epoch has ended."""
         self._before_epoch = self.begun = self.done
 
     def completes(self, every: int) -> bool:
@@ -56,9 +56,9 @@ class StepCount:
         return self.done // every > self.begun // every
 
     def state_dict(self) -> dict[str, Any]:
-        """What a worker that joins, or goes on from a snapshot, has to know."""
+        """The state needed by a worker that joins or resumes from a snapshot."""
         return {"before_epoch": self._before_epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over the state of another worker, or of an earlier process."""
+        """Adopts the state of another worker, or of an earlier process."""
         self._before_epoch = self.begun = self.done = int(state["before_epoch"])

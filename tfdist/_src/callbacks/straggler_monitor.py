@@ -31,10 +31,10 @@ class MeasuredSteps:
     """Measures this worker's steps, from now on.
 
     Args:
-        model: in training.
+        model: the model in training.
 
     Attributes:
-        timer: is told when epochs and steps begin and end.
+        timer: notified when epochs and steps begin and end.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -44,7 +44,7 @@ class MeasuredSteps:
 
     @property
     def communicator(self) -> NativeCommunicator | None:
-        """That of all workers, if there are several and the core measures what they wait for."""
+        """The communicator of all workers, if there are several and the core measures waiting."""
         extended = self._extended
         if extended is None or extended.process_count == 1:
             return None
@@ -70,7 +70,7 @@ class MeasuredSteps:
         )
 
     def counts(self) -> dict[int, Counts]:
-        """What the kernel counts of the connections to each worker of another host, so far."""
+        """The kernel's counters so far, for the connections to each worker on another host."""
         if self.communicator is None or self._extended is None:
             return {}
         workers = self._extended.group.topology.workers
@@ -85,21 +85,21 @@ class MeasuredSteps:
 
 
 class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
-    """Names the worker that keeps the others waiting, and what is slow there.
+    """Names the worker that keeps the others waiting, and the cause.
 
-    All steps of synchronous training take equally long on all workers, since the fast ones wait for
-    the slow ones. This callback compares the workers' own times, from which the waiting has been
-    subtracted: the time that they wait for input and compute, and how fast their links to other
-    hosts are. The chief writes a line to stderr when a worker begins to keep the others waiting,
-    when the worker or the cause changes, and when it has ended. In a pipeline whose stages take
-    differently long, that is the worker of the slowest stage.
+    All steps of synchronous training take equally long on all workers, since fast workers wait for
+    slow ones. This callback compares the workers' times without this waiting: the time spent on
+    input and computation, and the speed of the links to other hosts. The chief writes a line to
+    stderr when a worker begins to keep the others waiting, when the worker or the cause changes,
+    and when the delay has ended. If the stages of a pipeline differ in duration, it names the
+    worker of the slowest stage.
 
     Every `every` batches the workers exchange a few numbers. Needs the native collectives; with
     TensorFlow's, or in a single process, the callback has no effect.
 
     Args:
         every: the number of batches between comparisons.
-        factor: how many times the median of the other workers counts as slow; greater than 1.
+        factor: the multiple of the other workers' median that counts as slow; greater than 1.
 
     Raises:
         ValueError: `every` is not a positive integer, or `factor` is not greater than 1.

@@ -13,31 +13,31 @@ from tfdist._src.strategy.extended import ReplicatedExtended
 
 
 class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds throughput, step times and what the steps waited for to Keras's logs.
+    """Adds throughput, step times and waiting times to Keras's logs.
 
     The figures appear in the progress bar and in the batch logs, for the last `every` batches, and
-    in the epoch logs, for the whole epoch: so also in `History`, TensorBoard (list it after this
-    callback; its `update_freq` decides about batches) and other callbacks. They are those of the
-    worker that logs them, except for rows and tokens, which count the global batch.
+    in the epoch logs, for the whole epoch. So they also appear in `History`, TensorBoard (list it
+    after this callback; its `update_freq` applies to batches) and other callbacks. Each worker logs
+    its own figures, except for rows and tokens, which count the global batch.
 
-    - `rows_per_second`, `tokens_per_second` (if it is known how many tokens a row has)
+    - `rows_per_second`, `tokens_per_second` (if the number of tokens per row is known)
     - `step_seconds`, `step_seconds_p95`: median and 95th percentile; the first step, which is
-      traced, is left out
-    - `input_wait`, `workers_wait`, `network_wait`: the share of the time, from 0 to 1, in which
-      the step could not go on, for want of the next batch, because other workers had not joined a
-      collective, and while data moved. What happens beside the computation is not counted
-    - `bus_bytes_per_second`: how fast collectives move data once all workers have joined, as
-      nccl-tests compute it: bytes times 2(n-1)/n for an all_reduce, before compression
+      traced, is excluded
+    - `input_wait`, `workers_wait`, `network_wait`: the fraction of the time, from 0 to 1, during
+      which the step was blocked: waiting for the next batch, waiting for other workers to join a
+      collective, and moving data. Activity concurrent with computation is not counted
+    - `bus_bytes_per_second`: the speed of collectives once all workers have joined, as computed by
+      nccl-tests: bytes times 2(n-1)/n for an all_reduce, before compression
     - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression;
-      without what GPUs send by NCCL
+      excludes data that GPUs send by NCCL
 
-    The last two groups need the native collectives, and several workers; without them they are left
-    out. The callback takes part in no collective.
+    The last two groups need the native collectives and several workers, and are omitted otherwise.
+    The callback takes part in no collective.
 
     Args:
         every: the number of batches between updates of the batch logs.
-        tokens_per_row: the number of tokens of a row; by default the length of the model's first
-            input if that is a vector of integers.
+        tokens_per_row: the number of tokens per row; by default, the length of the model's first
+            input if it is a vector of integers.
 
     Raises:
         ValueError: `every` or `tokens_per_row` is not a positive integer.
@@ -61,7 +61,7 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
         self._tokens_per_row = tokens_per_row
         self._epoch, self._window = StepTimer(), StepTimer()
         self._shown: dict[str, float] = {}
-        self._updated = 0  # times in the epoch
+        self._updated = 0  # number of updates in the epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._epoch.begin_training()
@@ -111,7 +111,7 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _length_of_rows(model: Any) -> int | None:
-    """The number of tokens of a row: the length of the model's first input, if it is integers."""
+    """The number of tokens per row: the length of the model's first input, if of integers."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     if not inputs or not keras.backend.is_int_dtype(inputs[0].dtype):
         return None
@@ -124,7 +124,7 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
     The native core counts the bytes as it writes and reads them, so they reflect compression. They
     appear as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks.
-    Traffic within a host, that of TensorFlow's collectives and that of GPUs by NCCL is not counted.
+    Traffic within a host, by TensorFlow's collectives, or by GPUs over NCCL is not counted.
 
     Example:
         ```python

@@ -1,4 +1,4 @@
-"""A callback that writes one timeline of what all workers do in some steps."""
+"""A callback that writes one timeline of the activity of all workers in some steps."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from tfdist._src.snapshots.part_file import write_atomically
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist._version import __version__
 
-_RECORDS = 1024  # that a communicator keeps
+_RECORDS = 1024  # kept by a communicator
 _TICKS_PER_SECOND = 1_000_000_000
 
 
 class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     """Writes a trace of some training steps on all workers, for Perfetto or `chrome://tracing`.
 
-    Each worker is a process in the trace, with lanes for its steps, the actions of its pipeline,
-    what it waited for (input, other workers, the network), its collectives (waiting for the last
+    Each worker is a process in the trace. Its lanes show its steps, the actions of its pipeline,
+    its waiting (for input, other workers, the network), its collectives (waiting for the last
     worker, moving, and the parts of hierarchical ones), compression, and the optimizer's updates.
-    Arrows lead from sends to receives. The clocks of hosts are compared by the messages between
-    workers: `otherData.clocks` in the file tells each worker's offset and its uncertainty; workers
-    of one host share a clock. `otherData.straggler` says who keeps the others waiting in these
-    steps and why, as `StragglerMonitor` does; null if nobody.
+    Arrows lead from sends to receives. The clocks of hosts are compared using the messages between
+    workers: `otherData.clocks` in the file holds each worker's offset and its uncertainty; workers
+    on one host share a clock. `otherData.straggler` names the worker that keeps the others waiting
+    in these steps, and the cause, as `StragglerMonitor` does; null if there is none.
 
-    While steps are recorded, all workers keep spans in memory; after the last one they send them to
-    the chief, which writes the file. Otherwise the callback costs nothing. A communicator keeps its
-    last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the step is
-    traced anew before the first of them and after the last.
+    While steps are recorded, all workers keep spans in memory. After the last step, they send them
+    to the chief, which writes the file. Otherwise, the callback costs nothing. A communicator keeps
+    its last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the step is
+    retraced before the first recorded step and after the last.
 
     Args:
         path: the file to write, on the chief: `.json`, or `.json.gz` to compress it.
@@ -87,7 +87,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         self._profile = OpProfile() if profiler else None
         self._first, self._end = first, last
         self._count = StepCount()
-        self._steps: MeasuredSteps | None = None  # those that are recorded
+        self._steps: MeasuredSteps | None = None  # the recorded steps
         self._since: int | None = None  # when recording began
         self._written = False
         self._actions: Callable[[], list[tuple[str, float, float]]] | None = None
@@ -168,8 +168,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         return self._group is None or self._group.topology.is_chief
 
     def _clocks(self) -> tuple[int, int]:
-        """The steady clock and the time since 1970 at the same moment, in nanoseconds."""
-        # The thread may be suspended between two readings: the closest ones count.
+        """The steady clock and the time since 1970, read at the same moment, in nanoseconds."""
+        # The thread may be suspended between two readings, so the closest ones count.
         readings = [
             (self._core.tfd_clock(), time.time_ns(), self._core.tfd_clock()) for _ in range(5)
         ]
@@ -192,7 +192,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
             self._add("pipeline", name, begin, stop)
 
     def _finish(self) -> None:
-        """Sends what this worker has recorded to the chief, which writes the file."""
+        """Sends this worker's record to the chief, which writes the file."""
         self._written = True
         steady, unix = self._clocks()
         measured = None if self._steps is None else self._steps.measure()
@@ -255,7 +255,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
             say(f"tfdist: {straggler}")
 
     def _straggler(self, records: list[dict[str, Any]]) -> str | None:
-        """Who keeps the others waiting in these steps, and why, in sentences."""
+        """The worker that keeps the others waiting in these steps, and the cause, in sentences."""
         group, communicator = self._group, MeasuredSteps(self.model).communicator
         measured = [record["measured"] for record in records]
         if group is None or communicator is None or None in measured:
@@ -274,7 +274,7 @@ def _encode(record: dict[str, Any]) -> bytes:
 
 
 def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
-    """The records of all workers on the chief; none on the others."""
+    """The records of all workers on the chief; an empty list on the others."""
     if group.topology.size == 1:
         return [record]
     payload = _encode(record)

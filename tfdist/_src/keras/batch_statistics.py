@@ -1,7 +1,7 @@
-"""The statistics by which `BatchNormalization` normalizes, in a program for the whole batch.
+"""Computes the statistics for `BatchNormalization` in a program for the whole batch.
 
-They are those of the whole batch, which the replicas compute from their own with one gather for
-each layer; or, with `batch_statistics="replica"`, those of each replica's rows.
+They cover the whole batch: the replicas combine the statistics of their rows with one gather per
+layer. With `batch_statistics="replica"`, they cover each replica's rows only.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def _traced_step() -> GlobalStep | None:
 def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.Tensor, tf.Tensor]:
     """The means and variances of a batch for each element of an axis.
 
-    Each replica computes those of its rows. They are gathered and combined as in Chan, Golub and
-    LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979).
+    Each replica computes the moments of its rows. These are gathered and combined as in Chan, Golub
+    and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979).
 
     Args:
         x: a tensor of the program for the whole batch.
-        axis: the axis that is left.
+        axis: the axis to keep.
         rows: the number of rows of the whole batch, if the program knows it.
     """
     axis %= x.shape.rank
@@ -107,8 +107,8 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     weights = counts / tf.reduce_sum(counts)
     mean = tf.reduce_sum(weights * means, axis=0)
     variance = tf.reduce_sum(weights * (variances + tf.square(means - mean)), axis=0)
-    # The gradient goes to x alone. In a graph that `tf.vectorized_map` has copied, whose operations
-    # have TensorFlow's gradients, it goes through all of the above, which is of the whole batch.
+    # The gradient flows to x alone. A graph copied by `tf.vectorized_map` uses TensorFlow's
+    # gradients, so it flows through all operations above, which cover the whole batch.
     with marking_operations(_AXIS, [axis]):
         mean, variance, _ = identities([mean, variance, x], "TfdistMoments")
     return mean, variance
@@ -122,9 +122,9 @@ def _gradient_of_moments(
     (axis,) = op.get_attr(_AXIS)
     shape = [-1 if a == axis else 1 for a in range(x.shape.rank)]
     count = tf.cast(tf.size(x, tf.int64) // mean.shape[0], x.dtype)
-    # Communicated now, together with what the gradient of the variance is computed from.
+    # Communicated here, together with the inputs of the variance's gradient.
     (of_mean,) = equal_everywhere([of_mean])
     of_mean, of_square = of_mean / count, 2 * of_variance / count
-    # As in `tf.nn.moments`, whose variance is a function of x alone: gradients of this gradient.
+    # For second-order gradients: as in `tf.nn.moments`, the variance is a function of x alone.
     distance = x - tf.reshape(tf.stop_gradient(mean), shape)
     return [None, None, tf.reshape(of_mean, shape) + tf.reshape(of_square, shape) * distance]

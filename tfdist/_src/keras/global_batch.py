@@ -91,7 +91,7 @@ def _rows(part: tf.Tensor) -> Any:
     counts = extended.gather_over_replicas(own)
 
     def gradient(of_all: tf.Tensor) -> tf.Tensor:
-        # What the other replicas make of these rows counts, too.
+        # Includes the other replicas' use of these rows.
         return extended.scatter_over_replicas(of_all, counts)[: own[0]]
 
     return extended.gather_over_replicas(part), gradient

@@ -2,7 +2,7 @@
 
 The targets and their parameters are listed in `internals/contract.py`. Several modules may wrap the
 same function, in the order of `LAYERS`. Each wrapper is marked with its layer, so that no layer is
-applied twice, neither by another thread nor when a module is reloaded.
+applied twice, even by another thread or when a module is reloaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training step that counts on this worker, or leaves no trace."""
+"""A training step that is committed on this worker or leaves no trace."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class AtomicStep:
 
     Args:
         model: the model.
-        compile_step: makes the compiled step, which puts its update off if it is given a trial.
-        scratch: variables whose values no step needs from the one before.
-        confirm: communicates among all workers, when this one has written all that the step writes:
-            then the step can be redone here if it stands elsewhere. None if no step needs to be.
+        compile_step: makes the compiled step, which defers its update if given a trial.
+        scratch: variables whose values are not needed in the next step.
+        confirm: communicates among all workers after this one has written all that the step writes.
+            Then the step can be redone here if it was committed elsewhere. None if no step needs to
+            be redone.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class AtomicStep:
         self._extended = model.distribute_strategy.extended
         self._compile = compile_step
         self._scratch, self._confirm = scratch, confirm
-        # The update of one of several devices does not wait for what the others communicate.
+        # With several devices, an update does not wait for the other devices' communication.
         self._trial = Trial() if len(self._extended.worker_devices) == 1 else None
         self._step = compile_step(self._trial)
         self._writes: weakref.WeakKeyDictionary[Any, Writes] = weakref.WeakKeyDictionary()
@@ -59,12 +60,12 @@ class AtomicStep:
         return run(*arguments)
 
     def puts_update_off(self, *arguments: Any) -> bool:
-        """Traces the step for these arguments; whether its update comes last."""
+        """Traces the step for these arguments; returns whether its update is deferred."""
         self._trace(*arguments)
         return self._trial is not None
 
     def update_in_place(self) -> None:
-        """Has the update come where the step's code does it, from the next trace on."""
+        """Stops deferring the update, from the next trace on."""
         if self._trial is not None:
             self._trial = None
             self._step = self._compile(None)
@@ -77,7 +78,7 @@ class AtomicStep:
         try:
             results = self._step(*arguments)
         except BaseException:
-            # Nobody knows the values that a layer has been built with in this very step.
+            # The initial values of a layer built in this very step are unknown.
             new = {id(variable) for variable in self._extended.variables} - known
             self._extended.progress.torn |= bool(new)
             raise
@@ -87,7 +88,7 @@ class AtomicStep:
     def _in_graph(self, *arguments: Any) -> Any:
         trace = self._trace(*arguments)
         begins = tokens.begins(complete=trace.complete)
-        # If this is called eagerly, its operations run in order anyway.
+        # In eager mode, operations run in order anyway.
         eager = tf.executing_eagerly()
         with tf.control_dependencies([] if eager else [begins]):
             keep = tokens.keep(trace.kept)
@@ -104,7 +105,7 @@ class AtomicStep:
             commits = tokens.commits()
         if eager:
             return results
-        # The next step of a loop, which takes over all results, waits for it.
+        # The next step of a loop depends on all results, so it waits for the commit.
         with tf.control_dependencies([commits]):
             flat[-1] = tf.identity(flat[-1])
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
@@ -165,12 +166,12 @@ class AtomicStep:
 
 @dataclass(frozen=True)
 class _Trace:
-    """A step that has been traced.
+    """A traced step.
 
     Attributes:
-        run: runs it on a batch.
-        kept: the resources of the variables that have to be kept.
-        complete: whether it writes no others.
+        run: runs the step on a batch.
+        kept: the resources of the variables whose values must be kept.
+        complete: whether the step writes no other variables.
     """
 
     run: Callable[..., Any]
@@ -179,7 +180,7 @@ class _Trace:
 
 
 def _resources(concrete: Any) -> dict[str, tf.Tensor]:
-    """The resources that a function captures, by the names of its own placeholders for them."""
+    """The resources that a function captures, by the names of its placeholders for them."""
     captures = concrete.graph.captures
     return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
 

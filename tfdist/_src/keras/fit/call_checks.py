@@ -36,10 +36,10 @@ from tfdist.errors import UnsupportedError
 
 @dataclass
 class _Failure:
-    """A build that has failed.
+    """A failed build of a model.
 
     Attributes:
-        error: what it raised.
+        error: the exception that it raised.
         led_to: the error that names it as its cause, if any.
     """
 
@@ -77,7 +77,7 @@ def naming_cause(model: Any) -> Iterator[None]:
 def keeping_cause(model: Any) -> Iterator[None]:
     """Within this context, an error keeps the cause that `naming_cause` gave it.
 
-    Keras drops the causes of errors where it leaves its own functions out of their tracebacks.
+    Keras drops the causes of errors when it removes its own functions from their tracebacks.
     """
     try:
         yield
@@ -89,7 +89,7 @@ def keeping_cause(model: Any) -> Iterator[None]:
 
 
 def _behind(cause: BaseException | None, first: Exception) -> BaseException:
-    """An error's cause, of which the first cause is another one."""
+    """An error's cause, with `first` added at the end of its chain of causes."""
     if cause is None or cause is first:
         return first
     last = cause
@@ -107,7 +107,7 @@ def _text(error: BaseException) -> tuple[type, str]:
 def warning_if_done() -> Iterator[None]:
     """Holds this thread's warnings back, and shows them at the end unless an error is raised.
 
-    After an error they count as never shown: whoever tries again issues them again.
+    After an error they count as never shown, so a retry issues them again.
     """
     show, thread = warnings.showwarning, threading.get_ident()
     held: list[tuple[Any, ...]] = []
@@ -122,7 +122,7 @@ def warning_if_done() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with warnings.catch_warnings():  # Python forgets what it has shown.
+        with warnings.catch_warnings():  # Makes Python forget which warnings it has shown.
             pass
         raise
     else:
@@ -159,7 +159,7 @@ class _Call:
     """Identifies a call."""
 
 
-# A call of `fit`, `evaluate` or `predict`, and the model of that which runs.
+# The running call of `fit`, `evaluate` or `predict`, and its model.
 _running: contextvars.ContextVar[Any] = contextvars.ContextVar("running", default=None)
 _model: contextvars.ContextVar[Any] = contextvars.ContextVar("model", default=None)
 
@@ -182,14 +182,14 @@ def install() -> None:
 
 
 def training_call() -> Any:
-    """The call of `fit` or `train_on_batch` that runs, unless `evaluate` or `predict` do in it."""
+    """The running call of `fit` or `train_on_batch`, unless `evaluate` or `predict` run in it."""
     return _call.get()
 
 
 def reads_own_batches() -> bool:
-    """Whether only tfdist's functions read the batches of the call that runs.
+    """Whether only tfdist's functions read the batches of the running call.
 
-    A model's own `make_train_function` expects those of the data.
+    A model's own `make_train_function` expects the batches of the data.
     """
     model = _model.get()
     made = ("make_train_function", "make_test_function", "make_predict_function")
@@ -199,7 +199,7 @@ def reads_own_batches() -> bool:
 
 
 def running_call() -> Any:
-    """The call of `fit`, `evaluate` or `predict` that runs, if any."""
+    """The running call of `fit`, `evaluate` or `predict`, if any."""
     return _running.get()
 
 
@@ -250,7 +250,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_outside(model: Any, call: str) -> None:
-    """Refuses to train a model without a strategy in a job of several workers.
+    """Rejects training a model without a strategy in a job of several workers.
 
     A worker may use a model independently of the others: it may evaluate one that it created
     outside the scope, and train one that it created under a separate strategy.
@@ -271,14 +271,14 @@ def _refuse_outside(model: Any, call: str) -> None:
 
 
 def refuse_in_one_piece(model: Any, call: str) -> None:
-    """Refuses a call for a model that is not cut into stages under a strategy of pipelines.
+    """Rejects a call for a model that is not split into stages under a pipeline strategy.
 
     Args:
         model: the model.
         call: the name of the call.
 
     Raises:
-        UnsupportedError: each worker would train all of the model.
+        UnsupportedError: each worker would train the whole model.
     """
     strategy = made_under(model)
     if strategy is None or not getattr(strategy.extended, "in_stages", False):
@@ -312,7 +312,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
                 group.agree("call", f"{call.__name__} {compared or ''}".strip())
                 share_randomness(group)
             _refuse_keras_distribution()
-            # One progress bar is enough, and logs are better off without.
+            # One progress bar is enough, and log files are better without any.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
             with _in_call(self, _Call(), trains=trains), keeping_cause(self):
@@ -323,10 +323,10 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
 
 
 def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
-    """Refuses `class_weight` for data that is distributed already.
+    """Rejects `class_weight` for data that is already distributed.
 
     Raises:
-        ValueError: Keras could not give weights to its rows.
+        ValueError: Keras could not assign weights to its rows.
     """
     if given.get("class_weight") is None:
         return
@@ -339,7 +339,7 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
 
 
 def _is_entered_again() -> bool:
-    """Whether this is the same call of `fit` once more, on another group of workers."""
+    """Whether this is a re-entry of the same call, on another group of workers."""
     data = current_data()
     return data is not None and data.live is not None and data.live.goes_on
 
@@ -351,7 +351,7 @@ def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
         weights = {int(c): float(w) for c, w in compared.get("class_weight", {}).items()}
         compared |= {"class_weight": dict(sorted(weights.items()))} if weights else {}
     compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
-    # Callbacks that would let replicas drift apart if they differed say so themselves.
+    # Callbacks declare it if replicas would drift apart when the callbacks differ.
     callbacks = given.get("callbacks")
     flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
     described = [repr(c) for c in flat if getattr(c, "same_on_all_workers", False)]
@@ -359,7 +359,7 @@ def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_keras_distribution() -> None:
-    """Refuses to combine a tfdist strategy with a Keras distribution.
+    """Rejects the combination of a tfdist strategy with a Keras distribution.
 
     Raises:
         UnsupportedError: `keras.distribution.set_distribution` has been called.

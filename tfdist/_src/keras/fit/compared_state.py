@@ -1,13 +1,15 @@
-"""Compares the state that all workers must have in common, before and during training.
+"""Compares the state that must be equal on all workers, before and during training.
 
-The strategy does not notice its assignments, but the graph of a step shows which variables it
-captures. So samples of their values are compared among the workers from time to time.
+Synchronous steps keep this state equal, but code between the steps, such as a callback, may assign
+it on one worker only. So each step exchanges a number computed from the assigned values, and
+sometimes from samples of all weights. Only if these numbers differ do the workers compare all of
+the state.
 
-Synchronous steps keep it equal. Code between the steps, such as a callback, may assign it on one
-worker only. So the next step tells a number of what has been assigned, and sometimes of samples of
-all weights. Only if the numbers of the workers differ do they compare all of it.
+The strategy does not see assignments to variables outside its scope, but the graph of a step shows
+which variables it captures. Samples of their values are compared from time to time.
 
-Workers without a shared disk, or with separate working folders, find other files than the chief.
+Workers without a shared disk, or with separate working folders, find different files than the
+chief, so their state may differ when training begins.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from tfdist.errors import ProgramMismatchError, ReplicaMismatchError, Unsupporte
 
 
 class OuterVariable:
-    """A variable that a step captures, by its resource.
+    """A variable captured by a step, identified by its resource.
 
     Args:
-        resource: its resource, which the step keeps.
+        resource: its resource, which the step keeps alive.
         path: its name.
         spec: the type and shape of its value.
     """
@@ -66,7 +68,7 @@ class OuterVariable:
         """Its value.
 
         Raises:
-            tf.errors.FailedPreconditionError: it has none.
+            tf.errors.FailedPreconditionError: it has no value.
         """
         resource = self._resource()
         with tf.init_scope():
@@ -75,10 +77,10 @@ class OuterVariable:
 
 
 class OuterState:
-    """The variables that the steps of a model read and that its strategy does not hold.
+    """The variables that a model's steps read and its strategy does not hold.
 
     Attributes:
-        traces: how many steps have been traced.
+        traces: the number of steps traced so far.
     """
 
     def __init__(self) -> None:
@@ -86,12 +88,12 @@ class OuterState:
         self.traces = 0
 
     def note(self, graph: Any, outputs: Sequence[Any], own: set[int]) -> None:
-        """Adds the variables of a step that has been traced.
+        """Adds the variables of a traced step.
 
         Args:
             graph: the graph of the step.
             outputs: its results.
-            own: the identities of the resources that the strategy holds.
+            own: the identities of the resources held by the strategy.
         """
         self.traces += 1
         names = {id(v.handle): v.name for v in variables_read(graph)}
@@ -105,7 +107,7 @@ class OuterState:
             self._found[id(resource)] = OuterVariable(resource, name, spec)
 
     def variables(self) -> dict[str, OuterVariable]:
-        """Those that have values, by names that are the same on workers with the same variables."""
+        """The variables with values, by names that match on workers with the same variables."""
         self._found = {key: one for key, one in self._found.items() if one.exists}
         readable = [one for one in self._found.values() if _is_readable(one)]
         alike = zlib.crc32(repr(readable).encode())
@@ -113,7 +115,7 @@ class OuterState:
 
 
 def outer_state_of(model: keras.Model) -> OuterState:
-    """Returns the outer state of a model's steps."""
+    """Returns the state outside the strategy that a model's steps read."""
     return _known.setdefault(model, OuterState())
 
 
@@ -128,7 +130,7 @@ def _is_readable(variable: OuterVariable) -> bool:
 
 
 def _counts(resource: tf.Tensor, results: set[int]) -> bool:
-    """Whether a variable's value has an effect on the step's results or on other state.
+    """Whether a variable's value affects the step's results or other state.
 
     A counter that is only printed, or a metric that only one worker reads, may differ.
 
@@ -152,24 +154,24 @@ def _counts(resource: tf.Tensor, results: set[int]) -> bool:
 
 
 def _is_other(tensor: tf.Tensor, resource: tf.Tensor, op: Any) -> bool:
-    """Whether an operand of an operation is other state, which that may write."""
+    """Whether an operand of an operation is other state, which the operation may write."""
     if tensor.dtype != tf.resource or tensor is resource:
         return False
-    # A function or conditional may only write a summary.
+    # The operand of a function or conditional may be a mere summary writer.
     return not called_by(op.node_def) or spec_of_resource(tensor) is not None
 
 
-# Samples of all weights are compared after so many steps.
+# The number of steps between comparisons of samples of all weights.
 _STEPS = 256
-# About so many elements of each variable, and of one that has been assigned.
+# The approximate number of elements sampled per variable, and per variable that was assigned.
 _SAMPLED, _ASSIGNED = 32, 2**14
 
 
 class StateComparison:
-    """Tells of a model's state in each step, and compares it if the workers tell different things.
+    """Sends a number for a model's state in each step, and compares the state if numbers differ.
 
     Args:
-        model: created under a strategy of which each replica holds the whole model.
+        model: created under a strategy; each replica holds the whole model.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -181,19 +183,20 @@ class StateComparison:
         self._traces = self._outer_steps = 0
 
     def number(self, call: Any, steps: int, data: Any = None) -> int:
-        """Returns a number of 30 bits for this worker's state before a step; all must have it.
+        """Returns a 30-bit number for this worker's state before a step; equal on all workers.
 
         Args:
-            call: of `fit`, in the first step of which all weights count; None for other calls.
+            call: identifies a call of `fit`, whose first step includes all weights; None for other
+                calls.
             steps: the number of steps that follow.
-            data: identifies an epoch, or a pass of `evaluate` or `predict`, in the first step of
-                which variables outside of the scope count; None for other calls.
+            data: identifies an epoch, or a pass of `evaluate` or `predict`, whose first step
+                includes variables outside the scope; None for other calls.
         """
         due = [*self._due(call, steps), *self._outer_due(steps, data)]
         return _number(self._take_assigned(), due)
 
     def _outer_due(self, steps: int, data: Any) -> list[OuterVariable]:
-        """Returns the variables outside of the scope to be compared before the next steps."""
+        """Returns the variables outside the scope to compare before the next steps."""
         due: list[OuterVariable] = []
         outer = outer_state_of(self._model)
         begins = data is not None and data is not self._data()
@@ -213,7 +216,7 @@ class StateComparison:
         return assigned
 
     def _due(self, call: Any, steps: int) -> list[Any]:
-        """Returns the variables of which samples are to be compared before the next steps."""
+        """Returns the variables to sample and compare before the next steps."""
         due: list[Any] = []
         if call is not None and (call is not self._call or self._steps >= _STEPS):
             self._call, self._steps = call, 0
@@ -222,7 +225,7 @@ class StateComparison:
         return due
 
     def check(self) -> None:
-        """Compares the state of all workers, each of which calls this.
+        """Compares the state of all workers; called by all workers.
 
         Raises:
             ReplicaMismatchError: a variable differs.
@@ -241,7 +244,7 @@ class StateComparison:
     def difference(self) -> str:
         """Returns the first variable that differs between workers, and where; "" if none does.
 
-        Each worker calls this.
+        Called by all workers.
         """
         variables = self.variables()
         assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
@@ -249,7 +252,7 @@ class StateComparison:
         return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
-        """The identities of variables that need not be equal."""
+        """The identities of variables that may differ."""
         kept = set()
         for optimizer in optimizers_of(self._model).values():
             own = own_state(optimizer)
@@ -258,7 +261,7 @@ class StateComparison:
         return kept | set(map(id, compressor.variables if compressor is not None else ()))
 
     def variables(self) -> dict[str, Any]:
-        """Returns the variables that all replicas have in common, by names equal on all workers."""
+        """Returns the variables common to all replicas, by names that match on all workers."""
         found = replicated_variables(self._model)
         kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
         for variable in self._model.distribute_strategy.extended.variables:
@@ -268,9 +271,9 @@ class StateComparison:
 
 
 class StageComparison(StateComparison):
-    """Compares the state of a model in stages, of which each worker holds some.
+    """Compares the state of a model in stages; each worker holds some of the stages.
 
-    All workers must have the same hyperparameters, and those with the same stages the same
+    All workers must have the same hyperparameters, and workers with the same stages the same
     variables.
 
     Args:
@@ -312,7 +315,7 @@ class StageComparison(StateComparison):
         return found or different_copies(group, both[1])
 
     def _scalars(self) -> set[int]:
-        """The identities of the optimizers' variables without an axis."""
+        """The identities of the optimizers' scalar variables."""
         optimizers = optimizers_of(self._model).values()
         return {
             id(_distributed(v)) for one in optimizers for v in one.variables if not v.shape.rank
@@ -337,10 +340,10 @@ def _number(assigned: Sequence[Any], sampled: Sequence[Any] = ()) -> int:
 
 
 def check_programs(group: Group) -> None:
-    """Compares the programs of the steps that workers have just traced; called by all.
+    """Compares the programs of the steps that workers have just traced; called by all workers.
 
     Raises:
-        ProgramMismatchError: they differ; names the first operation that does.
+        ProgramMismatchError: the programs differ; names the first operation that differs.
     """
     mine = {traced_for: program.values for traced_for, program in last_programs.items()}
     everyone = [json.loads(text) for text in group.exchange("programs", json.dumps(mine))]
@@ -356,7 +359,7 @@ def check_programs(group: Group) -> None:
 
 
 def _first_difference(group: Group, traced_for: str, other: int, values: list[Any]) -> str:
-    """Where the program of a worker differs from the first one's; called by all workers."""
+    """The first difference between this program and another's; called by all workers."""
     program = last_programs.get(traced_for)
     operations = [] if program is None else program.operations
     texts = group.exchange("operations", json.dumps(operations))
@@ -391,9 +394,9 @@ def different_copies(
 
     Args:
         group: the workers.
-        variables: those of this worker. Others have copies of a variable under the same name.
-        first: the names of variables that others may depend on; those of all workers count.
-        others: whether the other variables are compared, too.
+        variables: this worker's variables. On other workers, copies have the same names.
+        first: the names of variables that others may depend on; all workers' names are combined.
+        others: whether to compare the other variables as well.
 
     Returns:
         The first variable that differs, and where; "" if none does.
@@ -458,18 +461,18 @@ def _sample(copy: Any, most: int) -> Any:
 
 
 class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares the state after all other callbacks have seen the training begin.
+    """Compares the state after all other callbacks have seen training begin.
 
-    If it differs because of them, all workers receive the chief's.
+    If the callbacks have made it differ, all workers receive the chief's state.
 
     Attributes:
-        first: a callback to be called before all others.
+        first: a callback to call before all others.
     """
 
     communicates_in = ("on_train_begin",)
 
     class First(keras.callbacks.Callback):  # type: ignore[misc]
-        """Records the state before callbacks see the training begin."""
+        """Records the state before callbacks see training begin."""
 
         assignments = 0
         awaits_admission = False
@@ -485,7 +488,7 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         group = group_of(self.model)
         if group is None or self.first.awaits_admission:
-            return  # A worker that is admitted meanwhile gets the others' state.
+            return  # A newly admitted worker receives the others' state.
         changed = assignments() != self.first.assignments
         epoch, updates = initial_epoch(self.model), _updates_of(self.model)
         texts = group.exchange("how training begins", json.dumps([epoch, updates, changed]))
@@ -499,10 +502,10 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
             self._share(group, _described(group, places, found), places[0][0], compared)
 
     def _share(self, group: Group, found: str, epoch: int, compared: StateComparison) -> None:
-        """Has all workers begin with the chief's state.
+        """Makes all workers begin with the chief's state.
 
         Raises:
-            UnsupportedError: each worker keeps a part of the model.
+            UnsupportedError: each worker holds only a part of the model.
         """
         extended = self.model.distribute_strategy.extended
         if needs_gathering(self.model) or compressor_of(self.model) is not None:

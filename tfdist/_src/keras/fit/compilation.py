@@ -1,11 +1,12 @@
 """XLA compilation of a model's steps, and Keras state that belongs to a strategy's scope.
 
-A trace made in a step uses that step's rows. TensorFlow would reuse it outside the step and in
-other steps, and would reuse earlier traces inside the step. Collectives are refused when a function
-that XLA compiles is traced; TensorFlow would reuse traces made elsewhere, which have them.
+A trace made in a step uses that step's rows, but TensorFlow would reuse it outside the step and in
+other steps, and would reuse earlier traces inside the step. Collectives are rejected when a
+function that XLA compiles is traced, but TensorFlow would reuse traces made elsewhere, which have
+collectives.
 
-It resets TensorFlow's default graph, to which the scope is attached: objects that a script creates
-afterwards would be outside the scope.
+`clear_session` resets TensorFlow's default graph, to which the scope is attached: objects that a
+script creates afterwards would be outside the scope.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def install() -> None:
 
 
 def _install_nested_functions() -> None:
-    """Makes `tf.function` key its traces by the current tfdist step, and by who compiles them."""
+    """Makes `tf.function` key its traces by the current tfdist step and by their compiler."""
     patch("function_context.make_function_context", _with_surroundings)
 
 
@@ -74,24 +75,24 @@ def _inside_the_scope(reset: Any) -> Any:
     return reset_inside
 
 
-# The models for which "auto" has chosen XLA, until that has been said.
+# The models for which "auto" has chosen XLA and no message has been printed yet.
 _chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def _install_compilation() -> None:
-    """Has `jit_compile="auto"` do under a tfdist strategy what it does in one process."""
+    """Makes `jit_compile="auto"` work under a tfdist strategy as in a single process."""
     patch("Trainer.compile", _with_auto)
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Whether XLA compiles a model's steps; the same on all workers, or their weights differ."""
+    """Whether XLA compiles a model's steps; equal on all workers, or their weights differ."""
     return bool(model.jit_compile and not model.run_eagerly and Options.from_environment().xla)
 
 
 def compilation_of(model: keras.Model) -> str | None:
-    """What must be the same on all workers if XLA compiles a model's steps, in words; else None.
+    """A description that must match on all workers if XLA compiles a model's steps; else None.
 
-    XLA makes programs for the processor at hand, which may round differently on another kind.
+    XLA compiles programs for the local processor, and they may round differently on another kind.
     """
     if not is_compiled(model):
         return None
@@ -107,7 +108,7 @@ def _vector_unit() -> str:
 
 
 def _gpus(strategy: Any) -> list[str]:
-    """The models of this worker's GPUs: XLA's programs do not depend on the architecture alone."""
+    """The models of this worker's GPUs: XLA's programs depend on more than the architecture."""
     if not _trains_on_gpus(strategy):
         return []
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
@@ -125,7 +126,7 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
 
 
 def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Keras does not compile models under a strategy by itself, since TensorFlow's cannot be."""
+    """Lets "auto" choose XLA. Keras does not under strategies, since TensorFlow's cannot use it."""
     signature = inspect.signature(compile_model)
 
     @functools.wraps(compile_model)

@@ -36,15 +36,15 @@ class TrainingData:
     """The data that a call of `fit` trains on.
 
     Attributes:
-        live: goes on with the same iterators when `fit` is entered again; None if it never is.
-        validation: where the validation data stands; None if nobody asks.
-        iterators: how many iterators have been made that shuffle the dataset, each in its own way.
+        live: keeps the iterators when `fit` is entered again; None if it never is.
+        validation: tracks the validation data; None if its position is not needed.
+        iterators: the number of iterators that shuffle the dataset; each shuffles differently.
             Keras makes some that it never reads.
-        own: what workers read that read separate batches; None if they divide the same ones.
+        own: describes the data if workers read separate batches; None if they divide the same ones.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         first_epoch: `initial_epoch` of this call.
-        resumed: whether an epoch has gone on from where another process left it.
-        skipped: how many batches were read to get to a position, and for how many seconds, if so.
+        resumed: whether an epoch has been resumed where another process left it.
+        skipped: the number of batches read to reach a position, and the seconds it took, if any.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TrainingData:
         self.resumed = self.joins = False
 
     def belongs_to(self, epochs: Any) -> bool:
-        """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
+        """Whether this is the data of Keras's epoch iterator, the first one that `fit` makes."""
         if self._epochs is None:
             self._epochs = self._last_epochs = epochs
             self._states = IteratorStates(epochs)
@@ -75,23 +75,23 @@ class TrainingData:
 
     @property
     def batches_of_epoch(self) -> int | None:
-        """The number of batches of an epoch, if it is known."""
+        """The number of batches of an epoch, if known."""
         return self._epochs.num_batches  # type: ignore[no-any-return]
 
     @property
     def batch_size(self) -> BatchSize | None:
-        """How large batches are, if that changes with the group."""
+        """The size of batches, if it changes with the group."""
         size = None if self.live is None else self.live.batch_size
         return size if size is not None and size.is_kept else None
 
     def enter_epoch(self, epoch: int) -> None:
-        """Takes note of the epoch that Keras's loop enters."""
+        """Records the epoch that Keras's loop enters."""
         if self.live is not None:
             self.live.epoch = epoch
         self.update_length()
 
     def update_length(self) -> None:
-        """Has Keras count to the number of batches that the epoch has with so many workers."""
+        """Makes Keras expect the number of batches that the epoch has in the current group."""
         if self.batch_size is None or self.live is None:
             return
         number = self.live.batches_to_count()
@@ -103,14 +103,14 @@ class TrainingData:
         set_number_of_batches(self._epochs, number)
 
     def follow(self, position: Position, *, anew: bool = False) -> None:
-        """Has batches be as large as where a position is from.
+        """Sets the size of batches to the one at a position.
 
         Args:
-            position: where the data stood.
+            position: the position in the data.
             anew: whether the next epoch reads the data from its beginning.
 
         Raises:
-            SnapshotError: this call of `fit` cannot do so.
+            SnapshotError: this call of `fit` cannot use that size.
         """
         if position.rows is not None and self.batch_size is not None:
             self.batch_size.keep(position.rows)
@@ -123,15 +123,15 @@ class TrainingData:
 
     @property
     def obstacle(self) -> str:
-        """Why this process cannot read its data once more from the beginning; "" if it can."""
+        """The reason that this process cannot restart its data; "" if it can."""
         return "" if self._last_adapter is None else self._first.obstacle(self._last_adapter)
 
     @property
     def _last_adapter(self) -> Any:
-        return getattr(self._last_epochs, "data_adapter", None)  # None before it is complete
+        return getattr(self._last_epochs, "data_adapter", None)  # None until Keras sets it
 
     def begin_anew(self) -> None:
-        """Has `fit` be entered as in a process that has just started."""
+        """Makes the next entry of `fit` read the data as in a process that has just started."""
         stop_reading(self._last_adapter)
         self._first.comes_again()
         if self.validation is not None:
@@ -140,20 +140,20 @@ class TrainingData:
 
     @property
     def adapter(self) -> Any:
-        """Keras's, of the data."""
+        """Keras's adapter of the data."""
         return self._epochs.data_adapter
 
     @property
     def batches_before(self) -> int:
-        """How many batches of the epoch that begins have been trained before it is resumed."""
+        """The number of batches already trained in the epoch that is about to be resumed."""
         return 0 if self._resume_at is None else self._resume_at[2]
 
     def epoch_begins(self) -> None:
-        """Records the random states, from which an epoch can be read again."""
+        """Records the random states that are needed to read the epoch again."""
         self._at_epoch = random_states()
 
     def read(self, *, epoch_ends: bool) -> Position:
-        """The position now, between two steps.
+        """The current position, between two steps.
 
         Args:
             epoch_ends: whether all batches of the epoch have been trained.
@@ -185,10 +185,10 @@ class TrainingData:
         )
 
     def read_trained(self, batches: int) -> Position:
-        """The position behind the batches that have been trained, where one may wait to be.
+        """The position after the trained batches, even if the next one has already been read.
 
         Args:
-            batches: how many of the epoch that was read last have been trained.
+            batches: the number of trained batches of the epoch that was read last.
         """
         assert self.live is not None
         position = self.read(epoch_ends=self.live.has_ended)
@@ -207,10 +207,10 @@ class TrainingData:
         )
 
     def resume_between_epochs(self, position: Position, epoch: int) -> None:
-        """Goes on behind the last batch of an epoch; called before the next one begins.
+        """Continues after the last batch of an epoch; called before the next one begins.
 
         Args:
-            position: where the data stood.
+            position: the position in the data.
             epoch: the number of epochs that have ended.
         """
         epochs = self._replay_epochs(position, epoch)
@@ -224,10 +224,10 @@ class TrainingData:
     def resume_within_epoch(
         self, position: Position, epoch: int, batch: int, ready: Callable[[], object]
     ) -> None:
-        """Goes on within an epoch, once it has begun.
+        """Continues within an epoch, once it has begun.
 
         Args:
-            position: where the data stood.
+            position: the position in the data.
             epoch: the number of epochs that have ended.
             batch: the number of batches of the epoch that have been trained.
             ready: called when the epoch has begun, before its next batch is trained.
@@ -239,10 +239,10 @@ class TrainingData:
         self._resume_at = position, epochs, batch, ready
 
     def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
-        """The next step of an epoch: the numbers of its first and last batch, and the iterator.
+        """Returns an epoch's next step: the numbers of its first and last batch, and the iterator.
 
         Args:
-            advance: Keras's.
+            advance: Keras's function for the next step.
             begun: called with each new iterator.
         """
         if self.live is not None and self.live.stops():
@@ -254,10 +254,10 @@ class TrainingData:
             return self._taken(self._with_new(advance(), begun))
         position, epochs, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        self._first.make(self._epochs, position.iterators - 1, epochs)  # The last is made now.
+        self._first.make(self._epochs, position.iterators - 1, epochs)  # The last is made below.
         step = advance()
         self._first.made(step[-1])
-        if position.batches or position.begun:  # Otherwise `begun` has taken nothing there.
+        if position.batches or position.begun:  # Otherwise, `begun` took no batch there.
             self._with_new(step, begun)
         replay = self.live.replay if self.live is not None and self.batch_size else None
         if self.own is None or not (self.joins and self.own.is_shared_out):
@@ -295,7 +295,7 @@ class TrainingData:
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
 
     def _replay_epochs(self, position: Position, epoch: int) -> int:
-        """Has the data do what it does in each epoch, such as to shuffle; returns how many."""
+        """Repeats past epochs' effects on the data, such as shuffles; returns their number."""
         epochs = max(epoch - self.first_epoch, 0)
         replay_epochs(self._epochs.data_adapter, epochs)
         set_random_states(position.at_epoch)
@@ -311,7 +311,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def training_data() -> Iterator[TrainingData]:
-    """Within this context, the data that this thread's `fit` trains on is `current_data()`."""
+    """Within this context, `current_data()` returns the training data of this thread's `fit`."""
     outer, _here.data = _here.data, TrainingData()
     try:
         yield _here.data
@@ -320,12 +320,12 @@ def training_data() -> Iterator[TrainingData]:
 
 
 def current_data() -> TrainingData | None:
-    """The data of the `fit` that this thread is in, if anybody asks for its position."""
+    """The data of this thread's `fit`, if its position is tracked; else None."""
     return _here.data
 
 
 def batches_done() -> int:
-    """Of the batches of the step that Keras's loop is about to run, how many have been trained."""
+    """The number of batches already trained in the step that Keras's loop is about to run."""
     data = current_data()
     if data is None or data.live is None:
         return 0

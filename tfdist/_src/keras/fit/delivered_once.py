@@ -1,4 +1,4 @@
-"""A list of callbacks for a call of `fit` that is entered several times: each event comes once."""
+"""A callback list that delivers each event once, although `fit` is entered several times."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tfdist._src.keras.fit.data_position import TrainingData
 
 
 class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
-    """Passes each event of training to each callback once, however often `fit` is entered.
+    """Passes each training event to each callback once, regardless of how often `fit` is entered.
 
     When the group of workers changes, `fit` is entered again, and Keras begins the training, the
-    running epoch and its validation once more, of which the callbacks must not learn. An event in
-    whose middle the group changed goes on with the callbacks that have not seen it. Those that
-    communicate in the event, however, see it on each entry, since some workers may have been
-    further than others: those with `same_on_all_workers` at the end of an epoch or batch, or in the
-    events that their attribute `communicates_in` names.
+    current epoch and its validation again. The callbacks must not see these events twice. If the
+    group changed during an event, delivery continues with the callbacks that have not seen it.
+    However, callbacks that communicate in an event see it on each entry, since some workers may
+    have progressed further than others. These are callbacks with `same_on_all_workers` at the end
+    of an epoch or batch, and callbacks whose attribute `communicates_in` names the event.
 
     Args:
-        callbacks: the callbacks, in their order.
-        model: in training.
-        data: what it trains on, which is told the epoch.
+        callbacks: the callbacks, in order.
+        model: the model in training.
+        data: the training data, which is notified of each epoch.
         params: as for Keras's class.
 
     Attributes:
-        epoch: the epoch that Keras is in, on this entry.
-        stopped: whether training was to stop when this was last entered.
+        epoch: Keras's current epoch on this entry.
+        stopped: whether training was to stop when `fit` was last entered.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forgets what the callbacks have seen: they see the training begin once more."""
+        """Forgets the delivered events, so that the callbacks see training begin again."""
         self.epoch = 0
         self.stopped = False
         self._train_begun = False
         self._begun = self._ended = -1  # epochs
-        self._batch = (-1, -1)  # the last one that has begun, and its epoch
+        self._batch = (-1, -1)  # the last batch that has begun, with its epoch
         self._batch_ended = (-1, -1)
-        self._tested = _NO_TEST  # the last event of validation that they have seen
+        self._tested = _NO_TEST  # the last validation event delivered
         self._interrupted: Interrupted | None = None
-        self._begun_before = _NONE_BEGUN  # by another process, and how to restore what it had
+        self._begun_before = _NONE_BEGUN  # in another process, and a function to restore it
 
     @property
     def epochs_ended(self) -> int:
@@ -59,7 +59,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         return self._ended + 1
 
     def seen_of(self, epoch: int, batch: int) -> int:
-        """How many callbacks have seen the end of a batch, counting one that was interrupted."""
+        """The number of callbacks that have seen the end of a batch, or were interrupted by it."""
         if self._batch_ended >= (epoch, batch):
             return len(self.callbacks)
         event = self._interrupted
@@ -68,14 +68,14 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         return event.callback + 1
 
     def end_batch(self, epoch: int, batch: int, logs: Any, communicated: int) -> None:
-        """Tells callbacks of the end of a batch if they have not seen it, or not all of them.
+        """Delivers the end of a batch to the callbacks that have not seen it.
 
         Args:
-            epoch: its epoch.
-            batch: its number.
-            logs: its logs.
-            communicated: the highest `seen_of` of all workers: what communicates among these
-                callbacks has done so.
+            epoch: the batch's epoch.
+            batch: the batch's number.
+            logs: the batch's logs.
+            communicated: the highest `seen_of` of all workers: callbacks below this number have
+                already done their communication.
         """
         first = self.seen_of(epoch, batch)
         if self._interrupted is not None and self._interrupted.name == _BATCH_END:
@@ -87,17 +87,17 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     @property
     def epochs_begun(self) -> int:
-        """The number of epochs of which any callback has seen the beginning."""
+        """The number of epochs whose beginning any callback has seen."""
         return self._begun + 1
 
     def enter_at(self, epoch: int, epochs_begun: int, restore: Callable[[], object]) -> None:
-        """Begins with an epoch, as a process that takes the state over from another one.
+        """Begins with an epoch, in a process that takes over the state of another.
 
         Args:
             epoch: the epoch.
-            epochs_begun: how many the other process had begun: what callbacks change at the
-                beginning of these is in the state.
-            restore: sets that state again.
+            epochs_begun: the number of epochs that the other process had begun. The state already
+                includes the changes that callbacks make at the beginning of these epochs.
+            restore: restores that state.
         """
         self._begun = self._ended = epoch - 1
         self._begun_before = epochs_begun, restore
@@ -115,11 +115,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver("on_train_end", (), logs, again=False)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # It is of one entry alone.
+        set_initial_epoch(self.model, None)  # It applies to a single entry.
         self._data.enter_epoch(epoch)
         self._know_length()
         self.epoch = epoch
-        self._ended = max(self._ended, epoch - 1)  # maybe in another process
+        self._ended = max(self._ended, epoch - 1)  # possibly in another process
         self._deliver("on_epoch_begin", (epoch,), logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
         epochs, restore = self._begun_before
@@ -159,7 +159,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver_test("on_test_end", (), logs, (self.epoch, math.inf, 1))
 
     def _know_length(self) -> None:
-        """Tells callbacks how many batches the epoch has, if that has changed with the group."""
+        """Updates the number of batches per epoch in callbacks if it has changed with the group."""
         if self._data.batch_size is None:
             return
         steps = self._data.batches_of_epoch
@@ -201,14 +201,14 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             try:
                 getattr(callback, event)(*arguments, logs)
             except BaseException:
-                if first < len(callbacks):  # Otherwise all of them had seen it before.
+                if first < len(callbacks):  # Otherwise, all callbacks had already seen it.
                     self._interrupted = Interrupted(event, arguments, max(number, first))
                 raise
 
 
 _NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
 _NO_TEST: tuple[int, float, int] = -1, 0, 0
-"""An event of validation: the epoch, the batch, and whether it is the end of that."""
+"""A validation event: the epoch, the batch, and whether it is the end of the batch."""
 
 
 class Interrupted(NamedTuple):
@@ -216,8 +216,8 @@ class Interrupted(NamedTuple):
 
     Attributes:
         name: the method.
-        arguments: those besides `logs`: the epoch, the batch, or nothing.
-        callback: the number of the callback in which it was interrupted.
+        arguments: the arguments besides `logs`: the epoch, the batch, or none.
+        callback: the index of the interrupted callback.
     """
 
     name: str
@@ -239,13 +239,13 @@ _WHERE_USUAL = ("on_epoch_end", _BATCH_END)
 def delivered_once(
     model: keras.Model, callbacks: list[Any], data: TrainingData, arguments: Mapping[str, Any]
 ) -> DeliveredOnce:
-    """The list of callbacks of a call of `fit`, as Keras would make it.
+    """Makes the callback list of a call of `fit`, configured as Keras would do it.
 
     Args:
         model: the model.
         callbacks: the callbacks.
-        data: what it trains on.
-        arguments: those of `fit`.
+        data: the training data.
+        arguments: the arguments of `fit`.
     """
     group = model.distribute_strategy.extended.group
     verbose = arguments["verbose"]

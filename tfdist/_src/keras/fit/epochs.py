@@ -1,6 +1,7 @@
 """Epochs of Keras's loops: the workers begin and end each pass over a dataset together.
 
-What a dataset draws in Python may be drawn in another way there.
+If a worker joins in the middle of an epoch, its data is compared with the data of the others.
+Values that a dataset draws in Python may differ there.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from tfdist._src.strategy.extended import ReplicatedExtended
 def advance_compared(
     batches: FirstBatch | None, data: TrainingData, advance: Callable[[], Step]
 ) -> Step:
-    """The next step, whose batch is compared first if some workers have come since the last one.
+    """Returns the next step; compares its batch first if workers have joined since the last one.
 
     Args:
-        batches: compares those of the training data; None if this process is alone.
+        batches: compares batches of the training data; None if this process is alone.
         data: the training data.
         advance: returns the step, or raises StopIteration.
 
     Raises:
-        ProgramMismatchError: this worker has come later, and reads different data.
+        ProgramMismatchError: this worker has joined and reads different data.
     """
     live = data.live
     if live is None or not live.compares or batches is None:
@@ -155,10 +156,10 @@ def install() -> None:
 
 
 def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Traces a function again for an iterator whose end is detected in another way.
+    """Retraces a function for an iterator whose end is detected differently.
 
-    TensorFlow does not compare that. What was traced for `repeat()` loses the last batches of a
-    dataset that ends within an execution of several steps.
+    TensorFlow does not compare how ends are detected. A trace made for `repeat()` loses the last
+    batches of a dataset that ends within an execution of several steps.
     """
 
     @functools.wraps(serialize)
@@ -181,7 +182,7 @@ def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]
 
 
 def _validation(self: Any) -> ValidationData | None:
-    """The place in the validation data, if this is Keras's epoch iterator over it."""
+    """The tracker of the validation data, if this is Keras's epoch iterator over it."""
     data = current_data()
     validation = data.validation if data is not None else None
     return validation if validation is not None and validation.belongs_to(self) else None
@@ -205,7 +206,7 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     texts = extended.group.exchange("batches of an epoch", json.dumps([self._num_batches, last]))
     sizes = [json.loads(text) for text in texts]
     for rank, size in enumerate(sizes):
-        # A worker that joins others in the middle of an epoch has none of its batches.
+        # A worker that joins in the middle of an epoch has none of its batches.
         if self._first_batch.watches and live is None and size != sizes[0]:
             raise different_data(
                 extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
@@ -232,9 +233,9 @@ def _own_batches(self: Any, extended: Any) -> OwnBatches:
 
 
 def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
-    """Has each worker read its share for the group that there is when an epoch begins.
+    """Makes each worker read its share in the group that exists when an epoch begins.
 
-    One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
+    A worker that joins in the middle of an epoch reads nothing of it: the others have divided it.
     """
     strategy = made_under(self)
     is_current = own.generation == strategy.extended.group.generation

@@ -68,9 +68,9 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class StepClock(keras.callbacks.Callback):  # type: ignore[misc]
-    """Leaves out of the steps' durations what `fit` does between its epochs.
+    """Excludes the time that `fit` spends between its epochs from the steps' durations.
 
-    It is called once per epoch: the step functions themselves report the steps, which costs less,
+    It is called once per epoch. The step functions themselves report the steps, which costs less
     and leaves Keras free to call other callbacks in the background.
     """
 
@@ -82,10 +82,10 @@ class StepClock(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stops all workers after an epoch in which a callback of one has set `stop_training`.
+    """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
-    It runs after the user's callbacks. A worker that stops alone within an epoch gets an error when
-    the others are in their next step (`keras/fit/epochs.py`): checking there would slow down
+    It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
+    when the others are in their next step (`keras/fit/epochs.py`): checking there would slow down
     every step.
     """
 
@@ -165,7 +165,7 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
         data = current_data()
         if not logs and data is not None and data.live is not None:
             return data.live.logs or results_or_logs(self, logs)
-        # An epoch whose last batch had been trained when its training was interrupted.
+        # The last batch of this epoch was trained before the training was interrupted.
         if not logs and data is not None and data.resumed:
             return self.get_metrics_result()
         return results_or_logs(self, logs)
@@ -182,7 +182,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         if iterator is not None:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
-            return  # Only its custom steps know what to call; they build it.
+            return  # Only its custom steps know the layers to call; they build it.
         call_checks.forget_failure(self)
         try:
             # Keras computes losses in a graph that never runs.
@@ -203,8 +203,8 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         except TfdistError:
             raise
         except Exception as error:
-            # Perhaps only the model's custom steps can unpack a batch. The layers they call are
-            # then built during tracing, as without a strategy. If that fails, this may be why.
+            # Perhaps only the model's custom steps can unpack a batch. The layers that they call
+            # are then built during tracing, as without a strategy. If that fails, this may be why.
             call_checks.note_failure(self, error)
 
     return symbolic_build
@@ -228,20 +228,20 @@ class RunsFit:
         """Runs `fit`.
 
         Args:
-            fit: enters it; may be called again when it has raised.
-            entries: what all entries have in common.
+            fit: enters `fit`; may be called again after it has raised.
+            entries: the common properties of all entries.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Entries:
-    """What all entries of a call of `fit` have in common.
+    """The common properties of all entries of a call of `fit`.
 
     Attributes:
         callbacks: the callbacks, which see each event once.
         data: the data.
-        arguments: those that must be the same on all workers.
+        arguments: the arguments that must be the same on all workers.
     """
 
     callbacks: DeliveredOnce
@@ -250,14 +250,14 @@ class Entries:
 
 
 class RunsLast:
-    """Base class of callbacks that `fit` calls after all others, wherever they are in its list."""
+    """Base class of callbacks that `fit` calls after all others, regardless of their order."""
 
     def runs_after(self, others: Sequence[Any]) -> None:
-        """Says which callbacks are called before this one."""
+        """Receives the callbacks that are called before this one."""
         raise NotImplementedError
 
     def during_fit(self) -> contextlib.AbstractContextManager[Any]:
-        """A context in which `fit` runs, however it ends."""
+        """A context to run `fit` in; it is exited even if `fit` fails."""
         return contextlib.nullcontext()
 
 
@@ -314,12 +314,12 @@ def _added_callbacks(model: Any) -> list[Any]:
 
 
 def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
-    """The user's callbacks, then the added ones, then those that must see what all others do."""
+    """The user's callbacks, then the added ones, then the callbacks that must run last."""
     last = [c for c in users if isinstance(c, RunsLast)]
     others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
     if last and not any(isinstance(c, keras.callbacks.History) for c in others):
-        others.append(keras.callbacks.History())  # Keras would append it behind them.
-    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # which may leave `fit`
+        others.append(keras.callbacks.History())  # Keras would append it after them.
+    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # these may leave `fit`
     for callback in last:
         callback.runs_after(others)
     begins = [c for c in others if isinstance(c, BeginTogether)]

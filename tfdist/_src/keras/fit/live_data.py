@@ -1,4 +1,4 @@
-"""The data of a call of `fit` that is entered again in the same process: it goes on where it is."""
+"""Keeps the training data of a `fit` call in place while `fit` is entered again."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Step = tuple[Any, ...]
 
 
 class LiveData:
-    """Has Keras's loops go on with the iterators that they had before `fit` was entered again.
+    """Lets Keras's loops continue with the same iterators when `fit` is entered again.
 
     Args:
-        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
-        workers: returns the number of workers now.
+        keeps_rows: whether each worker keeps its number of rows per batch when the group changes.
+        workers: returns the current number of workers.
 
     Attributes:
-        replay: gives a batch again that no step stands for.
-        batch_size: how large batches are.
+        replay: returns a batch again if its step was not committed.
+        batch_size: the size of batches.
         epoch: the epoch that Keras's loop is in.
-        read: the epoch that has been read last; -1 if none.
-        batches_before: how many batches the epoch before that one had.
+        read: the epoch that was read last; -1 if none.
+        batches_before: the number of batches of the epoch before that one.
         logs: the logs of the last step.
-        batches_done: of the batches of the next step of Keras's loop, how many have been trained.
-        came_later: whether this worker joined others that were training already.
-        compares: whether the next batch is to be compared, since some worker did.
+        batches_done: the number of batches already trained in the next step of Keras's loop.
+        came_later: whether this worker joined others that were already training.
+        compares: whether to compare the next batch, since a worker has joined.
     """
 
     def __init__(self, *, keeps_rows: bool, workers: Callable[[], int]) -> None:
@@ -49,9 +49,9 @@ class LiveData:
         self._epochs: Any = None  # Keras's epoch iterator
         self.read = -1
         self.logs: dict[str, Any] = {}
-        self._ended = False  # whether it has no more batches
-        self._step: Step | None = None  # the last one that was taken from it
-        self._is_uncounted = False  # the last step
+        self._ended = False  # whether it is exhausted
+        self._step: Step | None = None  # the last step taken from it
+        self._is_uncounted = False  # whether the last step is uncounted
         self._seen = self._given = self.batches_before = 0
         self._goes_on: tuple[int, Callable[[], object]] | None = None
         self._iterator: Any = None
@@ -63,48 +63,48 @@ class LiveData:
 
     @property
     def last_batch(self) -> tuple[int, int] | None:
-        """The epoch and the number of the last step, as callbacks are told; None without one."""
+        """The epoch and number of the last step, as passed to callbacks; None if there is none."""
         return None if self._step is None else (self.read, self._step[-2])
 
     @property
     def taken(self) -> int:
-        """How many batches of its epoch the last step and those before it have."""
+        """The number of batches of the epoch taken up to and including the last step."""
         return 0 if self._step is None else self._step[0] + self._epochs.steps_per_execution
 
     @property
     def uncounted(self) -> int:
-        """How many of these batches nobody counts yet, as a worker was lost when they began."""
+        """The number of these batches not yet counted, since a worker was lost when they began."""
         return self._epochs.steps_per_execution if self._is_uncounted else 0
 
     @property
     def goes_on(self) -> bool:
-        """Whether `fit` has been entered again, and has read nothing since."""
+        """Whether `fit` has been entered again and has read nothing since."""
         return self._goes_on is not None
 
     def go_on(self, batches: int, ready: Callable[[], object]) -> None:
-        """Goes on where the data is, when `fit` is entered again.
+        """Continues from the current position when `fit` is entered again.
 
         Args:
-            batches: how many batches of the epoch that was read last have been trained.
+            batches: the number of trained batches of the epoch that was read last.
             ready: called before the next batch of that epoch.
         """
         self._goes_on = batches, ready
         if self.has_untrained(batches):
             self.replay.request()
         if not batches and not self.replay.is_used and self.read == self.epoch:
-            # Of their own data, all workers take new shares when an epoch begins.
+            # If workers read separate data, they all take new shares when an epoch begins.
             self.read, self._ended, self._step = self.epoch - 1, True, None
 
     def has_untrained(self, batches: int) -> bool:
-        """Whether a batch of the epoch has been read that is not among those trained.
+        """Whether a batch of the epoch has been read but not trained.
 
         Args:
-            batches: how many batches of the epoch that was read last have been trained.
+            batches: the number of trained batches of the epoch that was read last.
         """
         return self._step is not None and self.replay.given - self._given > batches
 
     def batches_to_count(self) -> int | None:
-        """How many batches Keras counts to in the epoch's iterator; None if unknown."""
+        """The number of batches at which Keras ends the epoch's iterator; None if unknown."""
         if self.batch_size.own_batches is None:
             return None
         if self.has_ended:
@@ -119,28 +119,28 @@ class LiveData:
         return self._seen - self.taken + given + left
 
     def take_over(self, epochs: Any) -> bool:
-        """Has Keras's new epoch iterator take the place of the one before, if there was one."""
+        """Replaces the previous epoch iterator by Keras's new one; returns whether one existed."""
         earlier, self._epochs = self._epochs, epochs
         if earlier is not None:
             take_over(epochs, earlier)
         return earlier is not None
 
     def iterator(self) -> Any:
-        """The iterator that an epoch goes on with; None to make a new one."""
+        """The iterator that an epoch continues to read; None to make a new one."""
         iterator, self._iterator = self._iterator, None
         return iterator
 
     def advance(
         self, advance: Callable[[], Step], begun: Callable[[Step], object]
     ) -> tuple[Step, bool]:
-        """The next step of an epoch, and whether Keras's loop has not had it before.
+        """Returns the next step of an epoch, and whether it is new to Keras's loop.
 
         Args:
-            advance: Keras's.
+            advance: Keras's function for the next step.
             begun: called with the first step of an epoch.
 
         Raises:
-            StopIteration: the epoch has no more.
+            StopIteration: the epoch has no more steps.
         """
         goes_on, self._goes_on = self._goes_on, None
         if self.read != self.epoch:
@@ -150,7 +150,7 @@ class LiveData:
             step, self._is_uncounted = self._next(advance), True
             try:
                 begun(step)
-            finally:  # What it takes for itself is no batch of the epoch.
+            finally:  # Batches taken by `begun` do not belong to the epoch.
                 self._given = self.replay.given
         elif goes_on is None:
             step = self._next(advance)
@@ -165,15 +165,15 @@ class LiveData:
         return step, True
 
     def stops(self) -> bool:
-        """Whether an epoch that is entered again has no more batches."""
+        """Whether a re-entered epoch has no more batches."""
         return self.goes_on and self.has_ended
 
     def resume(self, step: Step, batches: int) -> None:
-        """Takes note of an epoch that another process has begun.
+        """Records an epoch that another process has begun.
 
         Args:
-            step: the first one here.
-            batches: how many batches of the epoch have been trained.
+            step: the first step in this process.
+            batches: the number of trained batches of the epoch.
         """
         self.read, self._ended, self._step = self.epoch, False, step
         self._seen = batches_seen(self._epochs)
@@ -182,11 +182,11 @@ class LiveData:
         self.batches_done = batches % self._epochs.steps_per_execution
 
     def resume_behind(self, epoch: int, batches: int) -> None:
-        """Goes on behind the batches of an epoch that other processes have trained.
+        """Continues after the batches of an epoch that other processes have trained.
 
         Args:
             epoch: the epoch.
-            batches: how many they were.
+            batches: the number of these batches.
         """
         self.read, self._ended, self._goes_on = epoch, True, (0, lambda: None)
         self._given = self.replay.given - batches
@@ -197,13 +197,13 @@ class LiveData:
             self.read, self._ended = self.epoch, True
 
     def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
-        """Makes Keras count up to where it was, without taking batches from the iterator."""
-        # It starts to count from here where an iterator lasts for several epochs.
+        """Makes Keras count up to its previous position, without taking batches."""
+        # Keras starts counting from this number if an iterator lasts for several epochs.
         set_batches_seen(self._epochs, self._seen - self.taken)
         self._iterator = iterator
         with within_epoch(self._epochs):
             step = self._next(advance)
-        self._iterator = None  # Keras has not asked for it if it has kept one itself.
+        self._iterator = None  # Unused if Keras has kept its own iterator.
         self.batches_done = batches % self._epochs.steps_per_execution
         while step[0] + self.batches_done < batches:
             step = self._next(advance)

@@ -1,4 +1,4 @@
-"""The state of metrics, of which each replica holds a part: their sum is its value."""
+"""The state of metrics: each replica holds a part, and the sum of the parts is the value."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def take_over_metrics(model: keras.Model) -> None:
 
 
 class MetricTotals:
-    """Keeps the totals after a step, since what one worker alone has added is lost with it.
+    """Keeps the totals after each step, since a lost worker's part is lost with it.
 
     Args:
         model: the model in training.
@@ -47,20 +47,20 @@ class MetricTotals:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.proxy(model)
-        # With the metric's variable, since another one might get its id later.
+        # Kept with the metric's variable, since a later variable might reuse its id.
         self._kept: dict[int, tuple[Any, tf.Variable]] = {}
 
     def keep(self, totals: Sequence[tf.Tensor]) -> None:
         """Keeps the totals after a step, eagerly or in its graph.
 
         Args:
-            totals: those of `metric_variables(model)`.
+            totals: the totals of `metric_variables(model)`.
         """
         for variable, total in zip(metric_variables(self._model), totals, strict=True):
             self.of(variable).assign(total)
 
     def by_place(self) -> dict[str, tf.Variable]:
-        """What is kept, by the places of the metrics in the model and of variables in a metric."""
+        """The totals, by the place of a metric in the model and of a variable in the metric."""
         summed = {id(variable) for variable in metric_variables(self._model)}
         places = {}
         for i, metric in enumerate(self._model.metrics):
@@ -71,12 +71,12 @@ class MetricTotals:
         return places
 
     def restore(self) -> None:
-        """Sets the metrics' state to the totals, which one worker alone holds then."""
+        """Sets the metrics' state to the totals, held by a single worker."""
         for variable in metric_variables(self._model):
             variable.assign(self.of(variable))
 
     def of(self, variable: Any) -> tf.Variable:
-        """What is kept of one of the metrics' variables."""
+        """The total kept for one of the metrics' variables."""
         if id(variable) not in self._kept:
             with tf.init_scope():
                 zeros = tf.zeros(variable.shape, variable.dtype)

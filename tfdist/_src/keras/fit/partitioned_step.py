@@ -1,8 +1,8 @@
-"""Steps that are traced for the whole batch and partitioned along its rows.
+"""Traces steps for the whole batch and partitions them along its rows.
 
-Keras's `train_step` is traced as one process would, from a batch with the rows of all replicas.
+Keras's `train_step` is traced as in a single process, from a batch with the rows of all replicas.
 The package `global_view` then copies its graph for the rows of this replica. So a step has the
-result of one process whatever it computes.
+same result as in a single process, regardless of its computations.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from tfdist._src.xla import has_rows
 _MOST_SHOWN = 50
 _SMALL = 64 << 10
 
-# Of models whose last trace has not run yet: notes it again, with the number of rows.
+# For models whose last trace has not run yet: notes the trace again with its number of rows.
 _pending: dict[str, Callable[[int], None]] = {}
 _hinted: set[str] = set()
 
 
 def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None:
-    """Notes a training step that has been traced. Never fails.
+    """Records a training step that has been traced. Never fails.
 
     Args:
         model: the model.
         analysis: its step.
-        rows: the number of rows of the whole batch, if it is known. Otherwise, `note_rows` is
-            expected after the first step.
+        rows: the number of rows of the whole batch, if known. Otherwise, `note_rows` is expected
+            after the first step.
     """
     if get_current_replica_id_as_int():
-        return  # The replicas of a process trace the same.
+        return  # All replicas of a process have the same trace.
     name, extended = model.name, model.distribute_strategy.extended
     program = ""
 
     def note(count: int | None) -> None:
         nonlocal program
-        # A trace that has asked for the number of replicas does not outlast a change of the group.
+        # A trace that uses the number of replicas becomes invalid when the group changes.
         replicas = None if extended.group.elastic else extended.replica_count
         found = transfers(analysis, count, replicas)
         program = program or _hash_of(found)
@@ -90,11 +90,11 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
 
 
 def note_rows(model: keras.Model, rows: int) -> None:
-    """Notes the number of rows of a training step that has ended. Never fails.
+    """Records the number of rows of a training step that has ended. Never fails.
 
     Args:
         model: the model.
-        rows: those of the whole batch.
+        rows: the number of rows of the whole batch.
     """
     note = _pending.pop(model.name, None) if _pending else None
     if note is not None:
@@ -103,7 +103,7 @@ def note_rows(model: keras.Model, rows: int) -> None:
 
 
 def note_step(model: keras.Model, found: Sequence[Transfer], rows: int) -> None:
-    """Notes what a training step communicates. Never fails.
+    """Records the values that a training step communicates. Never fails.
 
     Args:
         model: the model.
@@ -127,7 +127,7 @@ def _hash_of(found: Sequence[Transfer]) -> str:
 
 
 def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dict[str, Any]:
-    """A step as the flight log has it."""
+    """A step's entry in the flight log."""
     shown = largest_first(found)[:_MOST_SHOWN]
     return {
         "program": program,
@@ -152,7 +152,7 @@ def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dic
 
 
 def _hint(name: str, found: Sequence[Transfer], rows: int) -> None:
-    """Says once for a model if it gathers more than it reduces, apart from small values."""
+    """Prints a hint once per model if a step gathers more than it reduces; ignores small values."""
     sizes = [(one.estimate(rows), one) for one in found]
     reduced = sum(size for size, one in sizes if one.kind == "reduce" or one.replaces_reduction)
     gathers = [
@@ -184,20 +184,21 @@ def run_partitioned_step(
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Adds `train_step` or `test_step` of the whole batch, of which a replica computes its rows.
+    """Adds `train_step` or `test_step` of the whole batch; each replica computes its own rows.
 
     Args:
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
-        form: what the program may know of the whole batch.
-        added: an empty list that the replicas of the process have in common.
-        told: what the batch tells of the rows of the whole batch; see `WithRows`.
+        form: the properties of the whole batch that the program may depend on.
+        added: an empty list, shared by the replicas of the process.
+        told: the number of rows of the whole batch, encoded by the batch; see `WithRows`.
         late: given if an update may be deferred to the end of the step.
 
     Returns:
-        The logs of the step, equal on all replicas, the totals of `metric_variables(model)`, and
-        the number of rows of the global batch with what the workers tell one another (`heard`).
+        The logs of the step, equal on all replicas; the totals of `metric_variables(model)`; and
+        the number of rows of the global batch, followed by the values that the workers exchanged
+        (`heard`).
     """
 
     def program(whole: Any, step: GlobalStep) -> Any:
@@ -227,17 +228,17 @@ def run_partitioned_prediction(
     added: Added,
     told: tf.Tensor | None = None,
 ) -> Any:
-    """Adds `predict_step` of the whole batch, of which a replica computes its rows.
+    """Adds `predict_step` of the whole batch; each replica computes its own rows.
 
     Args:
         model: the model.
         batch: the replica's rows.
-        form: what the program may know of the whole batch.
-        added: an empty list that the replicas of the process have in common.
+        form: the properties of the whole batch that the program may depend on.
+        added: an empty list, shared by the replicas of the process.
         told: as for `run_partitioned_step`.
 
     Returns:
-        The outputs for all rows, and what the workers tell one another (`heard`).
+        The outputs for all rows, and the values that the workers exchanged (`heard`).
     """
     traced = step_exchange.TracedProgram()
     batch, own = _counted(model, batch, form, traced, told)
@@ -255,8 +256,8 @@ def _counted(
     program: step_exchange.TracedProgram,
     told: tf.Tensor | None,
 ) -> tuple[Any, OwnRows]:
-    """Returns the replica's rows, and their number and that of the others."""
-    # A worker that joins others in the middle of an epoch has none of its batches.
+    """Returns the replica's rows, and the numbers of rows of this and the other replicas."""
+    # A worker that joins in the middle of an epoch has none of its batches.
     shared = form.shared and not model.distribute_strategy.extended.group.elastic
     rows = divided(batch, form)
     own = step_exchange.exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
@@ -283,7 +284,7 @@ def _run(
     extended = model.distribute_strategy.extended
     batch = _with_a_row_of_others(extended, batch, own, form)
     leaves = tf.nest.flatten(batch)
-    # Ragged and sparse tensors are whole on all replicas, and what has other rows than the batch.
+    # Each replica needs all of a ragged or sparse tensor, and of a component with other rows.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor) or i in form.whole:
             leaves[i] = extended.gather_over_replicas(leaf)
@@ -307,7 +308,7 @@ def _run(
     elastic = extended.group.elastic
     if not elastic and extended.worker_count > 1:
         analysis = traced.analysis
-        # The states of compressors and the parts of sharded optimizers are no variables of its.
+        # The states of compressors and the shards of sharded optimizers are not its variables.
         own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
@@ -322,14 +323,14 @@ def _tell(
     lane: Lane,
     traced_for: Any,
 ) -> None:
-    """Has the step tell the other workers which program it runs.
+    """Makes the step send a description of its program to the other workers.
 
     Args:
         extended: the strategy's.
-        program: what the step tells.
+        program: the program's description that the step sends.
         traced: the program.
-        lane: has added it.
-        traced_for: what it has been traced for, besides the shapes and types of its inputs.
+        lane: the lane that has added it.
+        traced_for: the conditions of the trace, besides the shapes and types of the inputs.
     """
     graph = traced.analysis.graph
     order = {
@@ -345,7 +346,7 @@ def _tell(
         for kind, inners in (("variable", ours), ("captured", others))
         for number, inner in enumerate(inners)
     }
-    # Workers have different parts of the sums of compressed gradients and of sharded updates.
+    # The sums of compressed gradients and of sharded updates are split differently per worker.
     compresses = extended.compressor is not None and extended.compressor.active
     same = not compresses and not extended.shards_optimizers
     emitted = [one for one in lane.emitted if same or isinstance(one[1], tf.Tensor)]
@@ -358,16 +359,16 @@ def _tell(
 
 
 def divided(batch: Any, form: BatchForm) -> Any:
-    """A batch with None in place of the components that each replica computes with as a whole."""
+    """The batch, with None for components that each replica uses as a whole."""
     leaves = tf.nest.flatten(batch)
     parts = [None if i in form.whole else leaf for i, leaf in enumerate(leaves)]
     return tf.nest.pack_sequence_as(batch, parts)
 
 
 def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchForm) -> Any:
-    """The batch, or its first row on a replica without rows, which does not count there.
+    """The batch, or its first row on a replica without rows; that row does not count there.
 
-    Many TensorFlow kernels do not accept empty batches, and made-up values might be invalid.
+    Many TensorFlow kernels reject empty batches, and made-up values might be invalid.
     """
     leaves = tf.nest.flatten(batch)
     dense = [
@@ -397,9 +398,9 @@ class _Traced:
     """A program that has been traced for the whole batch.
 
     Attributes:
-        analysis: its graph, and the layouts.
-        captured: the values of the graph's inputs that are not components of the batch.
-        result: what the program returns, with tensors of the graph.
+        analysis: its graph and the layouts.
+        captured: the values of the graph's inputs other than components of the batch.
+        result: the result of the program, with tensors of the graph.
     """
 
     analysis: Analysis
@@ -407,7 +408,7 @@ class _Traced:
     result: Any
 
     def packed(self, outputs: Sequence[tf.Tensor]) -> Any:
-        """The result with other tensors in the place of those of the graph."""
+        """The result, with the graph's tensors replaced by `outputs`."""
         parts = tf.nest.flatten(self.result, expand_composites=True)
         values = iter(outputs)
         parts = [next(values) if _is_output(part) else part for part in parts]
@@ -419,12 +420,12 @@ def _is_output(part: Any) -> bool:
 
 
 def _components(leaves: Sequence[Any]) -> list[Any]:
-    """The tensors of which a batch is made."""
+    """The tensors that make up a batch."""
     present = [leaf for leaf in leaves if leaf is not None]
     return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
 
 
-# With more replicas, two sums of the statistics of a batch are less than those of each replica.
+# With more replicas, two sums of batch statistics are smaller than every replica's statistics.
 _MOST_GATHERED = 16
 
 
@@ -437,7 +438,7 @@ def _trace(
         model: the model.
         program: takes the batch and the step.
         batch: a batch of any number of rows; ragged and sparse tensors are whole.
-        form: what the program may know of the whole batch. A single row is whole on all replicas.
+        form: as for `run_partitioned_step`. A single row is whole on all replicas.
     """
     extended = model.distribute_strategy.extended
     leaves = tf.nest.flatten(batch)
@@ -486,14 +487,14 @@ def _trace(
 
 
 def explain(model: keras.Model, batch: Any) -> list[Transfer]:
-    """Prints what a training step of a model communicates for a batch, and from which lines.
+    """Prints the values that a training step communicates for a batch, and the lines that cause it.
 
     Args:
         model: compiled, created under a tfdist strategy, and built.
-        batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+        batch: a global batch as passed to `train_step`, such as a pair of inputs and targets.
 
     Returns:
-        The values that the workers communicate, besides the number of rows.
+        The values that the workers communicate, apart from the number of rows.
     """
     batch = as_tensors(batch)
     found: list[list[Transfer]] = []
@@ -524,7 +525,7 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
 
 
 def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
-    """The layouts of variables that are not whole, by the ids of their resources."""
+    """The layouts of variables that are not whole, keyed by the ids of their resources."""
     found: dict[int, Layout] = {}
 
     def note(variables: Sequence[Any], layout: Layout) -> None:
@@ -558,7 +559,8 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
 def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     """The layouts of resources that a graph changes and the replicas of the process share.
 
-    Each would change them: a variable or a table that was not created in the strategy's scope.
+    These are variables and tables created outside the strategy's scope. Each replica would change
+    them.
     """
     own = _own_resources(extended)
     captured = {
@@ -568,7 +570,7 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     }
     if not captured:
         return {}
-    # With several devices, no update is put off, so nothing is written behind a commit point.
+    # With several devices, no update is deferred, so nothing is written after a commit point.
     written = find_writes(graph.as_graph_def()).kept
     return {resource: SHARED for name, resource in captured.items() if name in written}
 
@@ -598,12 +600,12 @@ def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
 
 
 class ReplicaCommunication:
-    """How the replicas of a strategy combine values.
+    """Combines values across the replicas of a strategy.
 
     Args:
         extended: the strategy's.
-        counts: the number of rows of each replica, which computes with one if it has none; None if
-            a replica without rows computes with another number of them.
+        counts: the number of rows of each replica, if a replica without rows computes with one
+            row; None if it computes with a different number of rows.
     """
 
     def __init__(self, extended: Any, counts: tf.Tensor | None = None) -> None:
@@ -616,7 +618,7 @@ class ReplicaCommunication:
         if extended.group.elastic:
             for i in stacked:
                 results[i] = self._gather(tensors[i])
-        else:  # Summed together with others, which is faster.
+        else:  # Summed with other values, which is faster.
             place, replicas = extended.place_here()[0], extended.replica_count
             for i in stacked:
                 results[i] = _placed(tensors[i], place, replicas)
@@ -654,7 +656,7 @@ class ReplicaCommunication:
 
 
 def _placed(part: tf.Tensor, place: Any, count: int) -> tf.Tensor:
-    """A tensor that has a part in its place along the first axis, and zeros in the other places."""
+    """Pads a part with zeros along the first axis, to `count` elements with the part at `place`."""
     is_here = tf.equal(tf.range(count), place)
     shape = [count] + [1] * (part.shape.rank - 1)
     return tf.where(tf.reshape(is_here, shape), part, tf.zeros([], part.dtype))

@@ -28,13 +28,13 @@ from tfdist.errors import SnapshotError
 
 @dataclass(frozen=True)
 class OwnBatches:
-    """What is known of such data.
+    """Properties of data that each worker reads separately.
 
     Attributes:
-        generation: of the group for which the data has been distributed.
-        count: how many batches an epoch has; None if that is unknown.
-        is_shared_out: whether each group can share the data out anew; not what the user has
-            distributed, nor what the workers of a single pipeline read, all of them the same.
+        generation: the generation of the group for which the data was distributed.
+        count: the number of batches per epoch; None if unknown.
+        is_shared_out: whether each new group can divide the data again. False for data that the
+            user has distributed, and for data that all workers of a single pipeline read.
     """
 
     generation: int = -1
@@ -44,11 +44,11 @@ class OwnBatches:
 
 @dataclass(frozen=True)
 class KeptRows:
-    """How large batches are where each worker's part of them keeps its number of rows.
+    """The size of batches if each worker keeps its number of rows per batch.
 
     Attributes:
-        workers: among how many workers a batch of the dataset's own is divided.
-        batch: the rows of such a batch; 0 if none has been read.
+        workers: the number of workers that divide one of the dataset's own batches.
+        batch: the number of rows of such a batch; 0 if none has been read.
         read: how much of the data the last iterator has read.
     """
 
@@ -62,21 +62,20 @@ class Position:
     """A position in the training data.
 
     Attributes:
-        iterators: the number of iterators that have been made over the dataset, each of which
-            shuffles in its own way.
-        batches: the batches that have been taken from the last one.
-        in_all: the batches that have been taken from all of them.
-        steps_seen: Keras's count of the batches of the last one.
-        goes_on: whether the next epoch goes on with the last one.
+        iterators: the number of iterators made over the dataset; each shuffles differently.
+        batches: the number of batches taken from the last iterator.
+        in_all: the number of batches taken from all iterators.
+        steps_seen: Keras's count of the last iterator's batches.
+        goes_on: whether the next epoch continues with the last iterator.
         at_epoch: the random states when the epoch began.
-        state: the serialized iterator; None if it has to be skipped forward.
-        fresh: what that was before its first batch, if it has been serialized. The state of an
-            iterator that has read all lacks the seeds with which later ones shuffle. At the end of
-            an epoch, what one was that had been made after that, and not been read.
-        data: what the data was like.
-        is_common: whether the state serves any worker, of however many that may become others.
-        rows: how large batches are, if that depends on the number of workers.
-        begun: whether the first batch of the last one has been compared among the workers.
+        state: the serialized iterator; None if an iterator must be skipped forward instead.
+        fresh: the iterator serialized before its first batch, if available. An exhausted
+            iterator's state lacks the seeds for the shuffles of later iterators. At the end of an
+            epoch, the state of a newer iterator that has not been read.
+        data: a description of the data.
+        is_common: whether the state is valid on any worker, regardless of the number of workers.
+        rows: the size of batches, if it depends on the number of workers.
+        begun: whether the workers have compared the first batch of the last iterator.
     """
 
     iterators: int
@@ -94,15 +93,15 @@ class Position:
 
     @property
     def has_own_batches(self) -> bool:
-        """Whether the batches that have been taken are the dataset's own."""
+        """Whether the batches taken so far are the dataset's own."""
         read = None if self.rows is None else self.rows.read
         return read is None or (read.batches, read.pending) == (self.batches, 0)
 
     def check_own_batches(self) -> None:
-        """Checks that the dataset's own batches are read up to here.
+        """Checks that the data up to here was read in the dataset's own batches.
 
         Raises:
-            SnapshotError: some were of another size.
+            SnapshotError: some batches had a different size.
         """
         if not self.has_own_batches:
             raise SnapshotError(
@@ -113,10 +112,10 @@ class Position:
             )
 
     def check_data(self, received: str) -> None:
-        """Checks that this is a position in data that is like what has been received.
+        """Checks that the received data matches the data of this position.
 
         Raises:
-            SnapshotError: it was of another kind.
+            SnapshotError: the data is of another kind.
         """
         if self.data != received:
             raise SnapshotError(
@@ -126,14 +125,14 @@ class Position:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The position as a document, without `state` and `fresh`."""
+        """The position as a JSON document, without `state` and `fresh`."""
         return dataclasses.asdict(dataclasses.replace(self, state=None, fresh=None))
 
     @classmethod
     def from_json(
         cls, document: dict[str, Any], state: bytes | None, fresh: bytes | None
     ) -> Position:
-        """The position of `to_json`, with what that leaves out."""
+        """The position from the document of `to_json`, and the two states that it omits."""
         rows = document.get("rows")
         if rows is not None:
             rows = KeptRows(rows["workers"], rows["batch"], RowsRead(*rows["read"]))
@@ -143,20 +142,20 @@ class Position:
 def go_to(
     iterator: Any, position: Position, epochs: Any, replay: Replay | None
 ) -> tuple[int, float] | None:
-    """Moves an iterator, which has just been made, to a position.
+    """Moves a newly made iterator to a position.
 
     Args:
-        iterator: over the training data.
-        position: where.
+        iterator: an iterator over the training data.
+        position: the target position.
         epochs: Keras's epoch iterator.
-        replay: draws the batches, where their size depends on the number of workers.
+        replay: draws the batches, if their size depends on the number of workers.
 
     Returns:
-        The number of batches that had to be read to get there, and the seconds that it took; None
-        if there was no need to.
+        The number of batches that had to be read to reach the position, and the seconds that this
+        took; None if nothing had to be read.
 
     Raises:
-        SnapshotError: the position is one in other data.
+        SnapshotError: the position belongs to other data.
     """
     if position.state is not None:
         move_to(iterator, position.state)
@@ -165,7 +164,7 @@ def go_to(
             for _ in range(shuffles_per_epoch(epochs.data_adapter) - 1):
                 new_iterator(epochs)
         return None
-    # Each iterator goes on with the same Python generator.
+    # All iterators continue with the same Python generator.
     one = is_of_one_generator(epochs.data_adapter)
     batches, began = position.in_all if one else position.batches, time.monotonic()
     if replay is not None and position.rows is not None:
@@ -180,7 +179,7 @@ def move_to(iterator: Any, state: bytes) -> None:
     """Moves an iterator over the training data to a serialized one.
 
     Raises:
-        SnapshotError: that one is of other data.
+        SnapshotError: the serialized iterator is of other data.
     """
     try:
         set_position(iterator, state)
@@ -192,14 +191,14 @@ def move_to(iterator: Any, state: bytes) -> None:
 
 
 class BatchSize:
-    """The size of batches of which each worker's part keeps its number of rows.
+    """The size of batches if each worker keeps its number of rows per batch.
 
     Args:
-        replay: what the data passes through.
-        workers: returns the number of workers now.
+        replay: the object that passes on the data.
+        workers: returns the current number of workers.
 
     Attributes:
-        own_batches: how many batches of the dataset's own an iterator has; None if unknown.
+        own_batches: the number of the dataset's own batches per iterator; None if unknown.
     """
 
     def __init__(self, replay: Replay, workers: Callable[[], int]) -> None:
@@ -208,19 +207,19 @@ class BatchSize:
 
     @property
     def is_kept(self) -> bool:
-        """Whether this is so; otherwise batches are the dataset's own."""
+        """Whether workers keep their rows; otherwise, the batches are the dataset's own."""
         return self._replay.keeps_rows and self._replay.is_used
 
     @property
     def rows(self) -> int:
-        """The rows of a batch now; 0 if that is not known."""
+        """The current number of rows of a batch; 0 if unknown."""
         return self._replay.batch_for(self._workers()) if self.is_kept else 0
 
     def left(self, read: RowsRead) -> int:
-        """How many batches an iterator still gives, over a dataset of known length.
+        """The number of batches left in an iterator over a dataset of known length.
 
-        Batches of the dataset's own may have less rows than the first, so until the last one has
-        been read this may be too many.
+        The dataset's own batches may have fewer rows than the first, so the number may be too high
+        until the last one has been read.
         """
         assert self.own_batches is not None
         own = self.own_batches - read.batches
@@ -229,13 +228,13 @@ class BatchSize:
         return -(-(read.pending + own * self._replay.own_batch) // self.rows)
 
     def kept(self, read: RowsRead) -> KeptRows | None:
-        """What another process needs to give the same batches from there."""
+        """The state that another process needs to produce the same batches from here."""
         if not self.is_kept:
             return None
         return KeptRows(self._replay.workers, self._replay.own_batch, read)
 
     def keep(self, rows: KeptRows) -> None:
-        """Gives the same batches as another process."""
+        """Produces the same batches as another process."""
         self._replay.keep_rows(rows.workers, rows.batch)
 
 
@@ -255,7 +254,7 @@ class IteratorStates:
 
     @property
     def _adapter(self) -> Any:
-        return self._epochs.data_adapter  # Keras sets it late.
+        return self._epochs.data_adapter  # Read on each use: Keras sets it late.
 
     def of(self, iterator: Any) -> bytes | None:
         """The state of an iterator; None if it cannot be saved."""
@@ -266,7 +265,7 @@ class IteratorStates:
 
     @functools.cached_property
     def description(self) -> str:
-        """What the data is like, to tell whether a position is one in it."""
+        """A description of the data, to check whether a position belongs to it."""
         if is_of_arrays(self._adapter):
             return describe_arrays(self._adapter)
         dataset = self._adapter.get_tf_dataset()
@@ -276,22 +275,22 @@ class IteratorStates:
 
     @functools.cached_property
     def _is_complete(self) -> bool:
-        """Whether an iterator has all state: what is drawn, or remembered, while it is read."""
+        """Whether an iterator's state includes everything drawn or cached while it is read."""
         if is_of_arrays(self._adapter):  # Keras shuffles them at the beginning of an iterator.
             return True
         dataset = self._adapter.get_tf_dataset()
-        # One of a cache that has been moved to its place loses elements when it is moved again.
+        # An iterator over a cache loses elements if it is moved a second time.
         return not draws_numbers(dataset) and not caches(dataset)
 
 
 class FirstIterator:
-    """Has a dataset begin again, whose iterators each shuffle in another way than the one before.
+    """Restarts a dataset whose iterators each shuffle differently from the previous one.
 
-    The dataset counts them for as long as this process has it. An iterator that is moved to the
-    position of the first one moves this count, too.
+    The dataset counts its iterators as long as this process holds it. Moving an iterator to the
+    position of the first one also resets this count.
 
     Args:
-        is_needed: returns whether it may have to.
+        is_needed: returns whether a restart may be needed.
     """
 
     def __init__(self, is_needed: Callable[[], bool]) -> None:
@@ -300,7 +299,7 @@ class FirstIterator:
         self._position: bytes | None = None
 
     def made(self, iterator: Any) -> None:
-        """Takes note of a new iterator; the first one after `comes_again` becomes the first."""
+        """Records a new iterator; the next one after `comes_again` becomes the first."""
         if self._is_made or not self._is_needed():
             return
         self._is_made = True
@@ -310,12 +309,12 @@ class FirstIterator:
             move_to(iterator, self._position)
 
     def make(self, epochs: Any, count: int, read: int) -> None:
-        """Makes later iterators shuffle as if there had been others.
+        """Makes later iterators shuffle as if other iterators had been made before.
 
         Args:
             epochs: Keras's epoch iterator.
-            count: how many had been made.
-            read: in how many epochs the data had been read.
+            count: the number of those iterators.
+            read: the number of epochs for which the data was read.
         """
         adapter = epochs.data_adapter
         fills = count > 0 and remembers_epochs(adapter)
@@ -323,14 +322,14 @@ class FirstIterator:
             iterator = new_iterator(epochs)
             self.made(iterator)
             while fills and number == 0 and take_next(iterator):
-                pass  # A cache is filled by the first one, with what that draws.
+                pass  # The first iterator fills the cache with the elements that it draws.
 
     def follow(self, epochs: Any, position: Position, read: int) -> None:
-        """Makes later iterators shuffle as those that come after an epoch.
+        """Makes later iterators shuffle as they do after an epoch.
 
         Args:
             epochs: Keras's epoch iterator.
-            position: where the data stood at its end.
+            position: the position at the end of the epoch.
             read: the number of epochs that had ended.
         """
         if position.fresh is None:
@@ -341,11 +340,11 @@ class FirstIterator:
         move_to(iterator, position.fresh)
 
     def comes_again(self) -> None:
-        """Has the next iterator be the first one again."""
+        """Makes the next iterator the first one again."""
         self._is_made = False
 
     def obstacle(self, adapter: Any) -> str:
-        """Why the dataset of one of Keras's adapters cannot begin again; "" if it can."""
+        """The reason that an adapter's dataset cannot restart; "" if it can."""
         if is_of_one_generator(adapter):
             return "the training data is a Python generator, which gives each batch once"
         if changes_between_epochs(adapter):

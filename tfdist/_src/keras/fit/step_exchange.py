@@ -1,7 +1,7 @@
 """Exchanges requests and rows among workers in each step, in one collective.
 
-All workers learn of a request in the same step. The rows of a batch, the state that was assigned
-between the steps, and the program of the step are compared. This needs no further communication.
+All workers learn of a request in the same step. The exchange also compares the rows of a batch, the
+state assigned between the steps, and the program of the step. It needs no further communication.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Heard(NamedTuple):
 
     Attributes:
         asked: the requests of any worker.
-        rows_differ: whether the workers have shares of batches with different numbers of rows.
-        state_differs: whether their numbers for the state differ.
-        program_differs: whether they have traced different programs for the same batches.
+        rows_differ: whether the workers' batches have different numbers of rows.
+        state_differs: whether the workers' numbers for the state differ.
+        program_differs: whether the workers have traced different programs for the same batches.
     """
 
     asked: Request
@@ -47,8 +47,8 @@ class Heard(NamedTuple):
 class StepExchange:
     """This process's part of the exchange: its requests and its state.
 
-    A request is not an event, but derived again in each step from what makes this worker ask. So
-    none is lost, and none has to be withdrawn.
+    A request is not an event: each step derives it again from its cause on this worker. So no
+    request is lost, and none must be withdrawn.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class StepExchange:
 
     @contextlib.contextmanager
     def asking(self, request: Request, asks: Callable[[], bool]) -> Iterator[None]:
-        """Within this context, each step has a request if a function returns True.
+        """Within this context, each step carries a request if a function returns True.
 
         Args:
             request: the request.
-            asks: called before each step; returns whether this worker asks.
+            asks: called before each step; returns whether this worker makes the request.
         """
         before = dict(self._asks)
         self._asks[request] = asks
@@ -74,11 +74,11 @@ class StepExchange:
             self._asks, self._granted = before, Request(0)
 
     def is_granted(self, request: Request) -> bool:
-        """Whether any worker had asked when the last step began; the same on all."""
+        """Whether any worker had made the request when the last step began; equal on all."""
         return request in self._granted
 
     def grant(self, asked: Request) -> None:
-        """Takes what the workers have asked in a step."""
+        """Records the requests that the workers made in a step."""
         self._granted = asked
 
     @property
@@ -93,13 +93,13 @@ class StepExchange:
         """Publishes the requests and the state to the next step.
 
         Args:
-            state: a number of 30 bits that all workers must have.
+            state: a 30-bit number that must be equal on all workers.
         """
         self._state = state
         self._publish(0)
 
     def publish_rows(self, rows: int) -> None:
-        """Publishes to the next step the number of rows of a batch that all workers must have.
+        """Publishes to the next step the number of rows of a batch, which must be equal on all.
 
         Args:
             rows: the number, less than 2**30; 0 if it is unknown.
@@ -118,8 +118,8 @@ class StepExchange:
         """This worker's contribution, an int32 vector that a step sums over the replicas.
 
         Args:
-            told: `told_rows` of the batch, or an empty vector on a worker without any; None for
-                the number that has been published.
+            told: `told_rows` of the batch, or an empty vector on a worker without a batch; None
+                for the published number.
         """
         numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
         if told is not None:
@@ -141,11 +141,11 @@ class TracedProgram:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
 
     def note(self, traced_for: str, program: Program) -> None:
-        """Sets the program that the step contributes whenever it runs.
+        """Sets the program that the step contributes each time it runs.
 
         Args:
-            traced_for: describes what the step is traced for, such as the batch's shapes.
-            program: must be equal on all workers with the same `traced_for`.
+            traced_for: the conditions of the trace, such as the batch's shapes.
+            program: the program; must be equal on all workers with the same `traced_for`.
         """
         numbers = [zlib.crc32(repr(one).encode()) for one in (traced_for, program.values)]
         with tf.init_scope():
@@ -160,18 +160,18 @@ class TracedProgram:
 
 
 def untraced() -> tf.Tensor:
-    """The contribution of a step that is not traced, as from `TracedProgram.in_graph`."""
+    """The contribution of an untraced step, in the form of `TracedProgram.in_graph`."""
     return tf.zeros([2 * _NUMBERS], tf.int32)
 
 
 def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
-    """Evaluates the exchange of a step, as numbers to be added up over steps.
+    """Evaluates the exchange of a step, as numbers that can be added over steps.
 
     Args:
-        sums: of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas, an int32
-            vector.
+        sums: the sums of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas,
+            an int32 vector.
         replicas: the number of replicas, int32.
-        unlike_rows: how many replicas have rows that are no share of one batch, int32.
+        unlike_rows: the number of replicas whose rows are not a share of one batch, int32.
 
     Returns:
         An int32 vector for `as_heard`.
@@ -183,7 +183,7 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
 
 
 def rows_of_heard(numbers: tf.Tensor) -> tf.Tensor:
-    """The part of the result of `heard` that is 0 if the workers have shares of one batch."""
+    """The part of the result of `heard` that is 0 if all workers have shares of one batch."""
     return numbers[len(Request)]
 
 
@@ -208,8 +208,8 @@ def as_heard(numbers: Sequence[int]) -> Heard:
 
 _NOTHING = Heard(Request(0))
 
-# A number is told as two halves and their squares. The numbers of all workers are equal if n times
-# the sum of the squares is the square of the sum. It is computed modulo 2 ** 32.
+# Each number is sent as two halves and their squares. The numbers of all workers are equal if n
+# times the sum of the squares equals the square of the sum. It is computed modulo 2 ** 32.
 _HALVES = 2
 _NUMBERS = 2 * _HALVES
 _TOLD = len(Request) + 2 * _NUMBERS
@@ -246,12 +246,12 @@ def count_rows(batch: Any) -> tf.Tensor:
 
 
 def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
-    """The rows of all local replicas, by the first component that has any; an int32 scalar.
+    """The rows of all local replicas, from the first component with rows; an int32 scalar.
 
     Args:
         strategy: the strategy that has distributed the batch.
         batch: a nest of tensors or of the local replicas' tensors; with a single replica, anything
-            that a custom step accepts, which may have no rows.
+            that a custom step accepts, possibly without rows.
     """
     for component in tf.nest.flatten(batch):
         parts = [v for v in strategy.experimental_local_results(component) if _has_rows(v)]
@@ -268,12 +268,12 @@ def exchange_rows(
     awaited: bool = False,
     told: tf.Tensor | None = None,
 ) -> OwnRows:
-    """Counts the rows of all replicas, which hold the batch's rows in order; called by each.
+    """Counts the rows of all replicas, which hold the batch in order; called by each replica.
 
     Args:
         batch: the replica's rows.
         program: the program of the step.
-        shared: whether the replicas have shares of one batch, of which each has all rows.
+        shared: whether the replicas hold shares of one batch that every replica has in full.
         awaited: whether the forward pass waits for the result; see `once_compared`.
         told: as for `StepExchange.in_graph`.
     """
@@ -281,7 +281,7 @@ def exchange_rows(
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
-    # Otherwise the forward pass needs no number of rows.
+    # Otherwise, the forward pass does not need the number of rows.
     with contextlib.nullcontext() if awaited else overlapping():
         sums = reduction.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
@@ -296,15 +296,15 @@ def exchange_rows(
 
 
 def once_compared(batch: Any, own: OwnRows) -> Any:
-    """Returns a batch once it is known that all workers have shares of one batch.
+    """Returns a batch once all workers are known to have shares of one batch.
 
-    While a step is traced, this worker's batch tells it the number of rows, so it could fail on
-    others in many ways. If the assertion fails, it does on all workers, before anything else is
-    communicated: the group remains usable.
+    A trace takes the number of rows from this worker's batch, so a step with another number could
+    fail in many ways on other workers. If this assertion fails, it fails on all workers, before any
+    other communication, and the group remains usable.
 
     Args:
         batch: the replica's rows.
-        own: from `exchange_rows`.
+        own: the result of `exchange_rows`.
     """
     same = tf.debugging.Assert(tf.equal(rows_of_heard(own.heard), 0), [_UNLIKE_SHARES])
     with tf.control_dependencies([same]):
@@ -312,7 +312,7 @@ def once_compared(batch: Any, own: OwnRows) -> Any:
 
 
 def finds_unlike_shares(error: tf.errors.InvalidArgumentError) -> bool:
-    """Whether an error is that of `once_compared`."""
+    """Whether an error was raised by `once_compared`."""
     return _UNLIKE_SHARES in str(error)
 
 
@@ -320,12 +320,13 @@ _UNLIKE_SHARES = "The workers have shares of batches with different numbers of r
 
 
 def unlike_shares(counts: tf.Tensor, total: tf.Tensor, devices: int = 1) -> tf.Tensor:
-    """How many numbers of rows are not those of the shares of a batch, an int32 scalar.
+    """The number of row counts that do not match the shares of one batch, an int32 scalar.
 
     Args:
-        counts: the rows of each replica, an int32 vector, or of as many successive ones together.
-        total: their sum.
-        devices: how many.
+        counts: the number of rows of each replica, or of each `devices` successive replicas
+            together, an int32 vector.
+        total: the sum of `counts`.
+        devices: the number of replicas per count.
     """
     replicas = (counts.shape[0] or tf.size(counts)) * devices
     shares = total // replicas + tf.cast(tf.range(replicas) < total % replicas, tf.int32)
@@ -356,11 +357,11 @@ _UNLIKE_ROWS = (
 def gather_sparse(
     own: tf.SparseTensor, first_row: Any, total: Any, gather: Callable[[tf.Tensor], tf.Tensor]
 ) -> tf.SparseTensor:
-    """The rows of all replicas, as the indices of the whole batch number them.
+    """The rows of all replicas, indexed as in the whole batch.
 
     Args:
-        own: own rows.
-        first_row: the number of the first of them in the whole batch.
+        own: this replica's rows.
+        first_row: the index of this replica's first row in the whole batch.
         total: the number of rows of the whole batch.
         gather: gathers the rows of a dense tensor.
     """

@@ -1,4 +1,4 @@
-"""The functions that Keras's loops call for each step, for replicas on several workers."""
+"""The functions that Keras's loops call for each step when training on several workers."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ from tfdist.errors import ProgramMismatchError
 
 
 def wait_for(take: Callable[[], Any]) -> Any:
-    """Takes a batch, or an optional one, eagerly or in a graph; followed by `received`.
+    """Takes a batch, or an optional one, eagerly or in a graph; call `received` afterwards.
 
     Args:
-        take: gets it from an iterator.
+        take: takes the batch from an iterator.
     """
     if not native.has_ops():
         return take()
@@ -81,8 +81,8 @@ def run_eager_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the rows of the local replicas.
-        told: what their shares tell of the rows of the whole batch; see `WithRows`.
-        shared: whether the replicas have shares of one batch, of which each has all rows.
+        told: the number of rows of the whole batch, encoded by the shares; see `WithRows`.
+        shared: whether the replicas hold shares of one batch that every replica has in full.
 
     Returns:
         The same as `run_partitioned_step`.
@@ -139,7 +139,7 @@ def run_eager_prediction(
 def _exchanged(
     strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
 ) -> tf.Tensor:
-    """The number of rows of the whole batch, followed by what the workers tell one another."""
+    """The number of rows of the whole batch, followed by the values that the workers exchanged."""
     extended = strategy.extended
     rank, workers = extended.workers.place()
     own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
@@ -194,12 +194,12 @@ def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
 def make_step_function(
     model: keras.Model, step_function: Callable[[Any], Any], *, trains: bool = False
 ) -> Callable[[Iterator[Any]], Any]:
-    """Makes the function of `fit` and `evaluate`: from an iterator's next batches to the logs.
+    """Makes the function of `fit` and `evaluate`, which maps an iterator's next batches to logs.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
-        trains: whether it is the former, whose steps and rows are recorded.
+        trains: whether it is `model.train_step`, whose steps and rows are recorded.
     """
     strategy = model.distribute_strategy
     take_over_metrics(model)
@@ -241,7 +241,7 @@ def make_step_function(
     state_of = StateComparison(model)
 
     def run_one(batch: Any, form: BatchForm) -> Any:
-        # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
+        # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
         rows = count_own_rows(strategy, without_rows(batch)[0])
         own = tf.stack([rows, _rows_told(strategy, batch)])
         logs, totals, counts = run_step(batch, form)
@@ -315,12 +315,12 @@ def make_step_function(
 
 
 def _no_rows() -> tf.Tensor:
-    """What a step returns of the rows, for none: own, told, and all rows, and what is heard."""
+    """The result of a step without rows: own, encoded and all rows, then the exchanged values."""
     return tf.concat([[0, 0, 0], heard_nothing()], axis=0)
 
 
 def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
-    """The rows of the whole batch, if the batch tells them; else 0."""
+    """The number of rows of the whole batch, if the batch encodes it; else 0."""
     _, told = without_rows(batch)
     if told is None:
         return tf.constant(0)
@@ -329,7 +329,7 @@ def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
 
 
 def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
-    """Makes the function of `predict`: from a list of batches to the outputs for all their rows."""
+    """Makes the function of `predict`, which maps a list of batches to the outputs of all rows."""
     strategy = model.distribute_strategy
     sizes = _Sizes()
 
@@ -390,7 +390,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
 
 def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
-    """Splits a batch that all workers hold into the local replicas' shards, unless it is split."""
+    """Splits a batch held by all workers into local shards, unless it is already split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not strategy.extended.communicates or any(
@@ -409,19 +409,19 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 
 class _Sizes:
-    """The number of rows of the first batch; that of batches of other sizes is not traced."""
+    """The number of rows of the first batch; no other number is fixed in a trace."""
 
     def __init__(self) -> None:
         self._first: int | None = None
 
     def known(self, rows: int | None) -> int | None:
-        """The number of rows of a batch, if it is that of the first one."""
+        """The number of rows of a batch, if it equals that of the first batch; else None."""
         if self._first is None:
             self._first = rows
         return rows if rows == self._first else None
 
     def forget(self) -> None:
-        """Has the next batch be the first one, as this one is not the same on all workers."""
+        """Treats the next batch as the first, since this one differs between workers."""
         self._first = None
 
 
@@ -431,7 +431,7 @@ class _LocalPart(NamedTuple):
     Attributes:
         strategy: the strategy.
         shards: the rows of each replica.
-        form: what the model may know of the batch.
+        form: the properties of the batch that the model may depend on.
         sizes: the sizes of the batches so far.
         rows: the number of rows of the whole batch, if this worker holds it; else 0.
     """
@@ -444,10 +444,10 @@ class _LocalPart(NamedTuple):
 
     @contextlib.contextmanager
     def compared(self) -> Iterator[None]:
-        """Within this context, a step compares the batch's number of rows among the workers.
+        """Within this context, a step checks that all workers' batches have equal numbers of rows.
 
         Raises:
-            ProgramMismatchError: they differ.
+            ProgramMismatchError: the numbers differ.
         """
         step_exchange.publish_rows(self.rows)
         try:
@@ -458,7 +458,7 @@ class _LocalPart(NamedTuple):
             raise self.unlike_rows() from None
 
     def unlike_rows(self) -> ProgramMismatchError:
-        """The error if the workers have shares of unlike batches; called by all."""
+        """The error to raise if the workers' batches differ; called by all workers."""
         self.sizes.forget()
         own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
         whole = self.rows or int(_rows_told(self.strategy, self.shards))
@@ -471,14 +471,14 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
     shards = shard_batch(strategy, batch)
     given = shards is not batch
     form = distribute.form_of(batch) if given else distribute.form_of_next()
-    # Where workers come and go, such batches often follow their number.
+    # In elastic jobs, the size of such batches often depends on the number of workers.
     known = None if strategy.extended.group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
-    """A replica's rows, whose number is known while a step is traced only if all have the same."""
+    """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
     shard = distribute.without_absent(shard)
     extended = strategy.extended
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:

@@ -1,9 +1,9 @@
-"""The validation data of a call of `fit`.
+"""Tracks the validation data of a call of `fit`.
 
-Each validation reads its data with a new iterator, which may shuffle in another way than the one
-before. A validation that is run again, since a worker was lost in it, reads what it read before;
-workers that are new read the same as the others; and a training that is resumed goes on with what
-it would have read next.
+Each validation reads its data with a new iterator, which may shuffle differently from the previous
+one. If a validation is repeated because a worker was lost, it reads the same data again. New
+workers read the same data as the others. A resumed training continues with the data that it would
+have read next.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tfdist._src.internals.keras import made_under
 
 
 class NextValidation(NamedTuple):
-    """What the next validation reads.
+    """The data that the next validation reads.
 
     Attributes:
-        position: where an iterator began; None if there has been none, or it has no position.
-        again: whether the next one begins there, rather than behind it.
-        made: how many iterators have been made since that one.
+        position: the start of an iterator; None if none has been made or it has no position.
+        again: whether the next iterator begins there, rather than after it.
+        made: the number of iterators made since that one.
     """
 
     position: bytes | None = None
@@ -41,43 +41,43 @@ class TrainingIterators(Protocol):
     """Iterators over the training data.
 
     Attributes:
-        iterators: how many have been made, each of which shuffles in its own way.
+        iterators: the number of iterators made so far; each shuffles differently.
     """
 
     iterators: int
 
     @property
     def adapter(self) -> Any:
-        """Keras's, of the data."""
+        """Keras's adapter of the data."""
 
 
 class ValidationData:
-    """Has validation in `fit` read the same rows, whatever happens to the workers.
+    """Makes validation in `fit` read the same rows even if workers fail or join.
 
     Args:
-        model: in training.
-        broadcast: passes bytes from a rank to all; called by all workers.
+        model: the model in training.
+        broadcast: sends bytes from a rank to all; called by all workers.
     """
 
     def __init__(self, model: Any, broadcast: Callable[[bytes, int], bytes]) -> None:
         self._model, self._broadcast = model, broadcast
         self._begins = self._came = self._lacks = False
-        self._entered = self._epoch = -1  # the epoch; and of which `_beginning` is
+        self._entered = self._epoch = -1  # the current epoch; the epoch of `_beginning`
         self._shuffles: bool | None = None
-        self._common = False  # whether one of its shuffles is of the training data, too
-        self._first: bytes | None = None  # where the first iterator began
-        self._beginning: bytes | None = None  # that of the last validation
-        self._again: bytes | None = None  # that of the next one
-        self._before: NextValidation | None = None  # behind which that begins
+        self._common = False  # whether it shares a shuffle with the training data
+        self._first: bytes | None = None  # the start of the first iterator
+        self._beginning: bytes | None = None  # the start of the last validation
+        self._again: bytes | None = None  # the start of the next one
+        self._before: NextValidation | None = None  # the iterator after which that one begins
         self._made = 0  # iterators in the last validation
-        self._made_before = 0  # iterators over the training data, before it
+        self._made_before = 0  # iterators over the training data before it
 
     def belongs_to(self, epochs: Any) -> bool:
         """Whether a loop over one of Keras's epoch iterators is validation in `fit`."""
         return validation_epochs(self._model) is epochs
 
     def begins(self, epochs: Any, training: TrainingIterators, epoch: int) -> None:
-        """The validation of an epoch begins, with a new iterator.
+        """Begins the validation of an epoch, with a new iterator.
 
         Args:
             epochs: Keras's epoch iterator.
@@ -95,16 +95,16 @@ class ValidationData:
             training.iterators = self._made_before
 
     def iterator_is_made(self, training: TrainingIterators) -> None:
-        """Counts an iterator over the data. Keras makes some that it never reads."""
+        """Counts a new iterator over the data. Keras makes some that it never reads."""
         self._made += 1
         training.iterators += self._common
 
     def step(self, epochs: Any, iterator: Any) -> None:
-        """Moves the iterator to where it begins, before the first step; called before each.
+        """Moves the iterator to its start before the first step; called before each step.
 
         Args:
             epochs: Keras's epoch iterator.
-            iterator: of the step.
+            iterator: the step's iterator.
         """
         if not self._begins:
             return
@@ -112,7 +112,7 @@ class ValidationData:
         again, self._again = self._again, None
         before, self._before = self._before, None
         if self._shuffles:
-            if before is not None and not self._common:  # That moves with the training data.
+            if before is not None and not self._common:  # Else it moves with the training data.
                 made, again = self._made, _following(before, epochs, iterator)
                 self._made = made
             self._beginning = again or position_of(iterator)
@@ -124,12 +124,12 @@ class ValidationData:
             set_position(iterator, again)
 
     def group_changes(self, epoch: int, *, is_new: bool, others_came: bool) -> None:
-        """Has Keras distribute the data anew; called by all workers.
+        """Makes Keras distribute the data again; called by all workers.
 
         Args:
-            epoch: the epoch that all enter; its validation is run again if it has begun.
-            is_new: whether this worker has just come.
-            others_came: whether any has.
+            epoch: the epoch that all workers enter; its validation is repeated if it has begun.
+            is_new: whether this worker has just joined.
+            others_came: whether any worker has just joined.
         """
         self._lacks |= is_new
         self._came = others_came
@@ -145,24 +145,24 @@ class ValidationData:
 
     @property
     def next(self) -> NextValidation:
-        """What the next validation reads."""
+        """The data that the next validation reads."""
         if self._again is not None:
             return NextValidation(self._again, again=True)
         return NextValidation(self._beginning, made=max(self._made - 1, 0))
 
     def begin_anew(self) -> None:
-        """Reads as in a process that has just started."""
+        """Resets the data to its state in a process that has just started."""
         self._again, self._before = self._first, None
         self._beginning, self._epoch = None, -1
 
     def resume(self, following: NextValidation) -> None:
-        """Goes on with what another call of `fit` would have read next."""
+        """Continues with the data that another call of `fit` would have read next."""
         if following.position is not None:
             self._again = following.position if following.again else None
             self._before = None if following.again else following
 
     def _take_over(self, epochs: Any, again: bytes | None) -> bytes | None:
-        """Tells those that have come since the last validation where the others begin."""
+        """Sends the starting position to workers that joined after the last validation."""
         group = made_under(epochs).extended.group
         lacking = group.exchange("validation data", "lacks" if self._lacks else "")
         if "" not in lacking:
@@ -176,7 +176,7 @@ class ValidationData:
 
 
 def _following(before: NextValidation, epochs: Any, iterator: Any) -> bytes | None:
-    """Where the iterator begins that is made next, on from where others were made before."""
+    """The start of the next iterator, given the start of an earlier one."""
     assert before.position is not None
     set_position(iterator, before.position)
     for _ in range(before.made):

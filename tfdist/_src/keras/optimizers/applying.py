@@ -1,10 +1,10 @@
-"""Wrappers of `Optimizer.apply`: the optimizers of a model, and how they accumulate.
+"""Wraps `Optimizer.apply`: the optimizers of a model, and how they accumulate gradients.
 
-And which variables of them and of the model all replicas have in common.
+Also selects the variables of the optimizers and the model that are common to all replicas.
 
-Usually each replica accumulates its own, so that gradients cross the network once per update. What
-one worker alone has accumulated would be lost with it, so where the group of workers may change,
-the gradients of every batch are summed first, and all replicas accumulate the same.
+Usually each replica accumulates its own gradients, so that they cross the network once per update.
+A lost worker's accumulated gradients would be lost with it. So if the group of workers may change,
+the gradients of every batch are summed first, and all replicas accumulate the same sums.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     """A model's optimizers by name.
 
     Args:
-        model: compiled.
+        model: a compiled model.
 
     Returns:
         `"optimizer"` for the one that was passed to `compile`, if any, then `"optimizer NAME"` for
-        each other one that is an attribute of the model, or `"optimizer NAME/KEY"` for one in a
-        list or dict.
+        each other optimizer that is an attribute of the model, or `"optimizer NAME/KEY"` for one in
+        a list or dict.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -80,13 +80,13 @@ def _named(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple
 
 
 def replicated_variables(model: keras.Model) -> dict[str, Any]:
-    """The weights of a model and the state of its optimizers, as far as they are replicated.
+    """The replicated weights of a model, and the replicated state of its optimizers.
 
-    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
+    Excludes accumulated gradients and the slots of a sharded optimizer, which differ between
     replicas.
 
     Returns:
-        Keras variables by names that are the same on all workers.
+        Keras variables, by names that are equal on all workers.
     """
     found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
     for name, outermost in optimizers_of(model).items():
@@ -96,13 +96,13 @@ def replicated_variables(model: keras.Model) -> dict[str, Any]:
 
 
 def replicated_state(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that all replicas have in common."""
+    """The variables of an optimizer that are common to all replicas."""
     own = own_state(optimizer)
     return [v for v in optimizer.variables if id(v) not in own]
 
 
 def own_state(optimizer: Any) -> set[int]:
-    """The variables of which each replica has its own; the identities of Keras variables."""
+    """The identities of the Keras variables that each replica has for itself."""
     updating = updating_optimizers(optimizer)
     own = {id(v) for one in updating for v in accumulators(one)}
     sharded = [one for one in updating if sharded_by(one) is not None]
@@ -118,7 +118,7 @@ def accumulates_sums(optimizer: Any) -> bool:
 
 
 def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
-    """Whether each replica has accumulated something else.
+    """Whether each replica accumulates its own gradients.
 
     Args:
         outermost: the model's optimizer.
@@ -127,7 +127,7 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
     optimizers = updating_optimizers(outermost)
     if extended.in_stages:
         return not all(map(accumulates_sums, optimizers))
-    # Before an optimizer that scales the loss, gradients are summed unless they are compressed.
+    # With loss scaling, gradients are summed before the outermost optimizer, unless compressed.
     scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
     compresses = extended.compressor is not None and extended.compressor.active
     if scales and not compresses and not any(map(is_sharded, optimizers)):
@@ -136,10 +136,10 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
 
 
 def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
-    """Has the model's optimizers accumulate sums from now on; called by all workers.
+    """Makes the model's optimizers accumulate sums from now on; called by all workers.
 
     Args:
-        model: about to be trained, in a step that is traced anew.
+        model: about to be trained, in a step that is retraced.
         joins: whether this worker is about to join others, which do not call this.
     """
     extended = model.distribute_strategy.extended
@@ -164,14 +164,14 @@ def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
 
 
 class _Update:
-    """An optimizer's update of variables, from when it has the summed gradients."""
+    """An optimizer's update of variables, once the summed gradients are available."""
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = variables
         self.span: GraphSpan | None = None
 
     def end(self) -> None:
-        """Ends its span, after the variables have been written."""
+        """Ends the update's span, after the variables have been written."""
         if self.span is not None:
             self.span.end("optimizer", "update")
 
@@ -208,7 +208,7 @@ def variables_of(optimizer: Any, given: Any) -> list[Any]:
     return trained_by(optimizer) if given is None else list(given)
 
 
-# Optimizers, without those around them that scale the loss.
+# Optimizers, without the loss-scaling optimizers around them.
 _built_early: weakref.WeakKeyDictionary[Any, Unbuilt] = weakref.WeakKeyDictionary()
 
 
@@ -216,8 +216,8 @@ _built_early: weakref.WeakKeyDictionary[Any, Unbuilt] = weakref.WeakKeyDictionar
 def building_early(outermost: Any) -> Iterator[None]:
     """Within this context, an optimizer may be built before the first step, unlike in one process.
 
-    The step may train other variables than the model has by then: those that a callback unfreezes,
-    or that only the step creates. So `build_as_used` may build it again until `keep_build`.
+    The step may train other variables than the model has at that time: variables that a callback
+    unfreezes, or that only the step creates. So `build_as_used` may rebuild it until `keep_build`.
 
     Args:
         outermost: the model's optimizer; may be None.
@@ -235,11 +235,11 @@ def building_early(outermost: Any) -> Iterator[None]:
 
 
 def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
-    """Has `build_as_used` leave an optimizer as it is built.
+    """Stops `build_as_used` from rebuilding an optimizer.
 
     Args:
         outermost: the model's optimizer; may be None.
-        if_updated: whether to do so only if it has updated variables, also before a restart.
+        if_updated: whether to do so only if it has updated variables, including before a restart.
     """
     optimizer = inner_optimizer(outermost)
     if not isinstance(optimizer, BaseOptimizer) or optimizer not in _built_early:
@@ -249,7 +249,7 @@ def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
 
 
 def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
-    """Builds an optimizer that was built early again, if it is to update other variables."""
+    """Rebuilds an optimizer that was built early, if it is to update other variables."""
     optimizer = inner_optimizer(outermost)
     if optimizer not in _built_early:
         return
@@ -286,7 +286,7 @@ def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
-    """Creates the state of compression, as an optimizer's conditionals cannot create variables.
+    """Creates the state of compression, since an optimizer's conditionals cannot create variables.
 
     Args:
         optimizer: the optimizer that will apply the gradients.

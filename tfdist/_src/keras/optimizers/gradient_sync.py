@@ -1,14 +1,15 @@
-"""The gradients of replicas: summed, checked for overflow, and applied at the end of a step.
+"""Sums the gradients of replicas, checks them for overflow, and applies them at a step's end.
 
-Keras's `train_step` applies the gradients and then computes the metrics, which are summed over the
-replicas too: a worker that dies in between would leave the others with new weights and a step that
-failed. So the update comes last, and nobody can tell. If it and what is traced in between take the
-same variable, and either writes it, the step is traced again in Keras's order. A metric may read
-the optimizer's iterations, or draw noise by the seed that the update draws by, too. So it is if the
-update leaves a tensor on the optimizer, such as a norm for the logs, or if what follows fails.
+Keras's `train_step` applies the gradients and then computes the metrics, which are also summed over
+the replicas. A worker that died in between would leave the others with new weights and a failed
+step. Therefore the update is deferred to the end of the step, which does not change its result. The
+step is traced again in Keras's order if both the update and an operation traced after it use a
+variable that either of them writes. For example, a metric may read the optimizer's iterations, or
+draw noise from the same seed as the update. The step is also traced again if the update stores a
+tensor on the optimizer, such as a norm for the logs, or if the code after it fails.
 
 Gradients are summed after their accumulation, so that they cross the network once per update;
-`applying.py` decides when not.
+`applying.py` decides when this does not apply.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from tfdist.errors import UnsupportedError
 
 @dataclass
 class Trial:
-    """Traces of a step in which an update may be put off.
+    """Traces of a step whose update may be deferred.
 
     Attributes:
-        fails: whether the step needs the results of its update before its end, or may need them
-            since it has failed, so that the trace must not be used.
+        fails: whether the trace must not be used, because the step needs the results of its update
+            before its end, or has failed and may have needed them.
     """
 
     fails: bool = False
@@ -58,16 +59,16 @@ class Trial:
 
 @dataclass
 class LateUpdate:
-    """An update that has been put off.
+    """A deferred update.
 
     Attributes:
         apply: applies the gradients.
         optimizer: the outermost optimizer.
-        gradients: what it applies.
-        operations: the number of operations in the step's graph when the update was put off.
-        communicated: what the step has communicated besides what `announce_update` is told of.
-        running: whether it is being traced.
-        left: the identities of the tensors that the optimizer has as attributes before.
+        gradients: the gradients to apply.
+        operations: the number of operations in the step's graph when the update was deferred.
+        communicated: the values that the step communicated and `announce_update` does not receive.
+        running: whether the update is being traced.
+        left: the identities of the tensors among the optimizer's attributes before the update.
     """
 
     apply: Callable[[], Any]
@@ -83,7 +84,7 @@ class LateUpdate:
 
     @property
     def resources(self) -> list[tf.Tensor]:
-        """The resources of the variables that it may write."""
+        """The resources of the variables that the update may write."""
         optimizer = self.optimizer
         variables = [*variables_written_by(optimizer), *trained_by(optimizer)]
         sharded = sharded_by(optimizer)
@@ -93,17 +94,17 @@ class LateUpdate:
 
 @contextlib.contextmanager
 def putting_off(optimizer: Any, step: Step) -> Iterator[None]:
-    """Within this context, what the optimizer is told to apply is put off to `update_late`.
+    """Within this context, the optimizer's updates are deferred to `update_late`.
 
     Args:
         optimizer: the model's optimizer; may be None.
-        step: the step, which may allow it.
+        step: the step, which decides whether updates may be deferred.
     """
     if step.late_in is None or not hasattr(optimizer, "__dict__"):
         yield
         return
     own = vars(optimizer)
-    # The optimizer may have methods of its own instead of its class's.
+    # The instance may override these methods of its class.
     before = {name: own[name] for name in _APPLY if name in own}
     for name in _APPLY:
         own[name] = _put_off(optimizer, step, getattr(optimizer, name), paired=name == _PAIRED)
@@ -140,13 +141,13 @@ def _put_off(
 
 
 def update_late(step: Step, trial: Trial | None) -> None:
-    """Traces the update that has been put off, if any.
+    """Traces the deferred update, if any.
 
     Args:
         step: the step, at its end.
-        trial: told if the result depends on the order of the update and what has been traced since
-            it was put off. The trace goes on, since TensorFlow initializes variables that it makes
-            only if it ends.
+        trial: marked as failed if the result depends on the order of the update and the operations
+            traced since it was deferred. Tracing continues even then, since TensorFlow initializes
+            new variables only if the trace completes.
     """
     late = step.late
     if late is None or trial is None:
@@ -164,7 +165,7 @@ def update_late(step: Step, trial: Trial | None) -> None:
 
 
 def _tensors_left_on(optimizer: Any) -> Iterator[int]:
-    """The identities of the graph's tensors among the attributes of an optimizer, also nested."""
+    """The identities of graph tensors among an optimizer's attributes, including nested ones."""
     for part in (*wrappers(optimizer), *updating_optimizers(optimizer)):
         for value in vars(part).values():
             value = list(value.values()) if isinstance(value, dict) else value
@@ -173,7 +174,7 @@ def _tensors_left_on(optimizer: Any) -> Iterator[int]:
 
 
 def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
-    """The resources that operations take, by name, and whether any of them may write one."""
+    """The resources that operations use, by name, and whether any operation may write them."""
     taken: dict[str, bool] = {}
     for operation in operations:
         for value in operation.inputs:
@@ -185,10 +186,10 @@ def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
 
 
 def announce_update(arrived: Sequence[Any]) -> None:
-    """Tells the step that the update which is being traced has nothing more to communicate.
+    """Records in the step that the update being traced has finished communicating.
 
     Args:
-        arrived: what has been communicated, dense or `tf.IndexedSlices`; may contain None.
+        arrived: the values communicated, dense or `tf.IndexedSlices`; may contain None.
     """
     step = current_step()
     if step is None or step.late is None or not step.late.running:
@@ -199,7 +200,7 @@ def announce_update(arrived: Sequence[Any]) -> None:
 
 
 def resources_of(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """The resources of variables of this replica, each once."""
+    """The resources of variables of this replica, without duplicates."""
     copies = [_copy(variable) for variable in variables]
     return list({id(copy.handle): copy.handle for copy in copies}.values())
 
@@ -211,7 +212,7 @@ def _copy(variable: Any) -> Any:
 
 
 class _Progress(threading.local):
-    """What has been done to the gradients passed to this thread's optimizers."""
+    """The state of the gradients passed to this thread's optimizers."""
 
     applying = 0  # The nesting depth of optimizers being applied.
     summed = False
@@ -222,7 +223,7 @@ _progress = _Progress()
 
 
 def in_replica() -> bool:
-    """Whether the caller is a replica of a tfdist strategy that has others, or may have."""
+    """Whether the caller is a replica of a tfdist strategy with several replicas, now or later."""
     context = tf.distribute.get_replica_context()
     return context is not None and has_replicas(context.strategy)
 
@@ -249,7 +250,7 @@ def in_apply(*, summed: bool = False) -> Iterator[None]:
     """Within this context, this thread applies an optimizer.
 
     Args:
-        summed: whether its gradients are summed already.
+        summed: whether its gradients are already summed.
     """
     before = _progress.summed
     _progress.summed = before or summed
@@ -298,7 +299,7 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
 
 
 def own_parts(gradients: Sequence[Any]) -> list[Any]:
-    """What a replica contributes to the sums of an optimizer's gradients; None stays None."""
+    """This replica's contribution to the sums of an optimizer's gradients; None stays None."""
     step = current_step()
     if step is None or _progress.summed:
         return list(gradients)
@@ -325,7 +326,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     compressor = compressor_in_use()
 
     if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
-        # Slices are whole where they are used: gathered, or reduced if they are of constant rows.
+        # Slices are completed where they are used: gathered, or reduced if their rows are constant.
         exact = functools.partial(_exactly_but_slices, exact)
 
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:
@@ -349,7 +350,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
 
 
 def _exactly_but_slices(exact: Callable[..., Any], gradients: Sequence[Any]) -> list[Any]:
-    """Sums dense gradients."""
+    """Sums dense gradients, and leaves slices unchanged."""
     results = list(gradients)
     dense = [i for i, g in enumerate(results) if not isinstance(g, tf.IndexedSlices)]
     if dense:
@@ -361,8 +362,8 @@ def _exactly_but_slices(exact: Callable[..., Any], gradients: Sequence[Any]) -> 
 def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int]]:
     """Makes gradients that overwrite their variables equal on all replicas.
 
-    In float8 layers these are the largest values that a layer has seen, and scales derived from
-    those of previous steps.
+    In float8 layers, these are the largest values that a layer has seen, and scales derived from
+    the largest values of previous steps.
 
     Args:
         grads: tensors, `tf.IndexedSlices` or None.
@@ -395,7 +396,7 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
 
 
 def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) -> list[Any]:
-    """Sums gradients over all replicas, and makes those that overwrite variables equal.
+    """Sums gradients over all replicas, and equalizes gradients that overwrite variables.
 
     Args:
         optimizer: the optimizer.

@@ -1,9 +1,9 @@
-"""Sparse gradients on GPUs: slices of one index are added in one order.
+"""Adds sparse gradients on GPUs in a fixed order if slices have the same index.
 
-GPUs scatter slices in an order that changes from run to run, and with it the last bits of a sum.
-All replicas have the same slices, and would still drift apart. So the slices are sorted and added
-up before an optimizer scatters them, into a variable or into a dense gradient. Up to there they
-stay as they are, since Keras squares each of them by itself.
+GPUs scatter slices in an order that changes from run to run, which changes the last bits of a sum.
+Replicas with the same slices would drift apart. So the slices are sorted and added up before an
+optimizer scatters them, into a variable or into a dense gradient. Until then they stay as they are,
+since Keras squares each of them by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100.
 
 
 def install() -> None:
-    """Wraps what adds slices to variables, and their conversion to tensors in an update."""
+    """Wraps the addition of slices to variables, and their conversion to tensors in an update."""
     patch("TFOptimizer.assign_add", _of_added_slices)
     patch("TFOptimizer.assign_sub", _of_added_slices)
     patch("TFOptimizer._distributed_tf_update_step", _converting_in_order)
@@ -29,7 +29,7 @@ def install() -> None:
 
 
 class _Here(threading.local):
-    updates = False  # also where replicas are merged, in another thread than theirs
+    updates = False  # also when replicas are merged, in another thread than theirs
 
 
 _here = _Here()
@@ -58,7 +58,7 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    # In a backward pass, say, the slices are a replica's own, whose order does not matter.
+    # In a backward pass, for example, the slices are a replica's own and may be in any order.
     of_all = _here.updates or (are_summed() and _order_matters())
     if not of_all or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented
@@ -71,7 +71,7 @@ def _order_matters() -> bool:
 
 
 def adds_in_any_order() -> bool:
-    """Whether there are GPUs, which add slices of one index as they come."""
+    """Whether there are GPUs, which add slices of one index in any order."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
@@ -81,11 +81,11 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     Source: Hillis and Steele, Data Parallel Algorithms, 1986.
 
     Args:
-        slices: of any order; an index may be there several times.
+        slices: in any order; an index may occur several times.
 
     Returns:
-        As many slices, by rising indices of int64. The first one of each index is the sum, the
-        others are zeros, which change nothing in whatever order they are added.
+        The same number of slices, by ascending int64 indices. The first one of each index is the
+        sum; the others are zeros, which have no effect in any order.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.constant([1.0, 2.0, 3.0]), tf.constant([5, 4, 5]))
@@ -93,7 +93,7 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         >>> sums.indices.numpy().tolist(), sums.values.numpy().tolist()
         ([4, 5, 5], [2.0, 4.0, 0.0])
     """
-    # GPUs compute with int64; int32 would be the host's.
+    # GPUs compute with int64; int32 tensors would be on the host.
     indices = tf.cast(slices.indices, tf.int64)
     order = tf.argsort(indices, stable=True)
     indices, values = tf.gather(indices, order), tf.gather(slices.values, order)
@@ -105,7 +105,7 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         return tf.where(tf.reshape(chosen, by_row), kept, tf.zeros_like(kept))
 
     def repeats(apart: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The row so far behind each, and whether it is there and of the same index."""
+        """For each row, the one `apart` rows later, and whether it exists with the same index."""
         later = tf.minimum(rows + apart, count - 1)
         return later, (later == rows + apart) & (tf.gather(indices, later) == indices)
 

@@ -139,12 +139,12 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
 
 
 def rebuild(optimizer: Any) -> None:
-    """Builds a sharded optimizer again, for the ranks that there are now.
+    """Rebuilds a sharded optimizer for the current ranks.
 
-    Its slots have no values then. Steps that were traced before must be traced anew.
+    Its slots then have no values. Steps traced earlier must be retraced.
 
     Args:
-        optimizer: sharded and built; may be inside one that scales the loss.
+        optimizer: sharded and built; may be inside an optimizer that scales the loss.
     """
     inner, sharded = inner_optimizer(optimizer), sharding.sharded_by(optimizer)
     assert sharded is not None
@@ -199,14 +199,14 @@ def _apply(
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])
         else:
-            # A worker may have no shard of so few elements but must take part. Up to Keras 3.9
+            # With so few elements, a worker may have no shard but must take part. Up to Keras 3.9,
             # `update` counts this as a batch.
             before = tf.identity(batches_of(self))
             update(self, [], [])
             batches_of(self).assign(before + 1)
 
-    # With a group that may change, each worker writes what it alone holds before it gives its part
-    # of the last thing that all wait for: then it can redo a step that stands on another worker.
+    # If the group may change, each worker writes its own state before it contributes to the step's
+    # last collective. Then it can redo a step that was committed on another worker.
     redoable = strategy_of(self).extended.progress.redoable
 
     def prepare() -> list[Any]:
@@ -263,7 +263,7 @@ def clip_shards(
         optimizer: the optimizer, with the clipping settings.
         sharded: the variables that it is built for.
         gradients: this replica's shards of the summed gradients.
-        shards: the variable shards to which they belong.
+        shards: the variable shards that the gradients belong to.
         clip: clips elementwise.
     """
     if optimizer.global_clipnorm:

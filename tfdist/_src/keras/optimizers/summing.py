@@ -1,8 +1,9 @@
 """Optimizers that sum gradients over the replicas before clipping.
 
 Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
-comes first: just before clipping, so that accumulated gradients cross the network once per update,
-and, with loss scaling, before the check for overflow, so that all replicas skip a step together.
+is computed first. It is computed just before clipping, so that accumulated gradients cross the
+network once per update. With loss scaling, it is computed before the check for overflow, so that
+all replicas skip a step together.
 
 Such a class may process gradients nonlinearly, and may update variables directly. Given the sums of
 all replicas, it behaves on each replica as in a single process. The overridden methods are replaced
@@ -62,7 +63,7 @@ def _with_late_update(train_step: Method) -> Method:
 
 
 def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Wraps an `apply` to be another function in a replica, where its gradients are prepared."""
+    """Wraps an `apply` to run another function in a replica, after preparing its gradients."""
 
     def wrap(apply: Method) -> Method:
         def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -84,7 +85,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
 
 
 def _built_as_used(apply: Method) -> Method:
-    # Those that it applies do the rest.
+    # The optimizers that it applies do the rest.
     def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -168,7 +169,7 @@ def _summing_unless_done(sum_gradients: Method) -> Method:
 
 def _announcing(accumulate: Method) -> Method:
     def accumulate_announced(self: Any, grads: Any, acc_grads: Any) -> Any:
-        if sharded_by(self) is None:  # otherwise the weights are still to be gathered
+        if sharded_by(self) is None:  # otherwise, the weights have yet to be gathered
             gradient_sync.announce_update(grads)
         return accumulate(self, grads, acc_grads)
 
@@ -183,7 +184,7 @@ def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], 
         sums = gradient_sync.sum_or_combine(self, grads, variables, exactly=True)
         with gradient_sync.in_apply(summed=True):
             return apply(sums)
-    # Compression errors must not contain the varying loss scale, nor come from a skipped step; so
+    # Compression errors must not include the varying loss scale, nor come from a skipped step. So
     # all replicas first agree on skipping, then sum the unscaled gradients.
     if step is not None:
         grads = step.contributions(grads)

@@ -43,10 +43,10 @@ def install() -> None:
 
 
 def become_writer(callback: Any) -> None:
-    """Has a callback of a worker that has become the chief go on with the files of the former one.
+    """Makes a callback continue with the former chief's files when its worker becomes the chief.
 
     Args:
-        callback: any, in training.
+        callback: any callback in training.
     """
     if isinstance(callback, keras.callbacks.CSVLogger):
         callback.csv_file.close()
@@ -164,7 +164,7 @@ def _saving_atomically(save: Callable[..., Any]) -> Callable[..., Any]:
                 with contextlib.suppress(FileNotFoundError):
                     self.model.save_weights(backup_path(self), overwrite=True)
             return None
-        # The weights file is replaced atomically; its metadata must be too.
+        # The weights file is replaced atomically, so its metadata must be as well.
         path = self._training_metadata_path
         self._training_metadata_path = f"{path}.unfinished"
         try:

@@ -1,7 +1,7 @@
-"""The state of codecs, which each worker saves beside the model's file.
+"""Saves each worker's codec state next to the model's file.
 
-The chief writes the model's file for all workers. The compression errors differ from worker to
-worker, so each writes its errors beside the file, with a checksum of the weights they belong to.
+The chief writes the model's file for all workers. Compression errors differ between workers, so
+each writes its own next to the file, with a checksum of the weights that they belong to.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_state(model: Any, filepath: Any) -> None:
-    """Restores this worker's codec state from beside a model's file, if it is there.
+    """Restores this worker's codec state from the file next to a model's file, if it exists.
 
     Args:
         model: the model, its weights and optimizer state already loaded from the file.
@@ -106,7 +106,7 @@ def _optimizer_of(model: Any) -> Any:
 
 
 def _path(model: Any, filepath: Any) -> str:
-    """The path of this worker's part; empty if it cannot be beside the file."""
+    """The path of this worker's part; empty if it cannot be next to the file."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return ""
     group = group_of(model)

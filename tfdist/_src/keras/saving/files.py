@@ -3,11 +3,11 @@
 To save, all workers gather the state on the chief. To load, each worker reads the full state and
 keeps its shard; the number of workers may differ from when it was saved.
 
-The chief writes to a temporary name beside the path and renames at the end, so that a partial file
-is never read, then notifies the others. Their save calls return only then, so that they can load
-the file next. A worker that does not see the chief's file, since it shares no disk with the chief
-or has been given another path, writes one itself; of a sharded model it receives the chief's. A
-save on the chief alone waits for no other worker, nor does the creation of variables meanwhile.
+The chief writes to a temporary name next to the path and renames it at the end, so that no partial
+file is ever read. Then it notifies the others. Their save calls return only then, so that they can
+load the file next. A worker may not see the chief's file, because it shares no disk with the chief
+or uses another path. It then writes one itself, or receives the chief's if the model is sharded. A
+save on the chief alone does not wait for other workers, nor does creating variables meanwhile.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def awaits_admission(model: Any) -> bool:
 
 
 def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras creates an object of a kind to know its attributes: an optimizer, with its variables.
-    # One worker may load weights by itself, also in the scope.
+    # Keras creates an instance of a class to find its attributes: an optimizer, with variables.
+    # One worker may load weights alone, even in the scope.
     @functools.wraps(read_names)
     def create_alone(obj_type: Any) -> Any:
         with alone():
@@ -207,12 +207,12 @@ def _group_of_variable(variable: Any) -> Group | None:
 
 
 def _write(write: Callable[[str], Any], path: str, step: int, group: Group) -> Any:
-    """Writes a file on the chief, and on each worker that does not find the chief's.
+    """Writes a file on the chief, and on each worker that does not find the chief's file.
 
     Args:
         write: writes the file to a path.
-        path: as the user has given it.
-        step: the updates of the model until now.
+        path: the path given by the user.
+        step: the number of updates of the model so far.
         group: the workers.
     """
     if group.topology.is_chief:
@@ -242,12 +242,12 @@ def _write_and_notify(write: Callable[[str], Any], path: str, step: int, session
 
 
 def _write_together(write: Callable[[str], Any], has_full: bool, path: str, model: Any) -> Any:
-    """The chief writes the full model gathered from all workers; all learn the outcome.
+    """Writes on the chief the full model gathered from all workers; all learn the outcome.
 
     Args:
         write: writes the full model to a path.
-        has_full: whether this worker has it: the chief.
-        path: as the user has given it.
+        has_full: whether this worker has the full model, as the chief does.
+        path: the path given by the user.
         model: the sharded model.
     """
     extended = model.distribute_strategy.extended
@@ -281,7 +281,7 @@ def _write_together(write: Callable[[str], Any], has_full: bool, path: str, mode
 
 
 def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
-    """Whether a worker finds what the chief has written, or shall do without it."""
+    """Whether a worker finds the chief's file, or is to proceed without it."""
     if os.path.abspath(path) != notice["path"]:
         return False
     return group.options.save == "chief" or _sees(path, notice["mark"])
@@ -290,13 +290,13 @@ def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
 def _send_files(
     files: list[tuple[str, int]], source: str | None, workers: Any, path: str | None
 ) -> None:
-    """Sends the chief's files to all workers, by a broadcast of each part.
+    """Sends the chief's files to all workers by broadcasting each part.
 
     Args:
         files: their names and sizes, from `_files`.
         source: their path on the chief; None elsewhere.
         workers: the communicator of all workers.
-        path: where to write them; None on workers that have them.
+        path: the path to write to; None on workers that have the files.
     """
     failure: OSError | None = None  # Raised at the end, since the others wait for each broadcast.
     for name, size in files:
@@ -333,11 +333,11 @@ def needs_gathering(model: Any) -> bool:
 class InStages:
     """Marker base class of models whose stages are held by different workers.
 
-    A class, since a user's model may define any attribute.
+    This is a class, since a user's model may define any attribute.
     """
 
     def full_model(self) -> contextlib.AbstractContextManager[Any]:
-        """The full model on the chief, None elsewhere; all workers call it."""
+        """The full model on the chief, None elsewhere; called by all workers."""
         raise NotImplementedError
 
     @property
@@ -356,7 +356,7 @@ def in_stages(model: Any) -> bool:
 
 
 def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """The model to write; for a sharded one the full model on the chief, None elsewhere."""
+    """The model to write; if it is sharded, the full model on the chief and None elsewhere."""
     if in_stages(model):
         return model.full_model()  # type: ignore[no-any-return]
     if has_sharded_optimizer(model):
@@ -369,7 +369,7 @@ _read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 
 
 def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
-    """Waits for the chief's save of a file, and returns its notice and the time it came.
+    """Waits for the chief's save of a file, and returns its notice and its arrival time.
 
     None if the chief has saved something else, or has left.
     """
@@ -393,19 +393,19 @@ def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any
                 _read[session] = number
                 return notice, received.received_ns
         seconds = _OTHER_PATH_SECONDS
-    # Of several, the others are of saves to which this worker will come, too.
+    # Further notices belong to saves that this worker will also reach.
     _read[session] = min(read + 1, max(read, len(notices)))
     return None
 
 
 def _step_of(model: Any) -> int:
-    """The updates of a model until now: the files of two saves may have one name."""
+    """The number of updates of a model so far; two saves may use the same file name."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     return 0 if iterations is None else int(iterations.numpy())
 
 
 def _is_remote(path: str) -> bool:
-    """Whether a path is one of an object store, which all workers see."""
+    """Whether a path is in an object store, visible to all workers."""
     return "://" in path
 
 
@@ -414,9 +414,9 @@ def _inside(path: str, name: str) -> str:
 
 
 def _files(path: str) -> list[tuple[str, int]]:
-    """The names and sizes of the files that a save to a path has written.
+    """The names and sizes of the files written by a save to a path.
 
-    The names are relative to the path: "." for one file, others in or beside it.
+    Names are relative to the path: "." for a single file; others are in the path or next to it.
     """
     names = ["."]
     if os.path.isdir(path):
@@ -425,17 +425,17 @@ def _files(path: str) -> list[tuple[str, int]]:
             for folder, _, files in os.walk(path)
             for file in files
         ]
-    elif path.endswith(".json"):  # Names the files that it is the index of.
+    elif path.endswith(".json"):  # The index names its files.
         with open(path, encoding="utf-8") as index:
             names += {f"../{file}" for file in json.load(index)["weight_map"].values()}
     return [(name, os.path.getsize(_inside(path, name))) for name in sorted(names)]
 
 
 def _mark(path: str) -> list[int]:
-    """What tells the files of a save from those of another: their time and a checksum.
+    """A fingerprint of the files of a save: their times and a checksum.
 
-    The checksum is that of the ends of each file, where archives, HDF5 and TensorFlow's formats
-    have their tables. Returns [] for paths that all workers see.
+    The checksum covers the ends of each file, which hold the tables of archives, HDF5 and
+    TensorFlow's formats. Returns [] for paths that all workers see.
     """
     if _is_remote(path):
         return []
@@ -450,14 +450,14 @@ def _mark(path: str) -> list[int]:
 
 
 def _sees(path: str, mark: list[int]) -> bool:
-    """Whether a path here is what another worker has written.
+    """Whether a path on this worker holds the files that another worker has written.
 
-    The time may differ by the precision of file systems.
+    The times may differ by the precision of file systems.
     """
     if not mark:
         return True
     try:
-        os.listdir(os.path.dirname(os.path.abspath(path)))  # NFS then asks the server.
+        os.listdir(os.path.dirname(os.path.abspath(path)))  # Makes NFS query the server.
         time, checksum = _mark(path)
     except (OSError, ValueError, KeyError):
         return False
@@ -465,13 +465,13 @@ def _sees(path: str, mark: list[int]) -> bool:
 
 
 def _write_then_rename(write: Callable[[str], Any], path: str, since: int | None = None) -> Any:
-    """Writes beside a path, and then replaces what is there.
+    """Writes next to a path, and then replaces the path's contents.
 
     Args:
         write: writes a file or folder to a path.
         path: the path.
-        since: the `time.time_ns()` since which another worker of this host may have written the
-            same, which is then left as it is.
+        since: the `time.time_ns()` after which another worker of this host may have written the
+            same contents, which are then kept.
     """
     if _is_remote(path) or path.endswith(".json"):
         return write(path)  # Remote, or several shards.
