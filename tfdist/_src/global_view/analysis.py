@@ -1,4 +1,4 @@
-"""Decides for each operation of a graph which layouts its operands and results have."""
+"""Chooses the layouts of the operands and results of each operation in a graph."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Analysis:
 
     Args:
         graph: a `FuncGraph`.
-        inputs: what is known of its inputs, in their order.
+        inputs: facts about its inputs, in order.
         batch: the number of rows of the batch.
 
     Attributes:
-        operations: what has to run of the graph, in an order in which it can.
-        decisions: for each of these, how it is partitioned.
-        values: what is known of each tensor, by its id.
-        results: the tensors that are computed: the graph's outputs.
-        outputs: what is known of the results.
+        operations: the operations to run, in topological order.
+        decisions: how to partition each of these operations.
+        values: facts about each tensor, by its id.
+        results: the tensors to compute: the graph's outputs.
+        outputs: facts about the results.
     """
 
     def __init__(self, graph: Any, inputs: Sequence[Value], batch: Symbol) -> None:
@@ -46,7 +46,7 @@ class Analysis:
         self.outputs = [self.values[id(t)] for t in self.results]
 
     def up_to(self, tensors: Sequence[Any]) -> Analysis:
-        """The analysis of the part of the graph that computes some tensors, without its effects."""
+        """Returns the analysis of the part that computes some tensors, without side effects."""
         part = copy.copy(self)
         needed = ancestors(tensors)
         part.operations = [op for op in self.operations if op in needed]
@@ -55,10 +55,10 @@ class Analysis:
         return part
 
     def communicated(self, layouts: Sequence[Layout]) -> list[tuple[Any, Any]]:
-        """The values that workers have to communicate.
+        """Returns the values that workers have to communicate.
 
         Args:
-            layouts: the layouts in which the results are needed.
+            layouts: the required layouts of the results.
 
         Returns:
             Pairs of a tensor, of this graph or of a function that it calls, and the operation that
@@ -97,16 +97,16 @@ class Analysis:
             self.values[id(tensor)] = Value(layout, dims, content)
 
     def _with_rows(self, dims: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
-        """Dimensions in which that of the rows is known by the layout."""
+        """Returns `dims` with the size of the rows' axis taken from the layout."""
         size = layout.outer * Dim(1, (self.batch,)) * layout.inner
         return (*dims[: layout.axis], size, *dims[layout.axis + 1 :])
 
     def value_of(self, tensor: Any) -> Value:
-        """What is known of a tensor of the graph."""
+        """Returns the facts about a tensor of the graph."""
         return self.values[id(tensor)]
 
     def part(self, op: Any, function: str, inputs: Sequence[Value]) -> Analysis:
-        """The analysis of a function that an operation calls."""
+        """Returns the analysis of a function that an operation calls."""
         return Analysis(_called(op, function), inputs, self.batch)
 
 
@@ -114,7 +114,7 @@ _CALLED = "_tfdist_called"
 
 
 def _called(op: Any, function: str) -> Any:
-    """The graph of a function that an operation calls; always the same one."""
+    """Returns the graph of a function that an operation calls, always the same object."""
     known = getattr(op.graph, _CALLED, None)
     if known is None:
         known = {}
@@ -125,14 +125,14 @@ def _called(op: Any, function: str) -> Any:
 
 
 def needs_others(own: Layout, wanted: Layout) -> bool:
-    """Whether a value of one layout is communicated for another."""
+    """Whether converting a value from one layout to another requires communication."""
     if own == wanted or own.kind not in ("rows", "partial"):
         return False
     return not (own.is_sum and wanted.is_sum)
 
 
 def ancestors(tensors: Sequence[Any]) -> set[Any]:
-    """The operations from which tensors are computed, their own included."""
+    """Returns the operations that tensors depend on, including the ones that compute them."""
     found: set[Any] = set()
     wanted = [t.op for t in tensors]
     while wanted:
@@ -144,7 +144,7 @@ def ancestors(tensors: Sequence[Any]) -> set[Any]:
 
 
 def needed_operations(graph: Any) -> list[Any]:
-    """The operations of a graph that its outputs and side effects need, in order."""
+    """Returns the operations that a graph's outputs and side effects need, in order."""
     given = {t.op for t in graph.inputs}
     wanted = [t.op for t in graph.outputs] + list(graph.control_outputs)
     found: set[Any] = set()
@@ -160,7 +160,7 @@ def needed_operations(graph: Any) -> list[Any]:
 
 
 def _sorted(operations: list[Any]) -> list[Any]:
-    """Sorts operations so that each follows those that it uses, in their order otherwise.
+    """Sorts operations topologically, otherwise keeping their order.
 
     The lists that the gradient of a loop adds to the loop are younger than the loop itself.
     """
@@ -186,7 +186,7 @@ def _sorted(operations: list[Any]) -> list[Any]:
 
 
 def decide(call: Call) -> Decision:
-    """Applies the rule of an operation, or gathers what its operands are parts of."""
+    """Applies the rule of an operation, or gathers its operands if no rule applies."""
     rule = RULES.get(call.type)
     if rule is None and is_call(call.op):
         rule = RULES["PartitionedCall"]
@@ -207,13 +207,13 @@ def decide(call: Call) -> Decision:
 
 
 def _is_inlined(call: Call) -> bool:
-    """Whether the operations of a function are added in the place of its call, one by one."""
+    """Whether the operations of the called function replace the call one by one."""
     calls = call.type in ("PartitionedCall", "StatefulPartitionedCall")
     return calls and not call.op.node_def.attr["_XlaMustCompile"].b
 
 
 def _once(call: Call) -> Decision:
-    """The decision that one worker of a process uses a state for all of them."""
+    """Returns the decision that one worker of a process uses a state for all of them."""
     decision = call.whole("state that devices share")
     decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
     decision.emit = by_one_worker
@@ -221,5 +221,5 @@ def _once(call: Call) -> Decision:
 
 
 def by_one_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds the operation for one worker of a process; the others have the same results."""
+    """Adds the operation for one worker of a process; the others reuse its results."""
     return lane.once(call.op, inputs)

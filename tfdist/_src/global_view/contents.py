@@ -17,11 +17,11 @@ _RULES: dict[str, Callable[..., Any]] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """Axes along which a gradient is summed, since its operand was broadcast along them.
+    """Axes along which to sum a gradient because its operand was broadcast along them.
 
     Attributes:
-        certain: those that are known to be among them.
-        possible: those that may be, including the certain ones.
+        certain: axes that were certainly broadcast.
+        possible: axes that may have been, including the certain ones.
     """
 
     certain: frozenset[int]
@@ -29,11 +29,11 @@ class Axes:
 
 
 def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
-    """The contents of an operation's results; None if nothing is known.
+    """Returns the contents of an operation's results; None if they are unknown.
 
     Args:
         op: the operation.
-        values: what is known of its operands, with `dims` and `content`.
+        values: facts about its operands, with `dims` and `content`.
     """
     rule = _RULES.get(op.type)
     if rule is None or not all(t.dtype.is_integer or t.dtype.is_bool for t in op.outputs):
@@ -41,7 +41,7 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
     try:
         results = rule(op, values)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError):
-        return None  # An operand is unknown, or has a form that is not known here.
+        return None  # An operand is unknown, or of an unsupported form.
     if results is None:
         return None
     results = results if isinstance(results, list) else [results]
@@ -49,7 +49,7 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
 
 
 def array(values: Any) -> np.ndarray:
-    """An array of dimensions from integers, `Dim`s and None."""
+    """Makes an array of dimensions from integers, `Dim`s and None."""
     flat = np.empty(np.shape(values), dtype=object)
     given = np.array(values, dtype=object)
     for index in np.ndindex(flat.shape):
@@ -237,7 +237,7 @@ def _broadcast_args(op: Any, values: Any) -> Any:
 
 
 def broadcast(first: Sequence[Dim | None], second: Sequence[Dim | None]) -> list[Dim | None]:
-    """The dimensions of a broadcast result."""
+    """Returns the dimensions of a broadcast result."""
     rank = max(len(first), len(second))
     one: list[Any] = [ONE] * (rank - len(first)) + list(first)
     other: list[Any] = [ONE] * (rank - len(second)) + list(second)
@@ -253,7 +253,7 @@ def _wider(a: Dim | None, b: Dim | None) -> Dim | None:
         return None
     if a.is_same(b):
         return b if a.value is not None and not a.symbols else a
-    # A known number other than one is the result, whatever the other is.
+    # A known number other than one is the result, regardless of the other size.
     numbers = [d for d in (a, b) if d.value is not None]
     return numbers[0] if len(numbers) == 1 else None
 
@@ -400,7 +400,7 @@ def _subtract(a: Dim, b: Dim) -> Dim | None:
 def _maximum(a: Dim, b: Dim) -> Dim | None:
     if a.is_same(b):
         return a
-    # The sizes for which symbols stand are at least one wherever this matters.
+    # Symbols stand for sizes of at least one wherever this matters.
     for one, other in ((a, b), (b, a)):
         if one.symbols and one.factor >= 1 and not other.symbols and other.factor <= 1:
             return one

@@ -1,4 +1,4 @@
-"""What is known of tensors, and how an operation is partitioned: the terms of rules."""
+"""The terms of rules: facts about tensors, and decisions on how to partition operations."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tfdist._src.global_view.layout import WHOLE, Dim, Layout, Symbol, joined
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """What is known of a tensor.
+    """Static facts about a tensor.
 
     Attributes:
-        layout: how the workers hold it; of a variable or a list, how they hold its elements.
+        layout: how the workers hold it, or its elements if it is a variable or a list.
         dims: the dimensions for the whole batch; None if the rank is unknown.
-        content: the elements of a small integer tensor, an array of `Dim`, or of None where they
-            are unknown; `Axes` of a list of axes; the `Value` that the elements of a list have in
-            common; else None.
+        content: for a small integer tensor, an array of its elements as `Dim`s, None for unknown
+            ones; for a list of axes, `Axes`; for a list of tensors, a `Value` that its elements
+            share; else None.
     """
 
     layout: Layout
@@ -32,17 +32,17 @@ class Value:
 
 @dataclasses.dataclass
 class Decision:
-    """How an operation is partitioned.
+    """A choice of how to partition an operation.
 
     Attributes:
-        inputs: the layout that each operand must have; None as it is.
+        inputs: the required layout of each operand; None keeps its layout.
         outputs: the layout of each result.
-        dims: the dimensions of each result, where they are known better than from shapes.
-        local_shapes: for each operand that is a shape, the element that becomes that of own rows.
-        emit: adds the operation in another way than as a copy.
+        dims: the dimensions of each result, if more is known than the static shapes.
+        local_shapes: for each operand that is a shape, the index of the element to convert.
+        emit: adds the operation, if a plain copy is not enough.
         parts: the analyses of the functions that the operation calls.
-        values: the values of the results, if they are known as a whole.
-        reason: why operands are gathered, for `explain`.
+        values: the facts about the results, if all are known.
+        reason: the reason for gathering operands, for `explain`.
     """
 
     inputs: Sequence[Layout | None]
@@ -56,11 +56,11 @@ class Decision:
 
 
 class Call:
-    """An operation, for its rule.
+    """An operation as its rule sees it.
 
     Attributes:
         op: the operation.
-        values: what is known of its operands.
+        values: facts about its operands.
         analysis: the analysis of its graph.
     """
 
@@ -71,28 +71,28 @@ class Call:
         self.batch = analysis.batch
 
     def attr(self, name: str) -> Any:
-        """An attribute of the operation."""
+        """Returns an attribute of the operation."""
         return self.op.get_attr(name)
 
     def dims(self, i: int) -> tuple[Dim, ...] | None:
-        """The dimensions of an operand."""
+        """Returns the dimensions of an operand."""
         return self.values[i].dims
 
     def rank(self, i: int) -> int | None:
-        """The rank of an operand."""
+        """Returns the rank of an operand."""
         dims = self.values[i].dims
         return None if dims is None else len(dims)
 
     def content(self, i: int) -> Any:
-        """The known elements of an operand."""
+        """Returns the known elements of an operand."""
         return self.values[i].content
 
     def ints(self, i: int) -> list[int] | None:
-        """The elements of an operand as integers; None unless all are known."""
+        """Returns the elements of an operand as integers; None unless all are known."""
         return as_ints(self.values[i].content)
 
     def out_rank(self, i: int = 0) -> int | None:
-        """The rank of a result."""
+        """Returns the rank of a result."""
         rank: int | None = self.op.outputs[i].shape.rank
         return rank
 
@@ -101,7 +101,7 @@ class Call:
         return any(layout.kind == kind for layout in self.layouts)
 
     def whole(self, reason: str = "") -> Decision:
-        """The decision to compute with whole operands."""
+        """Returns the decision to compute with whole operands."""
         return Decision(
             [None if v.layout.kind in ("whole", "unset", "shared") else WHOLE for v in self.values],
             [WHOLE] * len(self.op.outputs),
@@ -109,12 +109,12 @@ class Call:
         )
 
     def all(self, output: Layout, **more: Any) -> Decision:
-        """The decision to compute with the operands as they are."""
+        """Returns the decision to compute with the operands as they are."""
         return Decision([None] * len(self.values), [output] * len(self.op.outputs), **more)
 
 
 def as_ints(content: Any) -> list[int] | None:
-    """Contents as integers; None unless all are known."""
+    """Returns contents as integers; None unless all are known."""
     if not isinstance(content, np.ndarray):
         return None
     values = [None if d is None else d.value for d in content.ravel()]
@@ -122,7 +122,7 @@ def as_ints(content: Any) -> list[int] | None:
 
 
 def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
-    """The dimensions of a tensor by its static shape, with new symbols for unknown ones."""
+    """Returns a tensor's dimensions from its static shape, with new symbols for unknown ones."""
     if tensor.dtype in (tf.resource, tf.variant) or tensor.shape.rank is None:
         return None
     return tuple(
@@ -132,7 +132,7 @@ def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
 
 
 def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
-    """The dimensions that a rule knows, with the static ones and new symbols for unknown ones."""
+    """Completes the dimensions that a rule knows with static sizes, then with new symbols."""
     shape = tensor.shape
     sizes = [None] * len(known) if shape.rank is None else list(shape)
     if len(sizes) != len(known):
@@ -144,12 +144,12 @@ def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
 
 
 def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
-    """What is known of a tensor that has either of two values.
+    """Returns the facts about a tensor that has one of two values.
 
     Args:
         first: the first value.
         second: the second one.
-        tensor: the tensor, whose axes name the sizes that differ.
+        tensor: the tensor; its axes name the sizes that differ.
     """
     if first.layout.kind == "unset" and second.layout.kind != "unset":
         return second
@@ -166,7 +166,7 @@ def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
     same = [a.is_same(b) for a, b in pairs]
     if layout.kind == "rows":
         if first.layout == second.layout:
-            same[layout.axis] = True  # Both sizes are those of the same rows.
+            same[layout.axis] = True  # Both sizes belong to the same rows.
         elif not same[layout.axis]:
             layout = WHOLE  # An axis of size one, for example, has no rows.
     dims = tuple(
@@ -192,7 +192,7 @@ def _joined_contents(first: Any, second: Any, tensor: Any) -> Any:
 
 
 def is_same_value(first: Value, second: Value) -> bool:
-    """Whether the same is known of two tensors."""
+    """Whether the facts about two tensors are equal."""
     return (
         first.layout == second.layout
         and _is_same(first.dims, second.dims)
@@ -213,12 +213,12 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
-    """What is known of a function's values outside of it.
+    """Translates the facts about a function's results for its caller.
 
     Args:
-        values: what is known of them in the function.
-        graph: the function's graph, whose sizes are unknown outside.
-        tensors: the values outside, whose axes name these sizes.
+        values: the facts inside the function.
+        graph: the function's graph; the caller does not know its sizes.
+        tensors: the results in the caller; their axes name these sizes.
     """
     names: dict[Symbol, Symbol] = {}
     for value, tensor in zip(values, tensors, strict=True):

@@ -1,9 +1,9 @@
-"""Reports and fingerprints what a partitioned step communicates.
+"""Reports and fingerprints the communication of a partitioned step.
 
-The fingerprint of a tensor depends on the operations that compute it, their types, attributes and
-order of operands: a Merkle tree over the graph. It does not depend on names, on the number of rows,
-or on operations that nothing else uses, such as prints. So workers that run the same program have
-the same sequence of fingerprints, and one that adds two sums crosswise has not.
+The fingerprint of a tensor depends on the operations that compute it: their types, attributes and
+order of operands, hashed as a Merkle tree. It ignores names, the number of rows, and operations
+whose results are unused, such as prints. So workers that run the same program have the same
+sequence of fingerprints; a worker that swaps two sums has a different one.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def transfers(
     replicas: int | None = None,
     layouts: Sequence[Layout] | None = None,
 ) -> list[Transfer]:
-    """The values that a partitioned graph communicates.
+    """Returns the values that a partitioned graph communicates.
 
     Args:
         analysis: the graph and its layouts.
         batch: the number of rows of the batch, for the sizes.
         replicas: the number of replicas, for the sizes.
-        layouts: those that a worker needs of the graph's outputs; whole by default.
+        layouts: the required layouts of the graph's outputs; whole by default.
     """
     layouts = layouts or [WHOLE] * len(analysis.outputs)
     found = list(_transfers(analysis, layouts, analysis.batch, batch, set()))
@@ -60,7 +60,7 @@ _MOMENTS = "moments"
 
 
 def _of_replicas(transfer: Transfer, count: int | None) -> Transfer:
-    """A transfer of what each replica has computed, with the number of replicas."""
+    """Scales a transfer of per-replica values to the number of replicas."""
     one = transfer.size
     size = None if one is None or count is None else one * count
     return dataclasses.replace(transfer, size=size, shape=(count, *transfer.shape[1:]))
@@ -104,7 +104,7 @@ def _transfers(
 
 
 def _source(tensor: Any) -> Any:
-    """The operation that has computed a value which is passed on."""
+    """Returns the operation that computed a value, skipping identities."""
     while tensor.op.type in ("Identity", "IdentityN", "EnsureShape"):
         tensor = tensor.op.inputs[tensor.value_index]
     return tensor.op
@@ -154,7 +154,7 @@ def _is_of_optimizer(op: Any) -> bool:
 
 
 def where(op: Any) -> str:
-    """The line of the user's code that an operation comes from, or the operation's name."""
+    """Returns the user's line that created an operation, or else the operation's name."""
     for frame in reversed(op.traceback or ()):
         path = os.path.abspath(frame.filename)
         outside = not path.startswith(_PACKAGES) and f"{os.sep}site-packages{os.sep}" not in path
@@ -166,7 +166,7 @@ def where(op: Any) -> str:
 __all__ = ["Transfer", "report", "transfers", "where"]
 
 
-# Attributes that are names, or that depend on the machine.
+# Attributes that are names or depend on the machine.
 _LEFT_OUT = frozenset(
     {
         "communicator",
@@ -183,7 +183,7 @@ _LEFT_OUT = frozenset(
         "token",
     }
 )
-# What has effects that no other operation depends on.
+# Prefixes of operations whose effects no other operation depends on.
 _TELLS = ("Assert", "Print", "Write", "FlushSummary", "Timestamp", "Tfdist")
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"})
 
@@ -193,8 +193,8 @@ class Fingerprints:
 
     Args:
         graph: a `FuncGraph`.
-        captured: names for placeholders of the graph, the same on all workers. Others are known by
-            their number.
+        captured: names for placeholders of the graph, the same on all workers. Other placeholders
+            are identified by their number.
     """
 
     def __init__(self, graph: Any, captured: Mapping[str, str] | None = None) -> None:
@@ -213,7 +213,7 @@ class Fingerprints:
                 self._found[name] = self._of(nodes[name])
 
     def of(self, item: Any) -> str:
-        """The fingerprint of a tensor or an operation."""
+        """Returns the fingerprint of a tensor or an operation."""
         if isinstance(item, tf.Tensor):
             return _hash(self._found[item.op.name], str(item.value_index))
         return self._found[item.name]
@@ -228,7 +228,7 @@ class Fingerprints:
 
 
 def effects(graph: Any) -> list[Any]:
-    """The operations of a graph that change state, in order."""
+    """Returns the operations of a graph that change state, in order."""
     return [
         op
         for op in graph.get_operations()
@@ -290,9 +290,9 @@ def _attributes(node: Any, functions: _Functions) -> list[str]:
 
 
 def _constant(tensor: Any) -> str:
-    """A constant's value; of several floating-point numbers only the shape.
+    """Returns a constant's value; only the shape for floating-point arrays.
 
-    NumPy computes them with other roundings on other processors.
+    NumPy rounds their values differently on different processors.
     """
     dtype = tf.as_dtype(tensor.dtype)
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
@@ -306,7 +306,7 @@ def _hash(*parts: str) -> str:
 
 
 def describe(item: Any) -> str:
-    """Returns the type and the user's line of an operation, or of the one that makes a tensor."""
+    """Returns the type and the user's line of an operation, or of a tensor's producer."""
     op = item.op if isinstance(item, tf.Tensor) else item
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -314,17 +314,17 @@ def describe(item: Any) -> str:
 
 
 class Program:
-    """What a step communicates, writes and returns, as fingerprints.
+    """Fingerprints of the values that a step communicates, writes and returns.
 
     Args:
-        communicated: pairs of a graph, which may be of a function, and what is communicated of it.
+        communicated: pairs of a graph (the step's or a function's) and a value it communicates.
         graph: the graph of the step.
         outputs: the results of the step.
         captured: as for `Fingerprints`.
         updates: whether all workers write the same variables.
 
     Attributes:
-        values: the fingerprint of each, in order.
+        values: the fingerprints, in order.
     """
 
     def __init__(
@@ -350,13 +350,13 @@ class Program:
 
     @property
     def operations(self) -> list[str]:
-        """The fingerprints of all operations of the step, in order."""
+        """Fingerprints of all operations of the step, in order."""
         return [self._of_step.of(op) for op in self._graph.get_operations()]
 
     def describe_operation(self, number: int) -> str:
-        """The type of one of `operations`, and the user's line."""
+        """Returns the type of one of `operations`, and the user's line."""
         return describe(self._graph.get_operations()[number])
 
     def describe_value(self, number: int) -> str:
-        """The same of one of `values`."""
+        """Returns the type of the producer of one of `values`, and the user's line."""
         return describe(self._items[number])

@@ -14,7 +14,7 @@ class Symbol:
     Attributes:
         source: the tensor whose dimension it is; None for the number of rows of the batch.
         axis: the axis of the dimension.
-        size: the size if the graph knows it, as for the rows of a batch of fixed size.
+        size: the size if the graph knows it, for example with a fixed batch size.
     """
 
     source: Any = None
@@ -51,7 +51,7 @@ class Dim:
         return Dim(self.factor * other.factor, tuple(symbols))
 
     def divided_by(self, other: Dim) -> Dim | None:
-        """The quotient; None if it is not known to be an integer times symbols."""
+        """Returns the quotient; None if it is not known to be an integer times symbols."""
         if self.factor == 0 and other.factor != 0:
             return self
         left = list(self.symbols)
@@ -86,7 +86,7 @@ ONE = Dim(1)
 
 
 def product(dims: Iterable[Dim]) -> Dim:
-    """The product of dimensions."""
+    """Returns the product of dimensions."""
     result = ONE
     for dim in dims:
         result *= dim
@@ -95,24 +95,24 @@ def product(dims: Iterable[Dim]) -> Dim:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How the value of a tensor, for the whole batch, is held by the workers.
+    """How the workers hold a tensor's value for the whole batch.
 
     Attributes:
         kind: one of
             "whole": every worker holds the value;
-            "rows": a worker holds the part of its rows, cut along an axis;
-            "partial": the value is the reduction of what the workers hold;
-            "local": a worker holds something of its own, such as its rank or its shard of the
-                state of an optimizer; only collectives of the traced program combine it;
-            "unset": no value has been written, as in a new list of tensors;
-            "shared": the resource of a state that the workers of one process have in common.
+            "rows": each worker holds its own rows, cut along an axis;
+            "partial": the value is the reduction of the workers' values;
+            "local": each worker holds a value of its own, such as its rank or its shard of the
+                optimizer state; only collectives of the traced program combine it;
+            "unset": no value has been written yet, as in a new list of tensors;
+            "shared": a resource that the workers of one process share.
         axis: the axis of the rows.
-        outer: the rows' axis has size `outer * rows * inner`: this many repetitions of all rows,
-        inner: and this many elements for each row.
+        outer: the rows' axis has size `outer * rows * inner`: `outer` repetitions of all rows,
+        inner: with `inner` elements per row.
         how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any"; or
-            "stack" if the value is that of all workers along the first axis.
-        settled: whether workers without rows of their own, which compute with a substitute,
-            contribute nothing to a partial sum.
+            "stack" if the workers' values are stacked along the first axis.
+        settled: whether workers without rows, which compute with a substitute, contribute nothing
+            to a partial sum.
     """
 
     kind: str
@@ -123,7 +123,7 @@ class Layout:
     settled: bool = False
 
     def moved_to(self, axis: int) -> Layout:
-        """The same rows on another axis."""
+        """Returns the layout of the same rows on another axis."""
         return dataclasses.replace(self, axis=axis)
 
     @property
@@ -152,17 +152,17 @@ SETTLED_SUM = Layout("partial", how="sum", settled=True)
 
 
 def rows(axis: int = 0, outer: Dim = ONE, inner: Dim = ONE) -> Layout:
-    """The layout of a tensor whose axis holds the rows of the batch."""
+    """Returns the layout of a tensor that holds the rows of the batch along an axis."""
     return Layout("rows", axis, outer, inner)
 
 
 def partial(how: str) -> Layout:
-    """The layout of a value that is a reduction over the workers."""
+    """Returns the layout of a value that is a reduction over the workers."""
     return Layout("partial", how=how)
 
 
 def joined(first: Layout, second: Layout) -> Layout:
-    """The layout of a value that has either of two layouts, as behind a conditional."""
+    """Returns the layout of a value that has one of two layouts, as after a conditional."""
     if first == second or second.kind == "unset":
         return first
     if first.kind == "unset":
@@ -181,15 +181,15 @@ def joined(first: Layout, second: Layout) -> Layout:
 
 
 def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layout | None:
-    """The layout of a tensor with rows after a reshape.
+    """Returns the layout of a tensor with rows after a reshape.
 
     Args:
-        before: the dimensions before.
-        layout: the layout before, of kind "rows".
-        after: the dimensions afterwards.
+        before: the dimensions before the reshape.
+        layout: the layout before it, of kind "rows".
+        after: the dimensions after it.
 
     Returns:
-        The layout, or None if the rows are not elements of one axis afterwards.
+        The layout, or None if the rows do not end up on a single axis.
     """
     row = before[layout.axis].divided_by(layout.outer * layout.inner)
     if row is None:
@@ -197,7 +197,7 @@ def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layo
     major = product(before[: layout.axis]) * layout.outer
     minor = layout.inner * product(before[layout.axis + 1 :])
     for axis, dim in enumerate(after):
-        # The rest follows from one side, since the number of elements stays the same.
+        # One side determines the other, since the number of elements stays the same.
         outer = major.divided_by(product(after[:axis]))
         if outer is not None:
             inner = dim.divided_by(outer * row)

@@ -1,4 +1,4 @@
-"""Adds a program for the whole batch to a graph, partitioned for the rows of one worker."""
+"""Adds a whole-batch program to a graph, partitioned for the rows of one worker."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLLECTIVES = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class _Emitted:
-    """An operation that is being added, for the functions that add it in another way."""
+    """An operation being added, passed to its `emit` function."""
 
     op: Any
     values: Sequence[Value]
@@ -48,17 +48,17 @@ Added = list[tuple[list[tf.Tensor], list[tf.Operation]]]
 
 
 class Lane(Worker):
-    """What the operations of one worker are made with.
+    """Adds operations for one worker.
 
     Args:
         share: the worker's rows.
         communication: how it communicates.
         added: the results and effects of each operation that is added once for all workers of a
-            process, if it has several.
-        leads: whether this is the first of them, which fills `added`.
+            process; None if the process has one worker.
+        leads: whether this is the first of these workers, which fills `added`.
 
     Attributes:
-        effects: the operations of functions that are being added.
+        effects: the side effects of the operation added last.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Lane(Worker):
         self._adds_parts = False
 
     def sum_now(self, value: tf.Tensor) -> tf.Tensor:
-        """The sum of all workers' values, communicated where the operation is added."""
+        """Returns the sum of all workers' values, communicated at the operation's position."""
         (total,) = self.communication.reduce([value], ["sum"])
         total.set_shape(value.shape)
         self.graphs[-1].communicated.append(total)
@@ -91,7 +91,7 @@ class Lane(Worker):
         return list(operation.outputs)
 
     def once(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Adds a copy of an operation, or returns the results of that of the first worker."""
+        """Adds a copy of an operation, or returns the first worker's results for it."""
         if self._added is None or tf.compat.v1.get_default_graph() is not self._graph:
             return self.copy(op, inputs)
         if self._leads:
@@ -101,9 +101,9 @@ class Lane(Worker):
         return list(results)
 
     def all_add(self, op: Any) -> bool:
-        """Whether all replicas of the process add a collective, too.
+        """Returns whether all replicas of the process add a collective.
 
-        Of the sums of compressed gradients they have different parts, but each has any.
+        Each replica adds different parts of compressed sums, but always at least one.
         """
         if not is_left_to_tensorflow(op):
             return True
@@ -186,7 +186,7 @@ def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
 
 
 def _refine(value: tf.Tensor, tensor: tf.Tensor, layout: Layout) -> None:
-    """Tells the static sizes of a tensor of the graph to its counterpart."""
+    """Copies static sizes from a tensor of the graph to its counterpart."""
     if tensor.dtype in (tf.variant, tf.resource) or layout.kind not in ("whole", "rows", "partial"):
         return
     if tf.is_symbolic_tensor(value) and not value.shape.is_fully_defined():
@@ -201,10 +201,10 @@ def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor
 
 
 class Partition:
-    """Adds a graph, partitioned, to the default one.
+    """Adds a graph to the default one, partitioned.
 
-    Operations are added as early as they can be. Only when all that are left wait for values of
-    other workers are these communicated, all at once.
+    Operations are added as early as possible. Values are communicated only when every remaining
+    operation waits for other workers, and then all at once.
 
     Args:
         analysis: the graph and its layouts.
@@ -228,10 +228,10 @@ class Partition:
 
         Args:
             inputs: the values of the graph's inputs, as this worker holds them.
-            layouts: the layouts of the results; by default those that they have.
+            layouts: the required layouts of the results; unchanged by default.
 
         Returns:
-            The results of the analysis.
+            The values of `analysis.results`.
         """
         self._lane.graphs.append(self._tensors)
         try:
@@ -240,12 +240,12 @@ class Partition:
             self._lane.graphs.pop()
 
     def effects(self) -> list[tf.Operation]:
-        """The operations without results that the graph's callers wait for."""
+        """Returns the operations without results that the graph's callers wait for."""
         graph = self._analysis.graph
         return [op for control in graph.control_outputs for op in self._made.get(control, ())]
 
     def made(self, op: Any) -> list[Any]:
-        """What has been added for an operation of the graph."""
+        """Returns the operations added for an operation of the graph."""
         return list(self._made.get(op, ()))
 
     def _add_all(
@@ -263,7 +263,7 @@ class Partition:
         return [self._tensors.in_layout(tensor, layout) for tensor, layout in pairs]
 
     def _run(self, results: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Adds all operations, and makes available results whole before updates begin."""
+        """Adds all operations; gathers results that are available before updates begin."""
         operations = self._analysis.operations
         numbers = {op: i for i, op in enumerate(operations)}
         users: dict[Any, list[Any]] = {op: [] for op in operations}
@@ -305,8 +305,8 @@ class Partition:
                 if id(tensor) in self._tensors.values and self._tensors.waits_for(tensor, layout)
             ]
             self._tensors.communicate(missing)
-            # The program's own collectives come behind small ones, which are available earlier,
-            # and an update when all else has been communicated.
+            # The program's own collectives follow small ones, which are available earlier;
+            # updates follow all other communication.
             if parked:
                 again, parked = parked, []
             elif collectives:
@@ -317,12 +317,12 @@ class Partition:
             ready = sorted(numbers[op] for op in again)
 
     def _controls(self, op: Any) -> Sequence[Any]:
-        """The operations that an operation waits for besides its operands."""
-        # TensorFlow has results wait for all effects; here, the new graph does that.
+        """Returns the control inputs that an operation waits for."""
+        # TensorFlow makes results wait for all effects; here, the new graph does that.
         return () if op in self._results else op.control_inputs
 
     def _missing(self, op: Any) -> list[tf.Tensor]:
-        """The operands that have to be communicated and have not been."""
+        """Returns the operands that still have to be communicated."""
         wanted = self._analysis.decisions[op].inputs
         return [
             tensor

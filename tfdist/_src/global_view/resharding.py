@@ -1,4 +1,4 @@
-"""The tensors of a partitioned graph as one worker holds them, and their layouts' conversions."""
+"""A worker's view of a partitioned graph's tensors, and conversions between layouts."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ _CANNOT_CUT = "A batch of one row is broadcast to another size. Use batches of m
 
 
 class Communication(Protocol):
-    """How workers combine what they hold. All workers make the same calls in the same order."""
+    """Combines values across workers. All workers make the same calls in the same order."""
 
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
-        """The reductions of tensors over the workers: "sum", "min", "max", "product", …"""
+        """Reduces tensors over the workers: "sum", "min", "max", "product", …"""
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Concatenates the first axes of all workers' tensors, whose sizes may differ."""
+        """Concatenates the workers' tensors along the first axis; their sizes may differ."""
 
     @property
     def scatters(self) -> bool:
         """Whether `scatter` can be called."""
 
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """This worker's rows of the sums of tensors whose first axis is the rows of the batch."""
+        """Sums tensors whose first axis is the batch, and returns this worker's rows."""
 
     def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
-        """Called where a program first needs the number of rows of all workers.
+        """Called when a program first needs the number of rows of all workers.
 
         Args:
             values: the operands of the operation that needs it.
         """
 
     def begin(self) -> None:
-        """Called before a collective of the program itself is added."""
+        """Called before one of the program's own collectives is added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Share:
     Attributes:
         rows: the number of rows that it computes with, at least 1, an int32 scalar.
         total: the number of rows of the batch, an int32 scalar.
-        first: the number of its first row, an int32 scalar; of any row for a worker without rows.
-        counts: whether its rows are its own, a bool scalar; otherwise it has none, and computes
-            with a substitute. None if it is known to have rows.
+        first: the index of its first row, an int32 scalar; arbitrary for a worker without rows.
+        counts: whether its rows are its own, a bool scalar; False if it has none and computes with
+            a substitute. None if it is known to have rows.
         leads: whether it has the first row of the batch, a bool scalar.
         is_first: whether it is the first of all workers, a bool scalar.
     """
@@ -70,7 +70,7 @@ class Share:
 
 
 class Worker:
-    """A worker's rows of a batch, and what is computed of their number once in a graph.
+    """A worker's rows of a batch, and values derived from their number, one per graph.
 
     Args:
         share: its rows.
@@ -79,8 +79,8 @@ class Worker:
     Attributes:
         share: as given.
         communication: as given.
-        graphs: the graphs that are being added, the innermost one last.
-        emitted: what has been communicated, in order: tensors and operations of a program, each
+        graphs: the graphs being added, innermost last.
+        emitted: the communicated values in order: tensors and the program's own collectives, each
             with its graph.
     """
 
@@ -92,7 +92,7 @@ class Worker:
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """A value that is computed once in a graph, from no operand.
+        """Computes a value once per graph, from no operand.
 
         Args:
             key: names the value.
@@ -105,35 +105,35 @@ class Worker:
         return self._made[key]
 
     def _of_all(self) -> Share:
-        """The share, for what depends on the rows of the other workers."""
+        """Returns the share, for values that depend on other workers' rows."""
         self._needs_rows = True
         return self.share
 
     def tell_of_rows(self, operands: Callable[[], Sequence[tf.Tensor]]) -> None:
-        """Tells once that the program has needed the number of rows of all workers.
+        """Reports once that the program needs the number of rows of all workers.
 
         Args:
-            operands: returns those of the operation that has just been added.
+            operands: returns the operands of the operation just added.
         """
         if self._needs_rows and not self._has_told:
             self._has_told = True
             self.communication.awaits_rows(list(filter(tf.is_symbolic_tensor, operands())))
 
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """The number of rows that this worker computes with, times an integer."""
+        """Returns the number of rows that this worker computes with, times an integer."""
         return self.constant(
             ("own", dtype, times), lambda: tf.cast(self.share.rows, dtype) * tf.cast(times, dtype)
         )
 
     def all_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """The number of rows of the batch, times an integer."""
+        """Returns the number of rows of the batch, times an integer."""
         return self.constant(
             ("all", dtype, times),
             lambda: tf.cast(self._of_all().total, dtype) * tf.cast(times, dtype),
         )
 
     def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
-        """The number of this worker's first row, times an integer."""
+        """Returns the index of this worker's first row, times an integer."""
         return self.constant(
             ("first", dtype, times),
             lambda: tf.cast(self._of_all().first, dtype) * tf.cast(times, dtype),
@@ -142,7 +142,7 @@ class Worker:
     def own_shape(
         self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
     ) -> tf.Tensor:
-        """A shape with the number of own rows, times an integer, on an axis."""
+        """Returns a shape whose size on `axis` is the number of own rows, times an integer."""
         return self.constant(
             ("own shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
             lambda: _shape_with(self.own_rows(dtype, times), sizes, axis),
@@ -151,14 +151,14 @@ class Worker:
     def whole_shape(
         self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
     ) -> tf.Tensor:
-        """The same with the number of all rows."""
+        """Returns a shape whose size on `axis` is the number of all rows, times an integer."""
         return self.constant(
             ("whole shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
             lambda: _shape_with(self.all_rows(dtype, times), sizes, axis),
         )
 
     def fraction(self, dtype: Any) -> tf.Tensor:
-        """This worker's share of all rows, 0 if it has none."""
+        """Returns this worker's share of all rows, 0 if it has none."""
 
         def divide() -> tf.Tensor:
             own = tf.cast(self.share.rows, tf.float64)
@@ -169,21 +169,21 @@ class Worker:
         return self.constant(("fraction", dtype), divide)
 
     def is_first(self) -> tf.Tensor:
-        """Whether this is the first of all workers."""
+        """Whether this worker is the first of all workers."""
         return self.share.is_first
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
-        """What this worker contributes to a sum that is to be a value which all workers hold."""
+        """Returns the contribution to a sum that must equal `value`, which all workers hold."""
         return self._chosen(self._of_all().leads, value, "sum")
 
     def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
-        """What this worker contributes to a reduction: nothing if it has no rows."""
+        """Returns this worker's contribution to a reduction; neutral if it has no rows."""
         if self.share.counts is None:
             return value
         return self._chosen(self.share.counts, value, how)
 
     def _chosen(self, condition: tf.Tensor, value: tf.Tensor, how: str) -> tf.Tensor:
-        """A value, or what changes nothing in a reduction."""
+        """Returns the value if the condition holds, else the reduction's neutral element."""
         neutral = _NEUTRAL[how]
         count = value.shape.num_elements()
         if is_compiled_here() or (count is not None and count <= _FEW):
@@ -196,7 +196,7 @@ class Worker:
         return chosen
 
     def all_settled(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The same for sums, with one conditional for all."""
+        """Applies `settled` to sums, with one conditional for all."""
         counts = self.share.counts
         return list(values) if counts is None else or_zeros(counts, values)
 
@@ -214,7 +214,7 @@ _FEW = 1024
 
 
 def _extreme(dtype: Any, sign: int) -> tf.Tensor:
-    """The smallest or largest number of a type."""
+    """Returns the smallest or largest number of a type."""
     if dtype.is_floating:
         return tf.constant(sign * float("inf"), dtype)
     return tf.constant(dtype.min if sign < 0 else dtype.max, dtype)
@@ -226,35 +226,35 @@ def _shape_with(size: tf.Tensor, sizes: Sequence[int | None], axis: int) -> tf.T
 
 
 def _front(axis: int, value: tf.Tensor) -> Any:
-    """The order of axes with one of them in front."""
+    """Returns the axes with one of them moved to the front."""
     if value.shape.rank is None:
         return tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(value))], axis=0)
     return [axis, *(a for a in range(value.shape.rank) if a != axis)]
 
 
 def _in_optional(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The value from which an optional one has been made."""
+    """Returns the value inside an optional; None if the tensor is not one."""
     if tensor.op.type == "OptionalFromValue" and len(tensor.op.inputs) == 1:
         return tensor.op.inputs[0]
     return None
 
 
 def _list_of(stacked: tf.Tensor) -> tf.Tensor:
-    """A list of the slices of a tensor along its first axis."""
+    """Makes a list of the slices of a tensor along its first axis."""
     return tf.raw_ops.TensorListFromTensor(tensor=stacked, element_shape=-1)
 
 
 class Resharding:
-    """The tensors of a graph as one worker holds them, in the layouts in which they are needed.
+    """One worker's tensors of a graph, converted to the required layouts on demand.
 
     Args:
         analysis: the graph and its layouts.
         worker: the worker.
-        known: the values for the whole batch of some tensors, by their `ref()`s.
+        known: whole-batch values of some tensors, by their `ref()`s.
 
     Attributes:
-        values: the tensors, by the ids of those of the graph.
-        communicated: what has been communicated, for which an update waits.
+        values: this worker's tensors, by the ids of the graph's tensors.
+        communicated: the values communicated so far; an update waits for them.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Resharding:
         self._wanted: dict[int, set[Layout]] = {}  # of partial sums
 
     def waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
-        """Whether a tensor of the graph has to be communicated before it has a layout."""
+        """Whether a tensor must be communicated before it can have a layout."""
         own = self._analysis.value_of(tensor).layout
         if not needs_others(own, layout):
             return False
@@ -282,7 +282,7 @@ class Resharding:
         return not any(key in self._converted for key in keys)
 
     def in_layout(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A tensor of the graph in a layout; what has to be communicated has been."""
+        """Returns a tensor in a layout; any communication must already have happened."""
         own = self._analysis.value_of(tensor).layout
         value = self.values[id(tensor)]
         if own == layout or own.kind == "unset":
@@ -324,7 +324,7 @@ class Resharding:
     def _convert_list(
         self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        """A list in another layout: its elements are stacked, converted and taken apart again."""
+        """Converts a list by stacking its elements, converting, and unstacking them."""
         if own.is_sum and layout.is_sum:
             return value
         whole = self._held(tensor)[0] if own.kind == "whole" else self._stacks[id(tensor)]
@@ -345,7 +345,7 @@ class Resharding:
         return not differ and element_type(tensor) not in (None, tf.variant)
 
     def _held(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Layout]:
-        """What this worker holds of a tensor and how; the elements of a list are stacked."""
+        """Returns this worker's value of a tensor, with lists stacked, and its layout."""
         value, layout = self.values[id(tensor)], self._analysis.value_of(tensor).layout
         if tensor.dtype != tf.variant:
             return value, layout
@@ -359,7 +359,7 @@ class Resharding:
         return stacked, layout.moved_to(layout.axis + 1) if layout.kind == "rows" else layout
 
     def _own_size(self, axis: int, dim: Dim, layout: Layout) -> tf.Tensor:
-        """The size of an axis of an element of a list, or -1 if it is unknown."""
+        """Returns the size of an axis of a list's elements, or -1 if it is unknown."""
         rest = layout.outer * layout.inner
         if layout.kind == "rows" and axis == layout.axis and rest.value is not None:
             return self._worker.own_rows(tf.int32, rest.value)
@@ -370,7 +370,7 @@ class Resharding:
         return tf.constant(-1 if is_cut or dim.value is None else dim.value)
 
     def _own_rows_of(self, dims: Sequence[Dim], value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """This worker's rows of a value that it has as a whole."""
+        """Cuts this worker's rows from a value that it holds as a whole."""
         if value.shape.rank is None:
             value.set_shape([None] * len(dims))
         before = (slice(None),) * layout.axis
@@ -379,7 +379,7 @@ class Resharding:
             if not dims[layout.axis].has(self._analysis.batch) and (
                 dims[layout.axis].value is None
             ):
-                # An axis of unknown size may be broadcast; another size cannot be cut.
+                # An axis of unknown size must have size one, for broadcasting, or hold all rows.
                 size = tf.shape(value)[layout.axis]
                 one = tf.equal(size, 1)
                 fits = one | tf.equal(
@@ -409,7 +409,7 @@ class Resharding:
         return worker.first_row(tf.int32) * size, worker.own_rows(tf.int32) * size
 
     def _size(self, dim: Dim) -> tf.Tensor:
-        """A dimension other than the rows, when the graph runs."""
+        """Returns a dimension other than the rows, at run time."""
         if dim.value is not None:
             return tf.constant(dim.value)
         result = tf.constant(dim.factor)
@@ -437,7 +437,7 @@ class Resharding:
         return size
 
     def _apart(self, value: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:
-        """Divides the rows' axis in three: repetitions, rows, and elements of a row."""
+        """Splits the rows' axis in three: repetitions, rows, and elements of a row."""
         shape = tf.shape(value)
         outer, inner = self._size(layout.outer), self._size(layout.inner)
         middle = tf.stack([outer, count, inner])
@@ -451,7 +451,7 @@ class Resharding:
         return tf.reshape(parts, tf.concat([shape[:axis], size, shape[axis + 3 :]], axis=0))
 
     def local_shape(self, op: Any, i: int, element: int, given: tf.Tensor) -> tf.Tensor:
-        """A shape for the whole batch as that of own rows."""
+        """Converts a shape for the whole batch to own rows."""
         worker, batch = self._worker, self._analysis.batch
         content = self._analysis.value_of(op.inputs[i]).content
         dims = [None] * given.shape[0] if content is None else list(content.ravel())
@@ -482,7 +482,7 @@ class Resharding:
         return tf.stack(parts)
 
     def note_wanted(self, results: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Notes in which layouts partial sums are needed."""
+        """Records the required layouts of partial sums."""
         if not self._worker.communication.scatters:
             return
         analysis = self._analysis
@@ -497,7 +497,7 @@ class Resharding:
                 self._wanted.setdefault(id(tensor), set()).add(layout)
 
     def _scattered(self, tensor: tf.Tensor) -> Layout | None:
-        """The layout of a partial sum of which each worker needs its rows only, else None."""
+        """Returns the rows layout to scatter a partial sum to; None if it must be reduced."""
         wanted, dims = self._wanted.get(id(tensor), ()), self._analysis.value_of(tensor).dims
         if len(wanted) != 1 or dims is None or tensor.dtype in (tf.variant, tf.resource):
             return None
@@ -508,12 +508,12 @@ class Resharding:
             return None
         others = [dim.value for axis, dim in enumerate(dims) if axis != layout.axis]
         known = [size for size in others if size is not None]
-        # Of less, a separate collective takes longer than to reduce it with others.
+        # For smaller rows, a separate collective takes longer than reducing with other values.
         is_large = len(known) < len(others) or math.prod(known) >= _FEW_OF_A_ROW
         return layout if is_large else None
 
     def _scatter(self, pairs: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Sums tensors of the graph, of which each worker gets its rows."""
+        """Sums tensors of the graph and keeps each worker's rows."""
         if not pairs:
             return
         moved = []
@@ -528,7 +528,7 @@ class Resharding:
             self._converted[id(tensor), layout] = own
 
     def communicate(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Makes tensors of the graph whole on all workers, or available to them by rows."""
+        """Makes tensors of the graph whole on all workers, or scatters their rows."""
         optional = [(t, _in_optional(t)) for t in tensors]
         held = [t if value is None else value for t, value in optional]
         unique = list({id(t): t for t in held}.values())
@@ -555,7 +555,7 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
-                # Unlike `set_shape`, it stays when the graph is copied, as for XLA.
+                # Unlike `set_shape`, it survives copying the graph, as XLA does.
                 if tensor.dtype != tf.variant:
                     result = tf.ensure_shape(result, tensor.shape)
                 self._keep(tensor, result)
@@ -571,7 +571,7 @@ class Resharding:
         return value if layout.settled else self._worker.settled(value, layout.how)
 
     def _rows_first(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """A tensor's rows as the first axis, those that count."""
+        """Returns a tensor with its rows as the first axis, without substitute rows."""
         worker = self._worker
         axis = layout.axis
         if layout.outer != ONE:

@@ -1,15 +1,15 @@
-"""The values that a step communicates, as data and as text. The launcher uses it, too."""
+"""The values that a step communicates, as data and as text; also used by the launcher."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-# Stands for an unknown dimension in estimates.
+# Assumed size of an unknown dimension in estimates.
 _NOMINAL = 32
 STATISTICS = "statistics of each replica"
 SPARSE_GRADIENT = "a sparse gradient"
-# Reason of a gather -> how to avoid it; "" if it replaces a reduction.
+# Maps the reason for a gather to a way to avoid it; "" if it replaces a reduction.
 REMEDIES = {
     "pairs of rows": "Compare smaller values, such as embeddings instead of features: each row is "
     "compared with all others.",
@@ -38,7 +38,7 @@ class Transfer:
         size: the bytes of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
         where: the file and line of the user's code, or the name of the operation.
-        reason: why values are gathered; "" for a reduction.
+        reason: the reason for gathering values; "" for a reduction.
         element_size: the bytes of an element; 0 if they vary.
     """
 
@@ -57,10 +57,10 @@ class Transfer:
         return f"{self.kind} {size} [{shape}] for {self.operation} at {self.where}{why}"
 
     def estimate(self, unknown: int | None = None) -> int:
-        """The bytes of the whole value.
+        """Returns the bytes of the whole value.
 
         Args:
-            unknown: stands for each unknown dimension; 32 by default.
+            unknown: the assumed size of each unknown dimension; 32 by default.
         """
         if self.size is not None:
             return self.size
@@ -71,29 +71,29 @@ class Transfer:
 
     @property
     def replaces_reduction(self) -> bool:
-        """Whether it is a gather that takes the place of a reduction."""
+        """Whether it is a gather that replaces a reduction."""
         return REMEDIES.get(self.reason) == ""
 
 
 def largest_first(found: Sequence[Transfer]) -> list[Transfer]:
-    """Transfers by their size; by an estimate where it is unknown."""
+    """Sorts transfers by size, estimated if unknown."""
     return sorted(found, key=lambda one: -one.estimate())
 
 
 def total(found: Sequence[Transfer], kind: str) -> int:
-    """The bytes that a step reduces, gathers or sends, as far as they are known."""
+    """Returns the known bytes that a step reduces, gathers or sends."""
     return sum(one.size or 0 for one in found if one.kind == kind)
 
 
 def remedies(found: Sequence[Transfer]) -> list[str]:
-    """Lines on how to avoid gathers, one for each reason."""
+    """Returns advice for avoiding gathers, one line per reason."""
     reasons = dict.fromkeys(one.reason for one in found if one.kind == "gather")
     known = [(reason, REMEDIES.get(reason)) for reason in reasons]
     return [f"To gather less ({reason}): {remedy}" for reason, remedy in known if remedy]
 
 
 def report(found: Sequence[Transfer]) -> str:
-    """A table of the values that a step communicates, the largest first."""
+    """Returns a table of the values that a step communicates, largest first."""
     if not found:
         return "The step communicates nothing but the number of rows."
     unknown = sum(one.size is None for one in found)
@@ -107,7 +107,7 @@ def report(found: Sequence[Transfer]) -> str:
 
 
 def totals_text(reduced: int, gathered: int, sent: int, unknown: int) -> str:
-    """The bytes that a step communicates, as the end of a sentence.
+    """Describes the bytes that a step communicates, as the end of a sentence.
 
     Example:
         >>> totals_text(2048, 0, 0, 1)
@@ -121,7 +121,7 @@ def totals_text(reduced: int, gathered: int, sent: int, unknown: int) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes with a unit.
+    """Formats a number of bytes with a unit.
 
     Example:
         >>> bytes_text(1536)

@@ -29,7 +29,7 @@ from tfdist.errors import UnsupportedError
 
 
 class PipelineModel(FullModel):
-    """An ordinary Keras model whose stages are spread over the workers of a pipeline.
+    """An ordinary Keras model divided into stages over the workers of a pipeline.
 
     `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
     single process. Every worker creates the model and calls the same methods.
@@ -83,7 +83,7 @@ class PipelineModel(FullModel):
         self._untracked = Untracked(full_model, partition, remat, files, by_time)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
-        # Variables of other layers that a stage reads, as a head tied to an embedding does.
+        # Variables of other layers that a stage reads, for example for a head tied to an embedding.
         own = {id(v) for layer in self._own_layers for v in layer.variables}
         read = {id(v): v for stage in mine for v in stage.variables if id(v) not in own}
         self._read_variables = list(read.values())
@@ -157,15 +157,15 @@ class PipelineModel(FullModel):
         return gather_timeline(self.distribute_strategy, last())
 
     def explain_on_batch(self, batch: Any) -> list[Transfer]:
-        """What a training step communicates; `strategy.explain` prints it.
+        """Returns the transfers of a training step; `strategy.explain` prints them.
 
         All workers must call it.
 
         Args:
-            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+            batch: a global batch as for `fit`, such as a pair of inputs and targets.
 
         Returns:
-            Transfers, as those of `strategy.explain`; what stages send each other has the kind
+            Transfers as returned by `strategy.explain`. Transfers between stages have the kind
             "send".
         """
         if not self.compiled:
@@ -174,9 +174,9 @@ class PipelineModel(FullModel):
 
     @contextlib.contextmanager
     def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
-        """Within this context, training steps record when this worker's actions run.
+        """Makes training steps record when this worker's actions run, within this context.
 
-        All workers enter and leave it at the same step, as it has the step traced anew.
+        All workers must enter and leave it at the same step, since it causes a retrace.
 
         Yields:
             A function that returns the actions of the last step: name, start and end, in seconds
@@ -225,7 +225,7 @@ class PipelineModel(FullModel):
         return predict
 
     def _steps_of_group(self) -> StepRunner:
-        """The steps among the present workers, who all call this together if they are new."""
+        """Returns the runner for the current group; collective if the group has changed."""
         before, group = self._steps, self.distribute_strategy.extended.group
         if before is not None and before.generation == group.generation:
             return before
@@ -267,7 +267,7 @@ class PipelineModel(FullModel):
             self._steps.logs = {}
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The metrics so far, on all workers; only workers with the last stage update them."""
+        """Returns the metrics so far on all workers; only last-stage workers update them."""
         if tf.executing_eagerly() and self._steps is not None and self._steps.logs:
             return dict(self._steps.logs)
         return super().get_metrics_result()  # type: ignore[no-any-return]

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Span:
-    """One action, and when it ran.
+    """One action with its start and end.
 
     Attributes:
         action: the action.
         start: its start, in seconds since the start of the step.
-        end: its end, likewise.
+        end: its end, in seconds since the start of the step.
     """
 
     action: Action
@@ -58,14 +58,14 @@ class Timeline:
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """For each rank, the fraction of the makespan in which it runs no action."""
+        """The fraction of the makespan that each rank is idle."""
         whole = self.makespan
         busy = (sum(span.end - span.start for span in spans) for spans in self.spans)
         return tuple(1 - seconds / whole if whole else 0.0 for seconds in busy)
 
     @property
     def bubble(self) -> float:
-        """The fraction of all ranks' time, up to the makespan, in which they run no action."""
+        """The fraction of the makespan that ranks are idle, averaged over the ranks."""
         return sum(self.bubbles) / len(self.spans)
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class Timeline:
         return Schedule(self.name, tuple(tuple(s.action for s in spans) for spans in self.spans))
 
     def costs(self) -> Costs:
-        """The costs of each stage's passes: the medians over the microbatches.
+        """Returns the costs of each stage's passes: the medians over the microbatches.
 
         Example:
             >>> simulate(make_schedule("1f1b", ranks=2, microbatches=6)).costs().backward
@@ -94,7 +94,7 @@ class Timeline:
 
     @property
     def peak_activations(self) -> tuple[float, ...]:
-        """For each rank, the peak number of activations that it keeps."""
+        """The peak number of activations on each rank."""
         return peak_activations(self.schedule)
 
 
@@ -106,11 +106,11 @@ def simulate(
 ) -> Timeline:
     """Computes when each action of a schedule runs.
 
-    Each rank runs its actions one after the other. Sends do not block; in a schedule that splits
-    backward passes, a whole one sends its gradient after its first part. A receive is posted when
-    the action before it has ended, and the action that consumes its value waits for it. A channel,
-    from one rank to another, transfers one message at a time, in order, once it is sent and its
-    receive is posted.
+    Each rank runs its actions one after the other. Sends do not block. If a schedule splits
+    backward passes, a whole backward pass sends its gradient after its first part. A receive is
+    posted when the previous action has ended; the action that consumes its value waits for it. A
+    channel connects one rank to another and transfers one message at a time, in order, once the
+    message is sent and its receive is posted.
 
     Args:
         schedule: a schedule that passes `plan.validation.check`.
@@ -136,7 +136,7 @@ def simulate(
     clock = [0.0] * schedule.ranks
     ready = [0.0] * schedule.ranks  # When the output of the last action was ready to send.
     channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
-    # When all inputs of an action have arrived from other ranks.
+    # The times at which all inputs of an action have arrived from other ranks.
     arrival: dict[Value | None, float] = defaultdict(float)
     for rank, step in walk(lower(schedule, edges, differentiable)):
         if isinstance(step, Action):
@@ -167,7 +167,7 @@ class _Channel:
     free: float = 0.0
 
     def move(self, seconds: float) -> Iterator[tuple[Value, float]]:
-        """Moves the messages both sent and received; yields the value and arrival of each."""
+        """Moves messages that are sent and received; yields each value with its arrival."""
         while self.sent and self.received:
             ready, value = self.received.popleft()
             self.free = max(self.sent.popleft(), ready, self.free) + seconds
@@ -176,7 +176,7 @@ class _Channel:
 
 # Maximum length of a row of text; a measured timeline may have very short actions.
 _MAX_CELLS = 400
-# Of a rank's first stage, and of its other stages.
+# For a rank's first stage, and for its other stages.
 _COLORS = {
     Kind.FORWARD: ("#9fc1e8", "#3f74b5"),
     Kind.BACKWARD: ("#f0b98a", "#bd6b24"),
@@ -192,9 +192,9 @@ _NAMES = {
 
 
 def text(shown: Schedule | Timeline) -> str:
-    """A Gantt chart as text.
+    """Draws a Gantt chart as text.
 
-    A cell is as long as the shortest action and shows the pass and its microbatch: `F3` on a rank's
+    A cell is as long as the shortest action. It shows the pass and its microbatch: `F3` on a rank's
     first stage, `f3` on any other. `-` continues an action, `.` is idle.
 
     Args:
@@ -228,7 +228,7 @@ def text(shown: Schedule | Timeline) -> str:
 def draw(timeline: Timeline, path: str | Path) -> None:
     """Draws a Gantt chart: a box for each action, labeled with its microbatch.
 
-    A rank's first stage has light boxes, its other stages dark ones.
+    A rank's first stage has light boxes, its other stages have dark ones.
 
     Args:
         timeline: simulated or measured.
@@ -270,7 +270,7 @@ def draw(timeline: Timeline, path: str | Path) -> None:
 
 
 def summary(timeline: Timeline) -> str:
-    """A one-line summary of a timeline.
+    """Returns a one-line summary of a timeline.
 
     Args:
         timeline: simulated or measured.
@@ -305,5 +305,5 @@ def _box(axis: Axes, rank: int, span: Span, later: bool) -> None:
 
 
 def _is_later(timeline: Timeline, rank: int, action: Action) -> bool:
-    """Whether an action belongs to a stage other than the rank's first."""
+    """Whether an action belongs to a stage other than the rank's first stage."""
     return action.stage != timeline.schedule.stages_of(rank)[0]

@@ -1,4 +1,4 @@
-"""The variables that a worker holds, under names identical on all workers with a copy."""
+"""Names a worker's variables identically on all workers with a copy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tfdist._src.pipeline.model import PipelineModel
 
 
 def copies_of(model: Any) -> dict[str, Any]:
-    """The weights and optimizer variables on this worker of which other workers have copies.
+    """Returns this worker's weights and optimizer variables that other workers hold copies of.
 
     Args:
         model: a Keras model; may be a PipelineModel.
 
     Returns:
-        Keras variables by name: workers that use the same name hold copies of the same variable.
+        Keras variables by name. Workers with the same name hold copies of the same variable.
     """
     if not isinstance(model, PipelineModel):
         return applying.replicated_variables(model)

@@ -1,7 +1,8 @@
-"""How each type of operation is partitioned along the rows of a batch: one table.
+"""Rules that partition each type of operation along the rows of a batch.
 
-A rule takes a `Call` and returns a `Decision`, or None if it does not apply to these operands. Then
-the operands are gathered and the operation acts on the whole batch, which is always right.
+A rule takes a `Call` and returns a `Decision`, or None if it does not apply to these operands. In
+that case, the operands are gathered and the operation runs on the whole batch, which is always
+correct.
 """
 
 from tfdist._src.global_view.rules import control_flow, elementwise, lookup, rowwise, shapes, state

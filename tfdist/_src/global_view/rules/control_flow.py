@@ -1,4 +1,4 @@
-"""Rules of functions, conditionals, loops, lists of tensors and optionals."""
+"""Rules for functions, conditionals, loops, lists of tensors and optionals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tfdist._src.global_view.rules.table import RULES, is_plain, rule
 
 @rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall", own_values=True)
 def function_call(call: Call) -> Decision | None:
-    """Calls a function, whose operations are partitioned in its place."""
+    """Inlines a function call and partitions its operations."""
     name = call.attr("f").name if call.type in RULES else call.type
     part = call.analysis.part(call.op, name, call.values)
     values = outside(part.outputs, part.graph, call.op.outputs)
@@ -42,14 +42,14 @@ def function_call(call: Call) -> Decision | None:
 
 
 def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds the operations of a function in its place."""
+    """Adds a function's operations in place of its call."""
     (part,) = call.decision.parts
     wanted = [
         inner.layout if inner.layout.kind == outer.kind else outer
         for inner, outer in zip(part.outputs, call.decision.outputs, strict=True)
     ]
     if call.op.node_def.attr["_XlaMustCompile"].b and not part.communicated(wanted):
-        # TensorFlow has no kernels for some of what XLA compiles, such as grouped convolutions.
+        # XLA compiles operations for which TensorFlow has no kernels, such as grouped convolutions.
         def run(*given: tf.Tensor) -> list[tf.Tensor]:
             return list(lane.inline(part, given, wanted))
 
@@ -59,7 +59,7 @@ def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("If", "StatelessIf", "Case", "StatelessCase", own_values=True)
 def conditional(call: Call) -> Decision | None:
-    """Chooses a function by a condition that is the same on all workers."""
+    """Selects a function by a condition that is the same on all workers."""
     if call.type.endswith("Case"):
         functions = [f.name for f in call.attr("branches")]
     else:
@@ -88,7 +88,7 @@ def _joined_branches(values: Sequence[Value], tensor: Any) -> Value:
 
 
 def branch(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds a conditional whose branches are partitioned."""
+    """Adds a conditional with partitioned branches."""
     return lane.branch(call, inputs)
 
 
@@ -97,12 +97,12 @@ _ROUNDS = 8
 
 @rule("While", "StatelessWhile", own_values=True)
 def loop(call: Call) -> Decision | None:
-    """Repeats a function; the layouts of its variables are those of a fixed point."""
+    """Repeats a function; finds the layouts of the loop's variables by a fixed point."""
     body = call.attr("body").name
     values = list(call.values)
     part = call.analysis.part(call.op, body, values)
     gathered: set[int] = set()
-    # A list cannot be converted: its layout follows when those of its elements are found.
+    # A list cannot be converted: its layout follows once the layouts of its elements are known.
     lists = [i for i, v in enumerate(values) if v.layout.kind == "unset"]
     for round_ in range(_ROUNDS):
         changed = [_loop_value(part, i, v, gathered) for i, v in enumerate(values)]
@@ -132,12 +132,12 @@ def loop(call: Call) -> Decision | None:
 
 
 def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
-    """What is known of a loop's variable at the beginning of each round, given one more round.
+    """Returns the facts about a loop variable at the start of each round, after one more round.
 
     Args:
         part: the analysis of a round.
-        i: the number of the variable.
-        before: what was known of it at the beginning of that round.
+        i: the index of the variable.
+        before: the facts at the start of the analyzed round.
         gathered: the variables whose layouts differ from round to round; one may be added.
     """
     tensor = part.graph.inputs[i]
@@ -152,7 +152,7 @@ def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
 
 
 def _stable(before: Value, after: Value, tensor: Any) -> Value:
-    """A value in which a size that has changed once is unknown from then on."""
+    """Makes sizes that have changed once unknown from then on."""
     content = after.content
     if isinstance(content, Value) and isinstance(before.content, Value):
         content = _stable(before.content, content, tensor)
@@ -170,7 +170,7 @@ def _is_size_of(dim: Dim, tensor: Any) -> bool:
 
 
 def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
-    """What is known at the beginning of a round of a result of the one before."""
+    """Translates the facts about a round's result for the next round."""
 
     def known(dim: Dim | None) -> bool:
         return dim is not None and not any(is_size_in(symbol, graph) for symbol in dim.symbols)
@@ -195,7 +195,7 @@ def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
 
 
 def _unsettled(part: Any, i: int, before: Value) -> Value:
-    """What is known of a loop's variable if no fixed point has been found."""
+    """Returns the facts about a loop variable if no fixed point was found."""
     tensor = part.graph.inputs[i]
     if part.graph.outputs[i] is tensor:
         return before
@@ -205,24 +205,24 @@ def _unsettled(part: Any, i: int, before: Value) -> Value:
 
 
 def repeat(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds a loop whose functions are partitioned."""
+    """Adds a loop with partitioned functions."""
     return lane.repeat(call, inputs)
 
 
-# Lists of tensors. The layout of a list is that of its elements, and so is that of an optional
-# value. Elements that are partial sums are settled.
+# Lists of tensors. A list or an optional has the layout of its elements. Elements that are partial
+# sums are settled.
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def new_list(call: Call) -> Decision | None:
-    """Makes a list without elements."""
+    """Makes an empty list."""
     inputs = [None if is_plain(v) else WHOLE for v in call.layouts]
     element = Value(UNSET, _shape_of_elements(call.content(0), call.op.outputs[0]))
     return Decision(inputs, [UNSET], values=[_list_of(UNSET, element)], emit=any_shape_at(0))
 
 
 def any_shape_at(where: int) -> Callable[..., Any]:
-    """Adds an operation on a list, with an unknown shape of its elements, which may be own rows."""
+    """Adds a list operation with unknown element shape, since elements may be own rows."""
 
     def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
         changed = list(inputs)
@@ -233,14 +233,14 @@ def any_shape_at(where: int) -> Callable[..., Any]:
 
 
 def _list_of(layout: Layout, element: Value | None) -> Value:
-    """A list, given what its elements have in common."""
+    """Returns the facts about a list, given the facts shared by its elements."""
     if element is not None:
         element = dataclasses.replace(element, layout=layout)
     return Value(layout, None, element)
 
 
 def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
-    """The dimensions that a shape names, with a symbol for each that is unknown."""
+    """Returns the dimensions in a shape, with a symbol for each unknown one."""
     if shape is None or isinstance(shape, Axes) or shape.ndim != 1:
         return None
     return tuple(
@@ -250,7 +250,7 @@ def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
 
 
 def _without_content(element: Any) -> Value | None:
-    """Of elements that may not have been written, or have been changed: their dimensions."""
+    """Keeps only the dimensions of elements that may be unwritten or changed."""
     if not isinstance(element, Value):
         return None
     content = element.content if isinstance(element.content, Value) else None
@@ -259,13 +259,13 @@ def _without_content(element: Any) -> Value | None:
 
 @rule("TensorListFromTensor")
 def list_from_tensor(call: Call) -> Decision | None:
-    """Takes a tensor apart along its first axis."""
+    """Makes a list from the slices of a tensor along its first axis."""
     return _of_slices(call, 1)
 
 
 @rule("TensorListScatter", "TensorListScatterV2")
 def list_of_scattered(call: Call) -> Decision | None:
-    """Makes a list of the slices of a tensor along its first axis, at several places."""
+    """Makes a list from the slices of a tensor along its first axis, at given indices."""
     decision = _of_slices(call, 2)
     if decision is not None and decision.values is not None:
         (value,) = decision.values
@@ -274,7 +274,7 @@ def list_of_scattered(call: Call) -> Decision | None:
 
 
 def _of_slices(call: Call, shape_at: int) -> Decision | None:
-    """A list of the slices of the first operand along its first axis."""
+    """Makes a list from the slices of the first operand along its first axis."""
     if call.has("local"):
         return None
     wanted, layout = _layout_of_slices(call, 0)
@@ -287,7 +287,7 @@ def _of_slices(call: Call, shape_at: int) -> Decision | None:
 
 
 def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
-    """The layout that an operand must have to be taken apart, and that of its slices."""
+    """Returns the layout that an operand needs before unstacking, and the layout of its slices."""
     layout = call.layouts[at]
     if layout.kind == "rows":
         if layout.axis == 0 or call.dims(at) is None:
@@ -299,7 +299,7 @@ def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
 
 
 def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None:
-    """Takes an element, or all elements, of a list."""
+    """Reads one or all elements of a list."""
     layout, element = call.layouts[at], call.content(at)
     if call.has("local"):
         return None
@@ -329,7 +329,7 @@ def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None
 
 
 def _is_of_list(dim: Dim) -> bool:
-    """Whether a size is that of the elements of a list, which may differ."""
+    """Whether a size belongs to a list's elements, which may differ in size."""
     return any(s.source is not None and s.source.dtype == tf.variant for s in dim.symbols)
 
 
@@ -344,7 +344,7 @@ def _known_shape(element: Any, given: Any) -> tuple[Dim, ...] | None:
 
 
 def _content_of(element: Any, tensor: Any) -> Any:
-    """What is known of the elements of an element of a list."""
+    """Returns the facts about the elements of a nested list."""
     if not isinstance(element, Value):
         return None
     return element.content
@@ -353,15 +353,15 @@ def _content_of(element: Any, tensor: Any) -> Any:
 def element_of_shape(
     where: int, output: int, layout: Layout, dims: Any, batch: Symbol, stacked: bool
 ) -> Callable[..., Any]:
-    """Adds an operation that takes an element of a list, of own rows perhaps.
+    """Adds an operation that reads an element of a list, which may be own rows.
 
     Args:
-        where: the operand that is the shape of the element.
-        output: the result that is the element.
+        where: the index of the operand with the element's shape.
+        output: the index of the result with the element.
         layout: the element's layout.
         dims: its dimensions, if known.
-        batch: the number of rows.
-        stacked: whether the result is all elements, along a new axis.
+        batch: the symbol for the number of rows.
+        stacked: whether the result stacks all elements along a new axis.
     """
 
     def size(lane: Any, axis: int, dim: Dim, dtype: Any) -> Any:
@@ -395,37 +395,37 @@ def element_of_shape(
 
 @rule("TensorListStack", "TensorListGather")
 def list_stack(call: Call) -> Decision | None:
-    """Joins the elements of a list, or some of them, along a new first axis."""
+    """Stacks all or some elements of a list along a new first axis."""
     return _element(call, 0, 1 if call.type == "TensorListStack" else 2, 0)
 
 
 @rule("TensorListGetItem")
 def list_get_item(call: Call) -> Decision | None:
-    """An element of a list."""
+    """Reads an element of a list."""
     return _element(call, 0, 2, 0)
 
 
 @rule("TensorListPopBack")
 def list_pop(call: Call) -> Decision | None:
-    """The last element of a list, and the list without it."""
+    """Removes the last element of a list; returns the list and the element."""
     return _element(call, 0, 1, 1)
 
 
 @rule("TensorListSetItem")
 def list_set_item(call: Call) -> Decision | None:
-    """A list with another element."""
+    """Replaces an element of a list."""
     return _with_element(call, 2)
 
 
 @rule("TensorListPushBack")
 def list_push(call: Call) -> Decision | None:
-    """A list with one more element."""
+    """Appends an element to a list."""
     return _with_element(call, 1)
 
 
 @rule("TensorListScatterIntoExistingList")
 def list_scatter(call: Call) -> Decision | None:
-    """A list with other elements, which are the slices of a tensor along its first axis."""
+    """Replaces elements of a list by the slices of a tensor along its first axis."""
     return _with_element(call, 1, stacked=True)
 
 
@@ -461,7 +461,7 @@ def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision |
 
 
 def _has_rows(given: Value, layout: Layout, known: Value | None) -> bool:
-    """Whether a value has the same rows as the elements of a list, so that it can be cut so."""
+    """Whether a value has the same rows as a list's elements, so that it can be cut like them."""
     if given.layout == layout:
         return True
     dims = None if known is None else known.dims
@@ -472,7 +472,7 @@ def _has_rows(given: Value, layout: Layout, known: Value | None) -> bool:
 
 @rule("TensorListConcatV2")
 def list_concat(call: Call) -> Decision | None:
-    """Joins the elements of a list along their first axis; also gives their lengths."""
+    """Concatenates a list's elements along their first axis; also returns their lengths."""
     layout, element = call.layouts[0], call.content(0)
     joined_, lengths = call.op.outputs
     if call.has("local") or layout.kind not in ("rows", "partial"):
@@ -496,7 +496,7 @@ def list_concat(call: Call) -> Decision | None:
 
 
 def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Joins elements with own rows; their lengths are those for the whole batch."""
+    """Concatenates elements with own rows; returns their lengths for the whole batch."""
     elements, shape, lengths = inputs
     made, tensor = call.decision.outputs[0], call.op.outputs[0]
     along = call.layouts[0].axis == 0  # The rows are joined.
@@ -513,7 +513,7 @@ def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("TensorListSplit")
 def list_split(call: Call) -> Decision | None:
-    """Takes a tensor apart along its first axis, in parts of several lengths."""
+    """Splits a tensor along its first axis into parts of given lengths."""
     layout, dims, lengths = call.layouts[0], call.dims(0), call.content(2)
     if call.has("local") or dims is None:
         return None
@@ -530,7 +530,7 @@ def list_split(call: Call) -> Decision | None:
     if layout.axis:
         element = Value(layout, (Dim(1, (Symbol(call.op.outputs[0], 0),)), *dims[1:]))
         return Decision(inputs, [layout], values=[_list_of(layout, element)], emit=any_shape_at(1))
-    # Parts that are repetitions of all rows.
+    # Each part repeats all rows.
     times = _number_of_parts(call, lengths, dims[0])
     outer = None if times is None else layout.outer.divided_by(times)
     size = None if times is None else dims[0].divided_by(times)
@@ -542,9 +542,9 @@ def list_split(call: Call) -> Decision | None:
 
 
 def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
-    """The number of parts if they are known to be equally long."""
+    """Returns the number of parts if they are known to have equal lengths."""
     if lengths is None:
-        # The gradient of a concatenation of such elements.
+        # This is the gradient of a concatenation of such elements.
         source = call.op.inputs[2]
         symbols = [s for s in size.symbols if s.source is source]
         if symbols:
@@ -558,7 +558,7 @@ def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
 
 
 def split_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Takes own rows apart."""
+    """Splits own rows."""
     tensor, shape, lengths = inputs
     own, whole = lane.own_rows(lengths.dtype), lane.all_rows(lengths.dtype)
     return lane.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
@@ -566,7 +566,7 @@ def split_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("TensorListLength", "TensorListElementShape")
 def about_list(call: Call) -> Decision | None:
-    """The number of elements of a list, or their shape."""
+    """Returns the length of a list, or the shape of its elements."""
     if call.type == "TensorListLength" or call.has("local"):
         return Decision([None], [WHOLE])
     element = call.content(0)
@@ -579,7 +579,7 @@ def about_list(call: Call) -> Decision | None:
 
 @rule("TensorListResize")
 def list_resize(call: Call) -> Decision | None:
-    """A list with another number of elements."""
+    """Resizes a list."""
     inputs = [None, None if is_plain(call.layouts[1]) else WHOLE]
     layout = call.layouts[0]
     value = _list_of(layout, _without_content(call.content(0)))
@@ -587,7 +587,7 @@ def list_resize(call: Call) -> Decision | None:
 
 
 def of_lists(call: Call) -> Decision | None:
-    """Passes on a list or an optional value, adds lists, or makes one of zeros."""
+    """Passes on a list or an optional, adds lists, or makes zeros like one."""
     if call.has("local"):
         return None
     values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
@@ -610,7 +610,7 @@ def of_lists(call: Call) -> Decision | None:
 
 
 def _of_all_lists(values: Sequence[Value]) -> Layout:
-    """The layout of lists that are added: that of rows, if all elements can be cut so."""
+    """Returns the layout of a sum of lists: rows if all elements can be cut that way."""
     layouts = [v.layout for v in values]
     if all(v == layouts[0] for v in layouts):
         return layouts[0]
@@ -625,7 +625,7 @@ def _of_all_lists(values: Sequence[Value]) -> Layout:
 
 @rule("OptionalFromValue")
 def optional(call: Call) -> Decision | None:
-    """A value that may not exist."""
+    """Wraps a value in an optional."""
     if len(call.values) != 1 or call.has("local"):
         return None
     given = call.values[0]
@@ -639,19 +639,19 @@ def optional(call: Call) -> Decision | None:
 
 @rule("OptionalNone")
 def no_value(call: Call) -> Decision | None:
-    """Says that a value does not exist."""
+    """Makes an empty optional."""
     return Decision([], [UNSET], values=[Value(UNSET)])
 
 
 @rule("OptionalHasValue")
 def has_value(call: Call) -> Decision | None:
-    """Whether a value exists."""
+    """Whether an optional has a value."""
     return Decision([None], [WHOLE])
 
 
 @rule("OptionalGetValue")
 def value_of_optional(call: Call) -> Decision | None:
-    """The value that exists."""
+    """Unwraps an optional."""
     if len(call.op.outputs) != 1 or call.has("local"):
         return None
     layout, element, tensor = call.layouts[0], call.content(0), call.op.outputs[0]
@@ -666,7 +666,7 @@ def value_of_optional(call: Call) -> Decision | None:
 
 
 def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Takes a value whose number of own rows is unknown."""
+    """Unwraps an optional whose number of own rows is unknown."""
     layout, tensor = call.decision.outputs[0], call.op.outputs[0]
     shape = tensor.shape
     if layout.kind == "rows" and shape.rank is not None and tensor.dtype != tf.variant:
@@ -680,5 +680,5 @@ def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("FakeParam")
 def not_computed(call: Call) -> Decision | None:
-    """Stands for a value of another branch, which nothing reads."""
+    """Fills in for a value of another branch; nothing reads it."""
     return Decision([], [UNSET], values=[Value(UNSET, dims_of(call.op.outputs[0]))])

@@ -36,8 +36,8 @@ _ELEMENTWISE = names(
     TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
-# Of a partial sum, the operations that may be applied to each part: of one operand, and of two,
-# where only the named operand may be partial.
+# Linear operations, which may be applied to each part of a partial sum: unary ones, and binary ones
+# with the operands that may be partial.
 _LINEAR = set(
     names("Identity Snapshot StopGradient PreventGradient Neg Conj Real Imag DebugIdentityV2")
 )
@@ -55,13 +55,13 @@ _CONSTANT = {"ZerosLike": "zero", "OnesLike": "one"}
 
 @rule(*_ELEMENTWISE, "AddN")
 def elementwise(call: Call) -> Decision | None:
-    """Acts on each element; operands are broadcast."""
+    """Computes each element independently; operands are broadcast."""
     if call.op.outputs[0].dtype == tf.variant:
         return of_lists(call)
     if call.has("local"):
         return None
     if call.type == "Bitcast" and call.rank(0) != call.out_rank():
-        return None  # The last axis is made, or taken away.
+        return None  # The last axis is added or removed.
     if call.has("partial") and not call.has("rows"):
         return _of_partials(call)
     target = _target_rows(call)
@@ -91,7 +91,7 @@ def _broadcast_dims(call: Call) -> tuple[Dim, ...] | None:
 
 
 def _of_partials(call: Call) -> Decision | None:
-    """Operands that are whole or partial."""
+    """Handles operands that are whole or partial."""
     hows = {v.how for v in call.layouts if v.kind == "partial"}
     result = next(v for v in call.layouts if v.kind == "partial")
     dims = _broadcast_dims(call)
@@ -121,15 +121,15 @@ def _of_partials(call: Call) -> Decision | None:
 
 
 def _widens(call: Call) -> bool:
-    """Whether a cast keeps all values, so that it may come before a sum."""
+    """Whether a cast preserves all values, so that it may precede a sum."""
     given, to = call.op.inputs[0].dtype, call.op.outputs[0].dtype
     if given.is_integer or not to.is_floating:
-        return False  # A sum of integers may wrap around, which that of a wider type does not.
+        return False  # A sum of integers may wrap around; a wider type would not.
     return not given.is_floating or bool(to.size > given.size)
 
 
 def _target_rows(call: Call) -> tuple[int, Layout] | None:
-    """The axis, counted from the end, and the layout of the first operand with rows."""
+    """Returns the axis, from the end, and layout of the highest-rank operand with rows."""
     ranks = [call.rank(i) for i in range(len(call.values))]
     if len(ranks) == 1 and call.layouts[0].kind == "rows":
         return (call.layouts[0].axis - (ranks[0] or 0), call.layouts[0])
@@ -146,7 +146,7 @@ def _target_rows(call: Call) -> tuple[int, Layout] | None:
 
 
 def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
-    """Acts on own rows of an axis, counted from the end."""
+    """Computes own rows along an axis, counted from the end."""
     axis, layout = target
     inputs: list[Layout | None] = []
     row = None
@@ -163,7 +163,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
             inputs.append(None if is_plain(own) else WHOLE)
             continue
         if row is not None and row.value is None and dims[axis].value is not None:
-            return None  # Equal only if the batch has a certain number of rows.
+            return None  # They match only for one particular number of rows.
         wanted = layout.moved_to(len(dims) + axis)
         inputs.append(None if own == wanted else wanted)
     if len(call.values) == 1 and call.dims(0) is None:
@@ -185,7 +185,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
 
 
 def relax_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds an operation with an attribute `shape`, which does not know the number of own rows."""
+    """Adds an operation without the number of own rows in its attribute `shape`."""
     shape = tf.TensorShape(call.op.get_attr("shape"))
     axis = call.decision.outputs[0].axis
     if shape.rank is not None:
@@ -199,7 +199,7 @@ def relax_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("Select")
 def select(call: Call) -> Decision | None:
-    """Chooses elements, or slices by a vector."""
+    """Selects elements, or slices by a vector."""
     if call.rank(0) is None or call.rank(1) is None:
         return None
     if call.rank(0) in (call.rank(1), 0):
@@ -267,7 +267,7 @@ def reduction(call: Call) -> Decision | None:
 
 
 def _sum_of_broadcast(call: Call, axes: Axes, keep: bool) -> Decision | None:
-    """Sums the gradient of an operand along the axes along which it was broadcast."""
+    """Sums a gradient along the axes along which its operand was broadcast."""
     dims, layout = call.dims(0), call.layouts[0]
     more: dict[str, Any] = {}
     unsure = axes.possible - axes.certain
@@ -303,14 +303,14 @@ def _reduced(call: Call) -> Layout:
 
 
 def mean_of_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """The contribution of own rows to a mean: their mean, times their share of all rows."""
+    """Returns own rows' contribution to a mean: their mean times their share of all rows."""
     (mean,) = lane.copy(call.op, inputs)
     return [mean * lane.fraction(mean.dtype)]
 
 
 @rule("BiasAddGrad")
 def bias_gradient(call: Call) -> Decision | None:
-    """Sums over all axes but the channels."""
+    """Sums over all axes except the channels."""
     layout = call.layouts[0]
     if layout.kind == "partial":
         return call.all(layout) if layout.is_sum else None
@@ -323,7 +323,7 @@ def bias_gradient(call: Call) -> Decision | None:
 
 @rule("L2Loss")
 def l2_loss(call: Call) -> Decision | None:
-    """Half the sum of squares."""
+    """Computes half the sum of squares."""
     return call.all(PARTIAL_SUM) if call.layouts[0].kind == "rows" else None
 
 
@@ -332,7 +332,7 @@ def l2_loss(call: Call) -> Decision | None:
 
 @rule("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def matmul(call: Call) -> Decision | None:
-    """Products of matrices."""
+    """Multiplies matrices."""
     left, right = call.dims(0), call.dims(1)
     if left is None or right is None or call.has("local"):
         return None
@@ -354,7 +354,7 @@ def matmul(call: Call) -> Decision | None:
 
 @rule("Einsum")
 def einsum(call: Call) -> Decision | None:
-    """Any contraction."""
+    """Computes any contraction."""
     equation = call.attr("equation").decode().replace(" ", "")
     given, _, result = equation.partition("->")
     terms = given.split(",")
@@ -389,7 +389,7 @@ def einsum(call: Call) -> Decision | None:
 
 
 def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any]) -> Decision | None:
-    """A contraction, given a label for each axis; None for an axis that is broadcast."""
+    """Decides a contraction, given a label for each axis; None for an axis that is broadcast."""
     dims: list[Any] = []
     for label in out:
         found = None
@@ -404,7 +404,7 @@ def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any])
         if len(parts) == 1 and parts[0].is_sum:
             return call.all(parts[0], dims=known)
         return None
-    # Contracted rows are preferred: a sum is cheaper than gathered rows.
+    # Contracted rows are preferred: a sum is cheaper than a gather.
     candidates = [
         (label is None or label in out, i, label)
         for i, layout in enumerate(call.layouts)

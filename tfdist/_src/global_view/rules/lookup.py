@@ -1,4 +1,4 @@
-"""Rules of operations that look elements up, or scatter them, by indices."""
+"""Rules for operations that look up or scatter elements by indices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gather(call: Call) -> Decision | None:
 
 @rule("GatherNd")
 def gather_nd(call: Call) -> Decision | None:
-    """Takes elements or slices at several indices."""
+    """Takes elements or slices at given indices."""
     params, indices, rank = call.layouts[0], call.layouts[1], call.rank(1)
     if rank is None or call.has("local"):
         return None
@@ -88,7 +88,7 @@ def resource_gather(call: Call) -> Decision | None:
 
 @rule("ResourceGatherNd")
 def resource_gather_nd(call: Call) -> Decision | None:
-    """Looks up elements or slices of a variable at several indices."""
+    """Looks up elements or slices of a variable at given indices."""
     variable, indices = call.layouts
     if variable.kind == "local":
         return None
@@ -110,7 +110,7 @@ _SEGMENTS = {
 
 @rule(*_SEGMENTS)
 def unsorted_segment(call: Call) -> Decision | None:
-    """Reduces slices with the same number."""
+    """Reduces slices with the same segment number."""
     data, ids, count = call.layouts
     rank = call.rank(1)
     if rank is None or not is_plain(count) or call.has("local"):
@@ -134,7 +134,7 @@ def unsorted_segment(call: Call) -> Decision | None:
 
 @rule("ScatterNd")
 def scatter_nd(call: Call) -> Decision | None:
-    """Adds slices into zeros."""
+    """Adds slices into zeros at given indices."""
     indices, updates, shape = call.layouts
     rank = call.rank(0)
     if rank is None or not is_plain(shape) or call.has("local"):
@@ -155,7 +155,7 @@ _SCATTERS = names(
 
 @rule(*_SCATTERS)
 def tensor_scatter(call: Call) -> Decision | None:
-    """Combines slices of a tensor with others."""
+    """Combines slices of a tensor with updates."""
     tensor, indices, updates = call.layouts
     dims, places, rank = call.dims(0), call.dims(1), call.rank(2)
     if dims is None or places is None or rank is None or call.has("local"):
@@ -177,7 +177,7 @@ def tensor_scatter(call: Call) -> Decision | None:
     if indices.kind == "rows":
         if call.type != "TensorScatterAdd" or indices.axis >= len(places) - 1:
             return None
-        # Own rows are added by each worker, the tensor itself by one of them.
+        # Each worker adds its own rows; one worker adds the tensor itself.
         return Decision(
             [
                 None if tensor == SETTLED_SUM else SETTLED_SUM,
@@ -189,7 +189,7 @@ def tensor_scatter(call: Call) -> Decision | None:
         )
     if not is_plain(indices):
         return None
-    # Rows in slices: of all operands alike.
+    # The rows are inside the slices, and the same in all operands.
     shift = len(places) - 1 - depth
     axis = tensor.axis if tensor.kind == "rows" else updates.axis - shift
     layout = (tensor if tensor.kind == "rows" else updates).moved_to(axis)
@@ -202,7 +202,7 @@ def tensor_scatter(call: Call) -> Decision | None:
 
 @rule("DenseBincount")
 def dense_bincount(call: Call) -> Decision | None:
-    """Counts integers: in each row, or in all of them."""
+    """Counts integers, per row or over all rows."""
     layout = call.layouts[0]
     weights = call.dims(2)
     if layout.kind != "rows" or layout.axis != 0 or not is_plain(call.layouts[1]):

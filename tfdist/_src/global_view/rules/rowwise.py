@@ -1,4 +1,4 @@
-"""Rules of operations that act on each row by itself, such as convolutions and softmax."""
+"""Rules for operations that act on each row separately, such as convolutions and softmax."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tfdist._src.global_view.decision import Call, Decision, dims_of, merged
 from tfdist._src.global_view.layout import ONE, PARTIAL_SUM, WHOLE, Dim, Layout, product, rows
 from tfdist._src.global_view.rules.table import is_plain, names, rule, same_rows
 
-# Operations on each row: those along which axis it does not matter where they are cut.
+# Operations on each row, which may be cut along any of the leading axes.
 
 
 def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = None) -> Any:
-    """Acts on the last axes of some operands, and on each slice of the others by itself.
+    """Handles operations on the last axes, applied to each slice along the other axes.
 
     Args:
         call: the call.
-        last: the number of those axes.
-        batched: the operands that have the other axes.
-        outputs: the results with rows; all by default.
+        last: the number of last axes.
+        batched: the operands that also have the other axes.
+        outputs: the results that have rows; all by default.
     """
     target = same_rows(call, batched)
     if target is None or call.has("local"):
@@ -33,7 +33,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
         own = call.dims(i)
         if i in batched and own is not None and own[target.axis] != ONE:
             inputs.append(None if layout == target else target)
-        else:  # An operand of one row is broadcast.
+        else:  # An operand with one row is broadcast.
             inputs.append(None if is_plain(layout) else WHOLE)
     made = [target] * len(call.op.outputs)
     dims = []
@@ -111,7 +111,7 @@ def set_diagonal(call: Call) -> Decision | None:
 
 @rule("InTopK", "InTopKV2")
 def in_top(call: Call) -> Decision | None:
-    """Whether each row's class is among those with the highest scores."""
+    """Whether each row's class is among the classes with the highest scores."""
     target = same_rows(call, (0, 1))
     if target is None or target.axis != 0 or call.has("local"):
         return None
@@ -131,7 +131,7 @@ def look_up(call: Call) -> Decision | None:
 
 
 def with_the_rank_of_keys(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Looks up in a table whose copied handle does not know the shapes of its values."""
+    """Looks up in a table whose copied handle lacks the shapes of its values."""
     results = lane.copy(call.op, inputs)
     results[0].set_shape(inputs[1].shape)
     return results
@@ -139,7 +139,7 @@ def with_the_rank_of_keys(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("SparseSoftmaxCrossEntropyWithLogits")
 def sparse_cross_entropy(call: Call) -> Decision | None:
-    """The loss of each row, and its gradient."""
+    """Computes the loss of each row and its gradient."""
     target = same_rows(call, (0, 1))
     if target is None or target.axis != 0:
         return None
@@ -148,7 +148,7 @@ def sparse_cross_entropy(call: Call) -> Decision | None:
 
 @rule("ArgMax", "ArgMin")
 def arg(call: Call) -> Decision | None:
-    """Where the largest element along an axis is."""
+    """Finds the index of the largest or smallest element along an axis."""
     dims, layout, axis = call.dims(0), call.layouts[0], call.ints(1)
     if dims is None or layout.kind != "rows" or axis is None:
         return None
@@ -176,7 +176,7 @@ def one_hot(call: Call) -> Decision | None:
 
 # Operations whose first axis is the batch.
 
-# For each: the operands with the batch, and the operands that are shapes with it.
+# For each: the operands with the batch axis, and the operands that are shapes including it.
 _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(
         names(
@@ -218,7 +218,7 @@ _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 
 @rule(*_LEADING)
 def on_each_row(call: Call) -> Decision | None:
-    """Acts on each row by itself."""
+    """Computes each row independently."""
     batched, shapes = _LEADING[call.type]
     target = same_rows(call, batched)
     if target is None or target.axis != 0 or call.has("local"):
@@ -253,7 +253,7 @@ def on_each_row(call: Call) -> Decision | None:
 
 
 def _transforms(call: Call, target: Layout) -> Layout | None:
-    """One transform for all images, or one for each."""
+    """Returns the layout needed for the transforms: one for all images, or one for each."""
     dims = call.dims(1)
     if dims is not None and dims[0] == ONE:
         return None if is_plain(call.layouts[1]) else WHOLE
@@ -271,7 +271,7 @@ _FILTER_GRADIENTS = {
 
 @rule(*_FILTER_GRADIENTS)
 def filter_gradient(call: Call) -> Decision | None:
-    """The gradient of filters: a sum over the rows."""
+    """Computes the gradient of filters, a sum over the rows."""
     first, second = _FILTER_GRADIENTS[call.type]
     target = same_rows(call, (first, second))
     if target is None or target.axis != 0:
@@ -284,7 +284,7 @@ def filter_gradient(call: Call) -> Decision | None:
 
 @rule("Dilation2DBackpropInput")
 def dilation_gradient(call: Call) -> Decision | None:
-    """The gradient of images."""
+    """Computes the gradient of images."""
     target = same_rows(call, (0, 2))
     if target is None or target.axis != 0:
         return None
@@ -313,7 +313,7 @@ def between_space_and_batch(call: Call) -> Decision | None:
 
 @rule("BiasAdd")
 def bias_add(call: Call) -> Decision | None:
-    """Adds to each channel."""
+    """Adds a bias to each channel."""
     layout = call.layouts[0]
     if layout.kind != "rows" or call.layouts[1].kind != "whole":
         return None
@@ -324,7 +324,7 @@ def bias_add(call: Call) -> Decision | None:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def fused_batch_normalization(call: Call) -> Decision | None:
-    """Normalizes with given statistics; statistics of the batch couple its rows."""
+    """Normalizes with given statistics; batch statistics would couple the rows."""
     layout = call.layouts[0]
     if call.attr("is_training") or layout.kind != "rows" or layout.axis != 0:
         return None
@@ -337,7 +337,7 @@ def fused_batch_normalization(call: Call) -> Decision | None:
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
 def fused_batch_normalization_gradient(call: Call) -> Decision | None:
-    """The gradients with given statistics."""
+    """Computes the gradients of a normalization with given statistics."""
     target = same_rows(call, (0, 1))
     if call.attr("is_training") or target is None or target.axis != 0:
         return None

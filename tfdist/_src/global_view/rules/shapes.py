@@ -1,4 +1,4 @@
-"""Rules of operations that move elements: reshapes, slices, concatenations and the like."""
+"""Rules for operations that move elements: reshapes, slices, concatenations and similar."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfdist._src.global_view.rules.table import is_plain, rule, same_rows, sums
 
 @rule("Shape", "ShapeN", "Size", "Rank", own_values=True)
 def shape_of(call: Call) -> Decision | None:
-    """The shape for the whole batch."""
+    """Returns the shape for the whole batch."""
     if call.has("local") and not all(t.shape.is_fully_defined() for t in call.op.inputs):
         return None
     if not call.has("rows") or call.type == "Rank":
@@ -36,7 +36,7 @@ def shape_of(call: Call) -> Decision | None:
 
 
 def whole_shapes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """The shapes of tensors with own rows, with the number of all rows."""
+    """Returns the shapes of tensors with own rows, scaled to all rows."""
     if call.op.type == "Size":
         (own,) = lane.copy(call.op, inputs)
         return [own // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)]
@@ -67,7 +67,7 @@ def _whole_shape(lane: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
 
 @rule("Reshape")
 def reshape(call: Call) -> Decision | None:
-    """Gives other dimensions to the same elements."""
+    """Reshapes a tensor."""
     layout, dims, shape = call.layouts[0], call.dims(0), call.content(1)
     if call.has("local") or not is_plain(call.layouts[1]):
         return None
@@ -84,7 +84,7 @@ def reshape(call: Call) -> Decision | None:
 
 
 def _reshaped(call: Call) -> tuple[Dim, ...] | None:
-    """The dimensions behind a reshape, as far as they are known."""
+    """Returns the known dimensions after a reshape."""
     output = call.op.outputs[0]
     shape, before = call.content(1), call.dims(0)
     if shape is None or isinstance(shape, Axes):
@@ -138,7 +138,7 @@ def squeeze(call: Call) -> Decision | None:
 
 
 def squeeze_axes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Squeezes the axes that have size one for the whole batch."""
+    """Squeezes the axes that have size one in the whole batch."""
     axes = [i for i, d in enumerate(call.values[0].dims) if d == ONE]
     return [tf.squeeze(inputs[0], axes)]
 
@@ -159,19 +159,19 @@ def transpose(call: Call) -> Decision | None:
 
 @rule("BroadcastTo")
 def broadcast_to(call: Call) -> Decision | None:
-    """Repeats along axes of size one, and new ones."""
+    """Repeats a tensor along axes of size one and new axes."""
     return _spread(call, shape_at=1, given=0)
 
 
 @rule("Fill")
 def fill(call: Call) -> Decision | None:
-    """Makes a tensor of one number."""
+    """Fills a tensor with one number."""
     return _spread(call, shape_at=0, given=1)
 
 
 @rule("Empty")
 def empty(call: Call) -> Decision | None:
-    """Makes a tensor that is written later."""
+    """Makes an uninitialized tensor."""
     shape = call.content(0)
     if shape is None or not is_plain(call.layouts[0]):
         return None
@@ -215,14 +215,14 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
-    """Whether a value is repeated once for each row. A sum is then communicated before."""
+    """Whether a value is repeated once for each row. If so, a sum is communicated first."""
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
     return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)
 
 
 def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
-    """The first axis whose size is a multiple of the number of rows."""
+    """Returns the first axis whose size is a multiple of the number of rows."""
     unit = Dim(1, (call.batch,))
     for axis, dim in enumerate(dims):
         if dim.has(call.batch) and dim.divided_by(unit) is not None:
@@ -232,7 +232,7 @@ def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
 
 @rule("Tile")
 def tile(call: Call) -> Decision | None:
-    """Repeats along axes."""
+    """Repeats a tensor along its axes."""
     layout, dims, times = call.layouts[0], call.dims(0), call.content(1)
     if call.has("local") or not is_plain(call.layouts[1]) or dims is None:
         return None
@@ -282,7 +282,7 @@ def pack(call: Call) -> Decision | None:
 
 
 def _linear_parts(call: Call, dims: Any = None, last: int | None = None) -> Decision | None:
-    """Tensors put together of which some are partial sums."""
+    """Handles stacks and concatenations of tensors if some are partial sums."""
     parts = call.layouts if last is None else call.layouts[:last]
     if any(v.kind == "rows" for v in parts):
         return None
@@ -297,7 +297,7 @@ def _linear_parts(call: Call, dims: Any = None, last: int | None = None) -> Deci
 
 @rule("Unpack")
 def unpack(call: Call) -> Decision | None:
-    """Takes apart along an axis."""
+    """Unstacks a tensor along an axis."""
     dims, layout = call.dims(0), call.layouts[0]
     if dims is None or call.has("local"):
         return None
@@ -312,7 +312,7 @@ def unpack(call: Call) -> Decision | None:
 
 @rule("ConcatV2")
 def concat(call: Call) -> Decision | None:
-    """Joins tensors along an axis."""
+    """Concatenates tensors along an axis."""
     axis, rank = call.ints(len(call.values) - 1), call.rank(0)
     parts = range(len(call.values) - 1)
     if axis is None or rank is None or call.has("local"):
@@ -338,7 +338,7 @@ def concat(call: Call) -> Decision | None:
             changed[target.axis] = first[target.axis]  # type: ignore[index]
             more["dims"] = [tuple(changed)]
         return Decision([*inputs, None], [target], **more)
-    # Parts with the same rows, one behind the other.
+    # Parts with the same rows, concatenated along the rows' axis.
     held = call.layouts[:-1]
     if any(v.kind != "rows" or v.axis != at or v.inner != target.inner for v in held):
         return None
@@ -362,7 +362,7 @@ def _total(sizes: Sequence[Dim]) -> Dim | None:
 
 @rule("Split", "SplitV")
 def split(call: Call) -> Decision | None:
-    """Takes apart along an axis, in several pieces."""
+    """Splits a tensor along an axis."""
     data, axis_at = (1, 0) if call.type == "Split" else (0, 2)
     dims, layout, axis = call.dims(data), call.layouts[data], call.ints(axis_at)
     if dims is None or axis is None or call.has("local"):
@@ -380,7 +380,7 @@ def split(call: Call) -> Decision | None:
         new.append(merged(output, [size if a == at else d for a, d in enumerate(dims)]))
     if layout.kind != "rows" or layout.axis != at:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=new)
-    # Each piece has some of the repetitions of all rows.
+    # Each piece contains some repetitions of all rows.
     unit = dims[at].divided_by(layout.outer)
     if unit is None:
         return None
@@ -393,7 +393,7 @@ def split(call: Call) -> Decision | None:
 
 
 def split_in_sizes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Takes apart repetitions of own rows."""
+    """Splits repetitions of own rows."""
     data, sizes, axis = inputs
     own = sizes // lane.all_rows(sizes.dtype) * lane.own_rows(sizes.dtype)
     return lane.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
@@ -401,7 +401,7 @@ def split_in_sizes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("Slice")
 def slice_(call: Call) -> Decision | None:
-    """Takes a range along each axis."""
+    """Slices a range along each axis."""
     dims, layout = call.dims(0), call.layouts[0]
     begin, size = call.content(1), call.content(2)
     if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
@@ -427,7 +427,7 @@ def slice_(call: Call) -> Decision | None:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=known)
     if begin is None or size is None:
         return None
-    # All rows, or some of the repetitions of all rows.
+    # All rows, or some repetitions of all rows.
     axis = layout.axis
     first, many = begin.ravel()[axis], size.ravel()[axis]
     unit = dims[axis].divided_by(layout.outer)
@@ -458,12 +458,12 @@ def _difference(first: Dim, second: Dim) -> Dim | None:
 
 
 class _Slicing:
-    """What a strided slice does to each axis.
+    """The effect of a strided slice on each axis.
 
     Attributes:
         kept: for each axis of the input, its axis in the result; None if it is removed.
-        full: the axes of the input of which all elements are taken, in order.
-        new: the axes of the result that are new.
+        full: the axes of the input that are taken completely and in order.
+        new: the new axes of the result.
         entries: for each axis of the input, its entry in `begin` and `end`; None if it has none.
         ranges: for each axis with an entry, its first and last element, if known.
     """
@@ -535,7 +535,7 @@ def _slicing(call: Call, dims: Any, at: int) -> _Slicing | None:
 
 @rule("StridedSlice")
 def strided_slice(call: Call) -> Decision | None:
-    """Python's slicing."""
+    """Slices like Python."""
     dims, layout = call.dims(0), call.layouts[0]
     if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
         return None
@@ -578,13 +578,13 @@ def _first_element(call: Call, slicing: _Slicing, known: Any) -> Decision | None
 
 
 def of_the_first_row(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """A value of the first row of the batch, which one worker has."""
+    """Returns a value of the batch's first row, contributed by the worker that holds it."""
     (value,) = lane.copy(call.op, inputs)
     return [lane.contribution_of_whole(value)]
 
 
 def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
-    """Takes some of the repetitions of all rows, as from rows concatenated with others."""
+    """Takes some repetitions of all rows, as from rows concatenated with others."""
     layout = call.layouts[0]
     entry, new = slicing.entries[layout.axis], slicing.kept[layout.axis]
     if entry is None or new is None or layout.axis not in slicing.ranges or known is None:
@@ -601,7 +601,7 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
         return None
     if layout.outer.value is None:
         return None
-    # A slice may end behind the last element.
+    # A slice may end beyond the last element.
     count = min(stop.value, layout.outer.value) - start.value
     if count < 1 or start.value < 0:
         return None
@@ -617,7 +617,7 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
 
 
 def _counts_from_the_end(call: Call, entry: int) -> bool:
-    """Whether a slice may begin or end at a negative number: that of own rows is another one."""
+    """Whether a bound may be negative, so that it would mean another element of own rows."""
     for operand, mask in ((1, "begin_mask"), (2, "end_mask")):
         content = call.content(operand)
         if call.attr(mask) >> entry & 1:
@@ -645,7 +645,7 @@ def _sliced_dims(call: Call, slicing: _Slicing, dims: Any) -> tuple[Dim, ...] | 
 
 @rule("StridedSliceGrad")
 def strided_slice_gradient(call: Call) -> Decision | None:
-    """Puts a gradient where its elements were taken from, among zeros."""
+    """Puts a gradient back into zeros at the positions of the slice."""
     shape, layout = call.content(0), call.layouts[4]
     if call.has("local") or not all(map(is_plain, call.layouts[:4])):
         return None
@@ -711,7 +711,7 @@ def pad(call: Call) -> Decision | None:
 
 
 def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | None:
-    """Adds repetitions of rows, as the gradient of a slice of repetitions does."""
+    """Pads with repetitions of rows, as the gradient of a slice of repetitions does."""
     layout, dims, around = call.layouts[0], call.dims(0), call.content(1)
     if call.type == "MirrorPad" or around is None or isinstance(around, Axes):
         return None
@@ -747,7 +747,7 @@ def _is_unpadded(call: Call, axis: int) -> bool:
 
 @rule("MirrorPadGrad")
 def mirror_pad_gradient(call: Call) -> Decision | None:
-    """The gradient of a mirrored pad."""
+    """Computes the gradient of a mirrored pad."""
     layout, dims = call.layouts[0], call.dims(0)
     if layout.kind != "rows" or dims is None or not _is_unpadded(call, layout.axis):
         return None
@@ -757,7 +757,7 @@ def mirror_pad_gradient(call: Call) -> Decision | None:
 
 @rule("ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp")
 def along_axes(call: Call) -> Decision | None:
-    """Acts along some axes, and on each slice of the others by itself."""
+    """Acts along some axes, separately for each slice along the others."""
     dims, layout = call.dims(0), call.layouts[0]
     axes = call.ints(len(call.values) - 1)
     if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
@@ -776,7 +776,7 @@ def along_axes(call: Call) -> Decision | None:
 
 @rule("ReverseSequence")
 def reverse_sequence(call: Call) -> Decision | None:
-    """Reverses the beginning of each row."""
+    """Reverses the first elements of each row."""
     layout, batch = call.layouts[0], int(call.attr("batch_dim"))
     if layout.kind != "rows" and call.layouts[1].kind != "rows":
         return None

@@ -1,6 +1,6 @@
-"""Rules for random numbers, variables, collectives of the program, effects, and own values.
+"""Rules for random numbers, variables, the program's collectives, effects, and own values.
 
-Between the borders all values are a worker's own, so operations are copied as they are.
+Between the borders, all values are a worker's own, so operations are copied unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdist._src.global_view.rules import table
 
 
 def border(call: Call) -> Decision | None:
-    """The decision for an operation at a border; None for other operations."""
+    """Returns the decision for an operation at a border; None for other operations."""
     marks = call.op.node_def.attr
     for mark, decide in _BORDERS.items():
         if mark in marks:
@@ -25,7 +25,7 @@ def border(call: Call) -> Decision | None:
 
 
 def _enter(call: Call) -> Decision:
-    """Own rows, or a whole value, become a worker's own value."""
+    """Turns own rows, or a whole value, into a worker's own value."""
     own = call.layouts[0]
     wanted = _outside(call, table.ENTER) if len(call.values) > 1 else WHOLE
     is_there = (
@@ -38,7 +38,7 @@ def _enter(call: Call) -> Decision:
 
 
 def _leave(call: Call) -> Decision:
-    """A worker's own value becomes own rows, or a value that is the same on all workers."""
+    """Turns a worker's own value into own rows, or into a value equal on all workers."""
     own, like = call.layouts[0], call.values[1]
     if like.layout.kind == "local":
         layout = LOCAL  # Within other borders.
@@ -51,7 +51,7 @@ def _leave(call: Call) -> Decision:
 
 
 def _outside(call: Call, mark: str) -> Layout:
-    """The layout at a border: that of the second operand, if its axis of rows may be cut."""
+    """Returns the second operand's layout if its axis of rows may be cut, else `WHOLE`."""
     like = call.layouts[1]
     return like if like.kind == "rows" and like.axis in call.attr(mark) else WHOLE
 
@@ -62,31 +62,31 @@ def pass_all(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _sum(call: Call) -> Decision:
-    """Own values become parts of a sum."""
+    """Turns own values into parts of a sum."""
     if call.layouts[0].kind != "local":
         return Decision([None if call.layouts[0] == SETTLED_SUM else SETTLED_SUM], [SETTLED_SUM])
     return call.all(SETTLED_SUM, emit=settle)
 
 
 def settle(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """An own value; zeros on a worker without rows."""
+    """Returns an own value; zeros on a worker without rows."""
     return [lane.settled(inputs[0]) if call.layouts[0].kind == "local" else inputs[0]]
 
 
 def _average(call: Call) -> Decision:
-    """Own values become parts of their mean, in which the rows of a worker are its weight."""
+    """Turns own values into parts of their mean, weighted by each worker's rows."""
     if call.layouts[0].kind != "local":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(SETTLED_SUM, emit=weigh)
 
 
 def weigh(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """An own value times this worker's share of all rows."""
+    """Multiplies an own value by this worker's share of all rows."""
     return [lane.settled(inputs[0] * lane.fraction(inputs[0].dtype))]
 
 
 def _stack(call: Call) -> Decision:
-    """Own values of a first axis of size one become those of all workers, along this axis."""
+    """Stacks own values of all workers along their first axis of size one."""
     if call.layouts[0].kind != "local":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(partial("stack"))
@@ -111,7 +111,7 @@ _RANDOM = table.names(
 
 @table.rule(*_RANDOM)
 def random_numbers(call: Call) -> Decision | None:
-    """Draws numbers: a row's from the place in the stream where they are for the whole batch."""
+    """Draws numbers; each row gets the same numbers as in the whole batch."""
     shape = call.content(0)
     if not all(map(table.is_plain, call.layouts)) or shape is None or shape.ndim != 1:
         return None
@@ -126,21 +126,21 @@ def random_numbers(call: Call) -> Decision | None:
     return call.all(WHOLE, dims=[dims])
 
 
-# Philox, and the best algorithm of a device, which is Philox on CPUs and GPUs.
+# Philox, and "the best algorithm of the device", which is Philox on CPUs and GPUs.
 _PHILOX = (1, 3)
-# Each increment of the counter of Philox yields 128 bits: four numbers of 32, or two of 64 bits.
+# Each increment of the counter of Philox yields 128 bits: four 32-bit or two 64-bit numbers.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
 
 
 def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Draws own rows' numbers, by random access to the stream (Salmon et al., 2011)."""
+    """Draws own rows' numbers by random access to the stream (Salmon et al., 2011)."""
     shape, key, counter, *rest = inputs
     dtype = call.op.outputs[0].dtype
     count = tf.reduce_prod(tf.cast(shape, tf.int64))
     skipped = lane.first_row(tf.int64) * (count // lane.own_rows(tf.int64))
     block = _PER_COUNT.get(dtype, 4)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
-    # A few more than needed: for XLA, how many are drawn may not depend on where.
+    # Draw a few extra: in XLA, the number drawn may not depend on the position.
     long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
     (numbers,) = lane.copy(call.op, [long, key, counter, *rest])
     own = tf.slice(numbers, [skipped % block], [count])
@@ -159,7 +159,7 @@ _STATEFUL_RANDOM = table.names(
 
 @table.rule(*_STATEFUL_RANDOM)
 def stateful_random_numbers(call: Call) -> Decision | None:
-    """Draws whole tensors on all workers, whose generators have the same seeds."""
+    """Draws whole tensors on all workers; their generators have the same seeds."""
     if call.attr("seed") or call.attr("seed2"):
         return None
     return _by_one(call, "numbers are drawn for the whole batch")
@@ -167,12 +167,12 @@ def stateful_random_numbers(call: Call) -> Decision | None:
 
 @table.rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
-    """Computes what may be different on each worker, such as numbers that Python draws."""
+    """Computes values that may differ between workers, such as random numbers from Python."""
     return _by_one(call, "no rule")
 
 
 def _by_one(call: Call, reason: str) -> Decision:
-    """The decision that what one worker computes counts, where it can be communicated."""
+    """Returns the decision to use one worker's result, if its type can be communicated."""
     decision = call.whole(reason)
     numeric = [t.dtype.is_floating or t.dtype.is_integer for t in call.op.outputs]
     decision.outputs = [SETTLED_SUM if sums else WHOLE for sums in numeric]
@@ -181,7 +181,7 @@ def _by_one(call: Call, reason: str) -> Decision:
 
 
 def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """What one worker has drawn counts."""
+    """Uses one worker's results for all."""
     results = zip(lane.once(call.op, inputs), call.decision.outputs, strict=True)
     return [lane.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
 
@@ -191,13 +191,13 @@ def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @table.rule("ReadVariableOp", own_values=True)
 def read_variable(call: Call) -> Decision | None:
-    """Reads a variable, which is held as it was declared."""
+    """Reads a variable in its declared layout."""
     return call.all(call.layouts[0])
 
 
 @table.rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
 def about_variable(call: Call) -> Decision | None:
-    """Asks something about a variable, or changes nothing of its value."""
+    """Queries a variable without changing its value."""
     return call.all(WHOLE)
 
 
@@ -271,7 +271,7 @@ _EXTREMES = {
 
 @table.rule(*_EXTREMES)
 def scatter_extremes(call: Call) -> Decision | None:
-    """Sets elements of a variable to the larger or smaller of two numbers."""
+    """Sets elements of a variable to the maximum or minimum of two numbers."""
     if call.layouts[0].kind != "partial":
         return None
     inputs = [None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:])]
@@ -279,7 +279,7 @@ def scatter_extremes(call: Call) -> Decision | None:
 
 
 def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Changes the sum of all parts of a variable, which the first worker holds afterwards."""
+    """Changes the sum of a variable's parts; afterwards, the first worker holds all of it."""
     variable, indices, updates = inputs
     part = tf.raw_ops.ReadVariableOp(resource=variable, dtype=updates.dtype)
     total = lane.sum_now(part)
@@ -294,7 +294,7 @@ def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return []
 
 
-# Collectives of the traced program, such as those of an optimizer.
+# Collectives of the traced program, for example of an optimizer.
 
 
 @table.rule(
@@ -306,7 +306,7 @@ def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     own_values=True,
 )
 def all_reduce(call: Call) -> Decision | None:
-    """Sums partial values, or values of each worker's own, over all workers or some of them."""
+    """Sums partial values, or the workers' own values, over all or some workers."""
     local = call.type == "TfdistReduceScatter" or any(
         call.layouts[i].kind == "local" for i in _reduced_operands(call)
     )
@@ -318,7 +318,7 @@ def all_reduce(call: Call) -> Decision | None:
 
 
 def _reduced_operands(call: Call) -> list[int]:
-    """The operands of a collective that are values, rather than tokens, keys or seeds."""
+    """Returns the indices of a collective's values, as opposed to tokens, keys or seeds."""
     if call.type.startswith("Collective"):
         return [0]
     dtypes = [tensor.dtype for tensor in call.op.inputs]
@@ -329,7 +329,7 @@ def _reduced_operands(call: Call) -> list[int]:
 
 @table.rule("IdentityN", own_values=True)
 def identities(call: Call) -> Decision | None:
-    """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
+    """Passes values on, or marks them as contributions to sums or as sums."""
     decision = border(call)
     if decision is not None:
         return decision
@@ -350,7 +350,7 @@ def as_they_are(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on what this worker contributes to sums: nothing if it has no rows."""
+    """Passes on this worker's contributions to sums, zeros if it has no rows."""
     results = list(inputs)
     which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.settled]
     for i, value in zip(which, lane.all_settled([inputs[i] for i in which]), strict=True):
@@ -359,13 +359,13 @@ def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on values, whose gradients have been computed."""
+    """Passes on values separately; gradients have already been computed."""
     return [tf.identity(x) for x in inputs]
 
 
 @table.rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
 def all_gather(call: Call) -> Decision | None:
-    """Joins the parts of all workers along the first axis."""
+    """Concatenates the parts of all workers along the first axis."""
     (index,) = _reduced_operands(call)
     if call.layouts[index].kind == "local":
         return call.all(LOCAL)
@@ -375,7 +375,7 @@ def all_gather(call: Call) -> Decision | None:
 
 
 def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """The operand that is to be gathered, which is whole."""
+    """Returns the operand to gather, which is already whole."""
     return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
@@ -396,19 +396,19 @@ def await_launched(call: Call) -> Decision | None:
     own_values=True,
 )
 def mark(call: Call) -> Decision | None:
-    """Marks a point of the step."""
+    """Marks a point in the step."""
     return call.all(WHOLE)
 
 
 @table.rule("TfdistUpdateBegins", own_values=True)
 def update_begins(call: Call) -> Decision | None:
-    """Marks the point behind which nothing is communicated."""
+    """Marks the point after which nothing is communicated."""
     return call.all(WHOLE)
 
 
 @table.rule("TfdistGroupShape", own_values=True)
 def group_shape(call: Call) -> Decision | None:
-    """This worker's rank, and the number of workers."""
+    """Returns this worker's rank and the number of workers."""
     return call.all(LOCAL)
 
 
@@ -417,7 +417,7 @@ def group_shape(call: Call) -> Decision | None:
 
 @table.rule("Assert")
 def assertion(call: Call) -> Decision | None:
-    """Fails on a worker whose rows violate it."""
+    """Fails on a worker whose rows violate the assertion."""
     condition = call.layouts[0]
     if condition.kind == "whole":
         return Decision([None] * len(call.values), [])
@@ -427,13 +427,13 @@ def assertion(call: Call) -> Decision | None:
 
 
 def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Asserts what holds for own rows, if there are any."""
+    """Asserts a condition on own rows, if there are any."""
     return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
 
 
 @table.rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
 def nothing(call: Call) -> Decision | None:
-    """Takes no operands."""
+    """Handles operations without operands."""
     return call.all(WHOLE)
 
 
@@ -445,7 +445,7 @@ def nothing(call: Call) -> Decision | None:
     own_values=True,
 )
 def print_once(call: Call) -> Decision | None:
-    """Prints or writes on one worker."""
+    """Prints or writes on one worker only."""
     decision = call.whole("printed")
     decision.inputs = [
         None if v.kind == "local" else wanted
@@ -456,7 +456,7 @@ def print_once(call: Call) -> Decision | None:
 
 
 def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Runs an operation with an effect on the first worker alone."""
+    """Runs an operation with an effect on the first worker only."""
     if call.op.outputs:
         return lane.copy(call.op, inputs)
 

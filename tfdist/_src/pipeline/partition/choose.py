@@ -19,14 +19,14 @@ Costs = npt.NDArray[np.float64]
 
 
 def balance(costs: Costs, stages: int) -> list[int]:
-    """Divides calls into stages such that the most expensive one costs as little as possible.
+    """Divides calls into stages so that the most expensive stage is as cheap as possible.
 
     A pipeline is only as fast as its slowest stage. Ties are broken by the smallest sum of squares,
     which evens out the other stages, then by the earliest last boundary, and so on. The same costs
     yield the same partition everywhere.
 
-    Both steps are dynamic programs (Bellman) over the position of a boundary: all that the next
-    stage needs is the optimum for the calls before it with one stage fewer.
+    Both steps are dynamic programs (Bellman) over the position of a boundary. The next stage only
+    needs the optimum for the calls before it with one stage fewer.
 
     Args:
         costs: a matrix; `costs[i, j]` is the cost, at least 0, of a stage of calls i to j - 1. It
@@ -78,7 +78,7 @@ def stage_costs(
     seconds_per_byte: float,
     memory_limit: float = np.inf,
 ) -> Costs:
-    """The cost of a stage, for each pair of its first call and the one after its last.
+    """Returns the cost of each possible stage, by its first call and the call after its last.
 
     Args:
         graph: the model.
@@ -89,7 +89,7 @@ def stage_costs(
 
     Returns:
         The matrix for `balance`. Its entries are integers in units of about a millionth of the
-        model's cost, so that equal stages compare equal in whatever order their calls add up.
+        model's cost, so that equal stages compare equal regardless of the order of summation.
     """
     calls = len(graph.calls)
     received, sent = _traffic(graph, rows)
@@ -103,10 +103,10 @@ def stage_costs(
 
 
 def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
-    """The bytes that a stage receives from earlier ones, and that it sends to later ones.
+    """Returns the bytes that a stage receives from earlier stages and sends to later ones.
 
-    Gradients flow back the same way. The model's inputs do not count: a stage reads them from the
-    batch.
+    Gradients flow back the same way. The model's inputs do not count, since a stage reads them
+    from the batch.
     """
     producer = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
     uses: dict[Key, list[int]] = {}
@@ -126,13 +126,13 @@ def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
         if mask is not None:
             size += profiler.bytes_of(mask, rows)
         _add_for_spans(received, producer[key] + 1, users, size)
-        # The stages with the producer but without the last user.
+        # The stages that contain the producer but not the last user.
         sent[: producer[key] + 1, producer[key] + 1 : max(users) + 1] += size
     return received, sent
 
 
 def _memory(graph: Graph) -> Costs:
-    """The bytes of a stage's variables, each counted once."""
+    """Returns the bytes of a stage's variables, each counted once."""
     users: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for n, call in enumerate(graph.calls):
@@ -148,7 +148,7 @@ def _memory(graph: Graph) -> Costs:
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
     """Adds an amount to all spans from `begin` or later that contain at least one user."""
     for user in sorted(set(users)):
-        # The spans whose first user this is.
+        # The spans with this call as the first user.
         matrix[begin : user + 1, user + 1 :] += amount
         begin = max(begin, user + 1)
 
@@ -158,14 +158,14 @@ def _zeros(graph: Graph) -> Costs:
 
 
 def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
-    """The boundaries after the named calls.
+    """Returns the boundaries after the named calls.
 
     Args:
         graph: the model.
         cuts: names of calls: of a layer or operation, such as `"block_4"`; in a nested model,
             `"encoder/dense"`; for a layer's second call, `"dense#2"`. The name of a nested model,
-            `"encoder"`, means its last call. Stages end with these calls; all calls after the last
-            of them form the last stage.
+            `"encoder"`, means its last call. Each of these calls ends a stage; the calls after the
+            last of them form the last stage.
 
     Returns:
         The boundaries for `cut`, in the order of the calls.
@@ -227,7 +227,7 @@ def partition(
         stages: the number of stages.
         balance: the cost to balance among the stages: `"time"`, measured on this host, or
             `"parameters"`, an estimate that runs nothing.
-        cuts: instead, the names of the calls after which to cut, one fewer than stages; see
+        cuts: the names of the calls to cut after, one fewer than stages, instead of `balance`; see
             `boundaries_after`.
         rows: the rows of a microbatch.
         memory_limit: the maximum bytes of variables in a stage.
@@ -236,9 +236,9 @@ def partition(
         The stages.
 
     Raises:
-        PartitionError: the model has no graph of layers or too few calls, `cuts` names other calls
-            or the wrong number of them, or no partition is within the limit.
-        ValueError: `balance` is neither.
+        PartitionError: the model has no graph of layers or too few calls, `cuts` has unknown
+            names or the wrong number of them, or no partition is within the limit.
+        ValueError: `balance` is neither of these.
 
     Example:
 

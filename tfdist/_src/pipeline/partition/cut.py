@@ -28,14 +28,14 @@ class Stage:
         calls: its calls.
         inputs: the values that it consumes, in order of their keys: model inputs, and outputs of
             earlier stages.
-        outputs: the values that it returns: those that later stages consume, and model outputs.
-            The last stage returns all model outputs, including those of earlier stages.
+        outputs: the values that it returns: values that later stages consume, and model outputs.
+            The last stage returns all model outputs, including outputs of earlier stages.
         owned: the variables whose regularizers it applies.
 
     Attributes:
         index, calls, inputs, outputs: as above.
         layers: the layers that it calls, each once, in order.
-        steps: the values computed by the last run's calls, kept for as long as a trace needs them.
+        steps: the values computed by the calls of the last run, kept while a trace needs them.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class Stage:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Each variable that the stage uses, once: weights, and states such as those of seeds."""
+        """Each variable that the stage uses, once: weights, and states such as seeds."""
         return unique(v for call in self.calls for v in call.variables)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """Those of `variables` that are trained, by the current state of the layers."""
+        """The variables to train, by the current `trainable` flags of the layers."""
         layers = unique(v for layer in self.layers for v in layer.trainable_variables)
         read = (v for call in self.calls for v in call.reads if v.trainable)
         return unique((*layers, *read))
@@ -95,10 +95,10 @@ class Stage:
         return outputs
 
     def losses(self) -> list[Any]:
-        """The losses of the latest call, besides the compiled one.
+        """Returns the losses of the latest call, apart from the compiled loss.
 
-        They are those of `add_loss` and of activity regularizers in the stage's layers, and of the
-        regularizers of the variables that the stage owns. Over all stages, they are the model's
+        They stem from `add_loss`, from activity regularizers in the stage's layers, and from
+        regularizers of the variables that the stage owns. All stages together have the model's
         `losses`, each once.
         """
         regularized = [
@@ -118,7 +118,7 @@ class Stage:
 
 
 class _Body(keras.layers.Layer):  # type: ignore[misc]
-    """Wraps the calls as the model does.
+    """Wraps the calls like a model.
 
     It provides Keras's call context and mixed-precision types, and the layers whose losses Keras
     clears when a call begins.
@@ -131,7 +131,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         name: str,
         dtype: Any,
     ) -> None:
-        # Inputs are not cast: the model itself converts no values between its calls.
+        # Inputs are not cast, since the model converts no values between its calls.
         super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_masking = True
         self.run = run
@@ -145,23 +145,23 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         return self.run(values, training, after)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Masks pass from inputs to outputs only through the calls."""
+        """Passes no mask on: masks flow from inputs to outputs only through the calls."""
 
 
 def unique(variables: Any) -> list[Any]:
-    """The distinct variables, in order."""
+    """Removes duplicate variables, keeping their order."""
     return list({id(v): v for v in variables}.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """The values that one stage produces and a later one, not necessarily the next, consumes.
+    """The values that one stage produces and a later stage, not necessarily the next, consumes.
 
     Attributes:
         source, target: the indices of the stages.
         keys: the values, in order.
-        masked: those that carry a Keras mask.
-        differentiable: those whose gradient flows back: the floating-point ones.
+        masked: the keys of the values with a Keras mask.
+        differentiable: the keys of the floating-point values, whose gradients flow back.
     """
 
     source: int
@@ -173,7 +173,7 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedVariable:
-    """A variable that several stages use: a layer called in each, tied embeddings.
+    """A variable that several stages use, such as a layer called in each, or tied embeddings.
 
     Attributes:
         variable: the variable.
@@ -192,10 +192,10 @@ class Partition:
         graph: the model's calls.
         boundaries: the index of the first call of each stage but the first.
         stages: the stages.
-        edges: the values passed between any two of them, sorted by source and target. A model
+        edges: the values passed between any two stages, sorted by source and target. A model
             output produced before the last stage is passed to the last stage.
         shared: the variables that several stages use, in the order of their owners.
-        seconds: the time of each call if the stages were chosen by it, else None.
+        seconds: the time of each call if the stages were chosen by time, else None.
     """
 
     graph: Graph
@@ -206,11 +206,11 @@ class Partition:
     seconds: tuple[float, ...] | None = None
 
     def where(self, key: Key) -> int | None:
-        """The stage that produces a value; None for the model's inputs."""
+        """Returns the stage that produces a value; None for the model's inputs."""
         return self._makers.get(key)
 
     def model_inputs(self, stage: int) -> tuple[Key, ...]:
-        """The model's inputs that a stage consumes."""
+        """Returns the model's inputs that a stage consumes."""
         return tuple(key for key in self.stages[stage].inputs if key in self.graph.inputs)
 
     @functools.cached_property
@@ -273,7 +273,7 @@ def cut(
 
 
 def _stage_inputs(graph: Graph, begin: int, end: int) -> set[Key]:
-    """A stage's inputs; the last stage, which computes the loss, consumes all model outputs."""
+    """Returns a stage's inputs; the last stage consumes all model outputs for the loss."""
     calls = graph.calls[begin:end]
     used = {key for call in calls for key in call.inputs}
     if end == len(graph.calls):
@@ -315,7 +315,7 @@ def _shared(graph: Graph, spans: Sequence[tuple[int, int]]) -> tuple[SharedVaria
 
 
 def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf.Tensor]:
-    """The tensors that the source of an edge sends.
+    """Packs the tensors that the source of an edge sends.
 
     Args:
         partition: the stages.
@@ -323,7 +323,7 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
         values: at least the edge's values.
 
     Returns:
-        The values in the order of `edge.keys`, then the masks in that of `edge.masked`.
+        The values in the order of `edge.keys`, then the masks in the order of `edge.masked`.
 
     Raises:
         PartitionError: a value lacks a mask that it has in the model's graph.
@@ -334,12 +334,12 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
 def masks_of(
     partition: Partition, keys: Sequence[Key], values: Mapping[Key, Any]
 ) -> list[tf.Tensor]:
-    """The Keras masks of values.
+    """Returns the Keras masks of values.
 
     Args:
         partition: the stages.
-        keys: those that have a mask in the model's graph.
-        values: at least these.
+        keys: the keys of the values with a mask in the model's graph.
+        values: at least these values.
 
     Raises:
         PartitionError: a value lacks its mask.
@@ -357,7 +357,7 @@ def masks_of(
 
 
 def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
-    """The values that the target of an edge has received, by key, with their masks.
+    """Unpacks the tensors that the target of an edge received, by key, with their masks.
 
     Args:
         edge: the edge.
@@ -371,7 +371,7 @@ def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
 
 
 def specs(partition: Partition, edge: Edge, rows: int | None = None) -> list[tf.TensorSpec]:
-    """The specs of the tensors that `pack` returns, for a number of rows; None for any number."""
+    """Returns the specs of the tensors from `pack`, for a number of rows; None for any number."""
     graph = partition.graph
     begin = (0, *partition.boundaries)[edge.target]
     masks = [graph.mask_before(key, begin) for key in edge.masked]
@@ -386,7 +386,7 @@ _TITLES = ("stage", "calls", "share of cost", "parameters", "sends to later stag
 def summary(
     partition: Partition, seconds: Sequence[float] | None = None, rows: int = 1
 ) -> list[str]:
-    """A table of the stages.
+    """Formats a table of the stages.
 
     Args:
         partition: the stages.

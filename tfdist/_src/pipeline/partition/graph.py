@@ -38,7 +38,7 @@ class Spec:
 
     @classmethod
     def of(cls, tensor: Any) -> Spec:
-        """The spec of a tensor, symbolic or not."""
+        """Makes the spec of a tensor, symbolic or not."""
         return cls(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
 
     @property
@@ -48,11 +48,11 @@ class Spec:
 
     @property
     def form(self) -> tf.TensorSpec:
-        """The same as a `tf.TensorSpec`."""
+        """The spec as a `tf.TensorSpec`."""
         return tf.TensorSpec(self.shape, self.dtype)
 
     def with_rows(self, rows: int | None) -> Spec:
-        """The same with this number of rows, if it was unknown."""
+        """Returns the spec with this number of rows, if it was unknown."""
         if self.shape[:1] != (None,):
             return self
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
@@ -74,12 +74,12 @@ class Call:
         name: the operation's name, prefixed by the nested models that contain it, as in
             `"encoder/dense"`; the second call of a layer is `"encoder/dense#2"`.
         args, kwargs: its arguments, with a `Value` in place of each tensor.
-        inputs: the values among them, each once.
+        inputs: the values among its arguments, each once.
         outputs: its outputs, flattened.
         training: the `training` argument of the enclosing nested model; None if not given.
         masks: the Keras masks after the call, if it may have changed them: on its outputs, and on
-            its inputs, from which attention removes them. None means no mask.
-        reads: variables of the model that it uses but its layer does not own.
+            its inputs, since attention removes them. None means no mask.
+        reads: the model's variables that it uses but its layer does not own.
     """
 
     operation: keras.Operation
@@ -111,7 +111,7 @@ class Call:
             training: as for the model's call.
 
         Returns:
-            Its outputs, none of which is an input: a tensor that a layer returns unchanged is
+            Its outputs. None of them is an input: a tensor that a layer returns unchanged is
             copied, so that each keeps its own mask.
         """
 
@@ -128,7 +128,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A model as calls, in the order in which Keras runs them.
+    """A model as calls, in Keras's execution order.
 
     Attributes:
         model: the model.
@@ -146,23 +146,23 @@ class Graph:
     functional: Functional = dataclasses.field(repr=False)
 
     def unpack_inputs(self, inputs: Any) -> dict[Key, Any]:
-        """The user's inputs by key, converted and checked as by the model."""
+        """Returns the user's inputs by key, converted and checked as by the model."""
         flat = standardize_inputs(self.functional, inputs)
         return dict(zip(self.inputs, flat, strict=True))
 
     def pack_outputs(self, values: Mapping[Key, Any]) -> Any:
-        """The model's outputs in the structure that its call returns."""
+        """Packs the model's outputs into the structure that its call returns."""
         flat = [values[key] for key in self.outputs]
         packed = keras.tree.pack_sequence_as(self.functional.output, flat)
         singleton = isinstance(packed, (list, tuple)) and len(packed) == 1
         return packed[0] if singleton else packed
 
     def mask_before(self, key: Key, position: int) -> Spec | None:
-        """The Keras mask on a value just before a call; None for no mask.
+        """Returns the Keras mask on a value just before a call; None for no mask.
 
         Args:
             key: the value.
-            position: the index of the call; the number of calls for the end.
+            position: the index of the call; the number of calls means the end.
         """
         for call in reversed(self.calls[:position]):
             if key in call.masks:
@@ -171,7 +171,7 @@ class Graph:
 
 
 def copy(value: Any) -> Any:
-    """A copy of a tensor, with its own mask."""
+    """Copies a tensor, so that it has its own mask."""
     if value is None:
         return None
     result, mask = tf.identity(value), get_keras_mask(value)
@@ -181,12 +181,12 @@ def copy(value: Any) -> Any:
 
 
 def mask_of(value: Any) -> Spec | None:
-    """The spec of the mask on a tensor, symbolic or not."""
+    """Returns the spec of the mask on a tensor, symbolic or not."""
     mask = get_keras_mask(value)
     return None if mask is None else Spec.of(mask)
 
 
 def keys_in(arguments: Any) -> tuple[Key, ...]:
-    """The values among arguments, each once, in order."""
+    """Returns the values among arguments, each once, in order."""
     flat: Sequence[Any] = keras.tree.flatten(arguments)
     return tuple(dict.fromkeys(leaf.key for leaf in flat if isinstance(leaf, Value)))

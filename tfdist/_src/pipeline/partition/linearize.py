@@ -1,6 +1,7 @@
 """Turns a Keras model into a list of calls.
 
-A call that may have such effects is traced once, symbolically, without touching any variable.
+A call that may create masks or read other layers' variables is traced once, symbolically, without
+touching any variable.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tfdist.errors import PartitionError
 
 
 def nested_graph(node: Any, around: keras.Model) -> Functional | None:
-    """The graph of a nested model that can be inlined; None for any other call.
+    """Returns the graph of a nested model that can be inlined; None for any other call.
 
     Args:
         node: Keras's node of the call.
@@ -56,7 +57,7 @@ def _fits(inputs: Any, flat: list[Any], graph: Functional) -> bool:
             )
         except (TypeError, ValueError):
             return False
-    # A model that adds or drops an axis of its inputs is not inlined.
+    # A model that adds or removes an axis of its inputs is not inlined.
     return all(
         isinstance(argument, keras.KerasTensor) and len(argument.shape) == len(expected.shape)
         for argument, expected in zip(flat, graph.inputs, strict=True)
@@ -105,8 +106,7 @@ _ROWS = 2
 def needs_trace(operation: keras.Operation) -> bool:
     """Whether a call may create a mask, or use a variable that it does not own.
 
-    Keras layers do neither, except those that compute a mask from values and those that run a
-    user's function.
+    Keras layers do neither, unless they compute a mask from values or run a user's function.
     """
     if not isinstance(operation, keras.layers.Layer):
         return not _is_from_keras(operation)
@@ -125,8 +125,8 @@ def trace(
         masks: the Keras masks on its inputs.
 
     Returns:
-        The Keras masks on the inputs and outputs after the call, and each variable that it reads,
-        once, including those of its layer.
+        The Keras masks on the inputs and outputs after the call, and the distinct variables that
+        it reads, including its layer's.
     """
     found: dict[Key, Spec | None] = {}
     reads = _Reads()
@@ -149,7 +149,7 @@ def trace(
 
 
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
-    """Records the variables that are read inside it, including those without a value."""
+    """Records the variables that are read inside the scope, including those without a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,11 +170,10 @@ def _is_from_keras(operation: keras.Operation) -> bool:
 
 
 def linearize(model: keras.Model) -> Graph:
-    """Turns a model into calls, in the order in which Keras runs them.
+    """Turns a model into calls, in Keras's execution order.
 
-    Nested Functional and Sequential models are inlined. Anything with a custom `call`, a layer or
-    a subclassed model, is a single call. No variable is accessed, so the model's may be without
-    values.
+    Nested Functional and Sequential models are inlined. A layer or subclassed model with a custom
+    `call` is a single call. No variable is accessed, so the variables may have no values.
 
     Args:
         model: a Functional model, or a built Sequential one.
@@ -230,7 +229,7 @@ class _Walk:
 
         Args:
             graph: the graph.
-            tensors: the keys of its inputs, by the `id` of its symbolic tensors. Those of its
+            tensors: the keys of its inputs, by the `id` of its symbolic tensors. The keys of its
                 calls' outputs are added.
             path: the names of the nested models, as in `"model/encoder/"`.
             training: the `training` argument of their calls.
@@ -262,7 +261,7 @@ class _Walk:
     ) -> None:
         name = node.operation.name
         arguments = [tensors[id(tensor)] for tensor in keras.tree.flatten(node.arguments.args)]
-        # An outer model's argument takes precedence over that of an inner one.
+        # An outer model's argument takes precedence over an inner model's.
         inner = training if training is not None else node.arguments.kwargs.get("training")
         values = {
             id(tensor): self._convert(key, Spec.of(tensor).dtype, name, path)
@@ -273,7 +272,7 @@ class _Walk:
             tensors[id(tensor)] = values[id(inner_tensor)]
 
     def _has_its_masks(self, node: Any, tensors: dict[int, Key]) -> bool:
-        """Whether the masks passed to a call are still on its inputs when it runs."""
+        """Whether the masks passed to a call are still on its inputs when the call runs."""
         inputs = keras.tree.flatten(node.arguments.args)
         masks = keras.tree.flatten(node.arguments.kwargs.get("mask"))
         return all(

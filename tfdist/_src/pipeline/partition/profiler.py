@@ -23,22 +23,22 @@ UNKNOWN = 64
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
-    """The shape of a value for a number of rows."""
+    """Returns the shape of a value for a number of rows."""
     return tuple(UNKNOWN if size is None else size for size in spec.with_rows(rows).shape)
 
 
 def bytes_of(spec: Spec, rows: int) -> int:
-    """The bytes of a value for a number of rows."""
+    """Returns the bytes of a value for a number of rows."""
     return math.prod(concrete(spec, rows)) * _item_bytes(spec.dtype)
 
 
 def count(variables: Iterable[keras.Variable]) -> int:
-    """The number of elements in variables."""
+    """Returns the number of elements in variables."""
     return sum(math.prod(v.shape) for v in variables)
 
 
 def variable_bytes(variable: keras.Variable) -> int:
-    """The bytes of a variable."""
+    """Returns the bytes of a variable."""
     return count([variable]) * _item_bytes(variable.dtype)
 
 
@@ -76,7 +76,7 @@ class CallCost:
 
 
 def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float) -> CallCost:
-    """The cost of a call with these times."""
+    """Returns the cost of a call, given its times."""
     return CallCost(
         forward,
         backward,
@@ -90,8 +90,8 @@ def estimate(graph: Graph, rows: int) -> list[CallCost]:
     """Estimates the costs of calls from their parameters, identically in all processes.
 
     Each element of a matrix or kernel is multiplied once per row and position of the values, and
-    twice in the backward pass; those of an embedding are looked up. The seconds are those of a
-    nominal processor.
+    twice in the backward pass; elements of an embedding are looked up. The seconds are estimates
+    for a nominal processor.
 
     Args:
         graph: the model.
@@ -109,8 +109,8 @@ def estimate(graph: Graph, rows: int) -> list[CallCost]:
 def _multiplications(graph: Graph, call: Call, rows: int) -> int:
     inputs = [graph.specs[key] for key in call.inputs]
     if not any(spec.is_floating for spec in inputs):
-        return 0  # Integers look values up.
-    # All axes but the last, the features.
+        return 0  # Integer inputs are used for lookups.
+    # All axes except the last, which holds the features.
     specs = (*inputs, *(graph.specs[key] for key in call.outputs))
     positions = max(math.prod(concrete(spec, rows)[:-1]) for spec in specs)
     return positions * count(v for v in call.variables if len(v.shape) > 1)
@@ -128,7 +128,7 @@ class Timing:
     Attributes:
         forward, both: seconds of the forward pass, and of forward and backward pass together.
         outputs: the specs of its outputs.
-        masks: the specs of the masks on its inputs and outputs after the call; None for no mask.
+        masks: specs of the masks on its inputs and outputs after the call; None for no mask.
     """
 
     forward: float
@@ -148,8 +148,8 @@ def time_call(
     Args:
         call: the call. Its variables are replaced by synthetic values.
         specs: the specs of its inputs.
-        masks: the specs of the masks on them.
-        wanted: for each input, whether its gradient is computed.
+        masks: the specs of the masks on its inputs.
+        wanted: for each input, whether to compute its gradient.
     """
     variables = call.variables
 
@@ -190,7 +190,7 @@ def time_call(
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """The median of several runs, after a warm-up."""
+    """Returns the median of several runs, after a warm-up."""
     taken: list[float] = []
     run()
     tf.test.experimental.sync_devices()
@@ -204,7 +204,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
-    """Small positive numbers; zeros for what may be indices; masks that hide nothing."""
+    """Makes small positive numbers, zeros for possible indices, and masks that hide nothing."""
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
     if spec.dtype == tf.bool:
@@ -213,7 +213,7 @@ def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
 
 
 def equivalence(call: Call) -> Hashable:
-    """A key that is equal for calls that compute the same function of their inputs and variables.
+    """Returns a key; calls with equal keys compute the same function of inputs and variables.
 
     Such calls have the same class, and equal configs, other arguments and variable shapes.
     """
@@ -245,19 +245,19 @@ def _without_names(config: Any) -> Any:
 
 
 def measure(graph: Graph, rows: int) -> list[CallCost]:
-    """Times the forward and the backward pass of each call, on synthetic data.
+    """Times the forward and backward pass of each call on synthetic data.
 
     Calls of equal layers on values of equal shapes are timed once. The model's variables are
-    neither read nor written, and may be without values: each call gets synthetic ones, which are
-    freed before the next. Random states do not change either.
+    neither read nor written, and may have no values: each call gets synthetic values, which are
+    freed before the next call. Random states do not change either.
 
     Args:
         graph: the model.
         rows: the rows of a microbatch.
 
     Returns:
-        The costs in the order of the calls. They differ between processes: let one of them measure,
-        and send its `seconds` to the others.
+        The costs in the order of the calls. They differ between processes, so only one process
+        should measure, and send its `seconds` to the others.
 
     Raises:
         PartitionError: a call fails on synthetic data.

@@ -1,1 +1,1 @@
-"""Placement: which rank holds which stages, and which variables' values."""
+"""Placement of stages, and of variables' values, on ranks."""

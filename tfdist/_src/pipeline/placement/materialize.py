@@ -1,4 +1,4 @@
-"""Partitions a model identically on all workers, and creates the variables of own stages."""
+"""Partitions a model identically on all workers, and creates their stages' variables."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tfdist.errors import TfdistError, UnsupportedError
 def build(
     model: keras.Model | Callable[[], keras.Model],
 ) -> tuple[keras.Model, list[weakref.ref[Any]]]:
-    """Returns the model and, if a function makes it, that function's variables, without values.
+    """Returns the model and, if a function makes it, the function's variables, without values.
 
     Raises:
         ValueError: `model` is neither a Keras model nor a function that returns one.
@@ -91,13 +91,13 @@ def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: 
 def materialize(
     variables: Sequence[Any], local: Iterable[Any], deferred: Iterable[weakref.ref[Any]]
 ) -> None:
-    """Gives a process's variables their initial values, and frees those of all others.
+    """Gives this process's variables their initial values, and frees all other variables.
 
     Args:
-        variables: those of the full model.
-        local: those of this process's stages.
-        deferred: those without values, in the order in which one process would draw them; also
-            those that are not the model's, such as the state of a layer's metric.
+        variables: the variables of the full model.
+        local: the variables of this process's stages.
+        deferred: the variables without values, in the order of a single process's draws; includes
+            variables outside the model, such as the state of a layer's metric.
     """
     local_ids, model_ids = {id(v) for v in local}, {id(v) for v in variables}
     for reference in deferred:
@@ -115,7 +115,7 @@ def materialize(
             free_value(variable)
 
 
-# Rows of the measured microbatches: enough to load the processor, few enough to be quick.
+# Rows of the measured microbatches: enough to load the processor, but few enough to be fast.
 _ROWS = 8
 
 
@@ -155,7 +155,7 @@ def choose(
 
 
 def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
-    """Checks that a model accepts any number of rows, unless it gets full batches.
+    """Checks that a model accepts any number of rows, unless it only gets full batches.
 
     Raises:
         UnsupportedError: it has a fixed batch size.

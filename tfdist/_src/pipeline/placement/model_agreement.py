@@ -1,4 +1,4 @@
-"""Agreement of all ranks on a model: its layers, how it is compiled, and what is trained."""
+"""Agreement of all ranks on a model's layers, compilation and trainable variables."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tfdist.errors import ProgramMismatchError
 
 
 def agree_on_model(graph: Graph, group: Group) -> None:
-    """Checks that all ranks have made the same model; all of them call it together.
+    """Checks that all ranks made the same model; all ranks must call it together.
 
-    Each rank runs its own stages only, so no step compares the layers themselves.
+    Each rank runs only its own stages, so no step compares the layers themselves.
 
     Args:
         graph: the model's calls.
         group: all workers.
 
     Raises:
-        ProgramMismatchError: a layer or its place differs; names the first.
+        ProgramMismatchError: a layer or its position differs; the message names the first.
     """
     calls = [
         (
@@ -40,14 +40,14 @@ def agree_on_model(graph: Graph, group: Group) -> None:
 
 
 def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
-    """Checks that all ranks compile a model alike; all of them call it together.
+    """Checks that all ranks compile a model identically; all ranks must call it together.
 
     Args:
         compiled: the arguments of `compile`, by name.
         group: all workers.
 
     Raises:
-        ProgramMismatchError: an argument differs; names the first.
+        ProgramMismatchError: an argument differs; the message names the first.
     """
     arguments = [(f"`{k}`,", f"{k}={_described(v)}") for k, v in sorted(compiled.items())]
     _compare("arguments of `compile`", arguments, group)
@@ -68,7 +68,7 @@ def _compare(what: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
                 )
 
 
-# Of a long description, only so much before and after the first difference is shown.
+# The number of characters shown before and after the first difference in long descriptions.
 _BEFORE, _AFTER = 40, 80
 
 
@@ -95,15 +95,15 @@ def _described(item: Any) -> str:
     return _normal(repr(item)) if name is None else str(name)
 
 
-# Names may have counters. Seeds are those of the rank that holds the layer, which also decides what
-# is trained. The code of a function names files, which may lie elsewhere on another host.
+# Names may contain counters. Seeds and `trainable` are decided by the rank that holds the layer. A
+# function's code contains file names, which may differ between hosts.
 _LEFT_OUT = frozenset(
     {"name", "seed", "trainable", "registered_name", "module", "function", "build_config"}
 )
 
 
 def _plain(config: Any) -> Any:
-    """A configuration as Keras serializes it, without what may differ."""
+    """Returns a configuration as serialized by Keras, without parts that may differ."""
     if isinstance(config, Mapping):
         kind = config.get("class_name")
         if kind == "__lambda__":
@@ -121,10 +121,10 @@ def _normal(text: str) -> str:
 
 
 def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
-    """Sets `trainable` of all layers and variables as on the ranks that hold them.
+    """Sets `trainable` of all layers and variables to the values on the ranks that hold them.
 
-    A rank's `model.layers` are those of its stages, so a script that freezes or unfreezes layers
-    does so only on their ranks. All ranks of the job must call it together.
+    A rank's `model.layers` contains the layers of its stages only, so a script freezes or unfreezes
+    layers only on their ranks. All ranks of the job must call this together.
 
     Args:
         partition: the model's partition.
@@ -139,7 +139,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
     local_ids = {id(item) for item in _layers_and_variables(local)}
     local_flags = [int(item.trainable) if id(item) in local_ids else None for item in items]
     all_flags = [json.loads(text) for text in group.exchange("trainable", json.dumps(local_flags))]
-    # Layers first, as they set their variables' flags.
+    # Layers first, since they set their variables' flags.
     for item, flags in zip(items, zip(*all_flags, strict=True), strict=True):
         known = {rank: flag for rank, flag in enumerate(flags) if flag is not None}
         if len(set(known.values())) > 1:
@@ -150,7 +150,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
                 f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
                 f"{workers[no]}. Set `trainable` identically on all workers."
             )
-        # A worker that has yet to join others knows its own stages only.
+        # A worker that has yet to join a group knows only its own stages.
         wanted = bool(next(iter(known.values()), item.trainable))
         if item.trainable != wanted:
             item.trainable = wanted

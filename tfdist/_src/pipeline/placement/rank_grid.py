@@ -1,4 +1,4 @@
-"""The placement of ranks: which stages each holds, and which pipelines a group can form."""
+"""The placement of ranks: the stages of each, and the pipelines that a group can form."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class RankGrid:
     """The mesh axes `data` and `pipeline` of a job.
 
-    Ranks that hold the same stages, and sum their gradients, are adjacent, on the same host if they
-    fit; the traffic between stages is lighter and crosses hosts.
+    Ranks that hold the same stages sum their gradients, so they are adjacent, and on the same host
+    if they fit. The traffic between stages is lighter and crosses hosts.
 
     Attributes:
         pipelines: for each position on the data axis, the job's ranks along the pipeline axis.
@@ -28,7 +28,7 @@ class RankGrid:
 
     @classmethod
     def of_hosts(cls, hosts: Sequence[int], pipeline: int) -> RankGrid:
-        """The mesh of a job.
+        """Makes the mesh of a job.
 
         Args:
             hosts: for each rank of the job, the index of its host.
@@ -49,7 +49,7 @@ class RankGrid:
 
     @classmethod
     def of_one(cls, place: int, pipeline: int) -> RankGrid:
-        """A mesh in which rank 0 is alone, at a place of its pipeline."""
+        """Makes a mesh for rank 0 alone, at a place in its pipeline."""
         return cls((tuple(0 if p == place else -1 for p in range(pipeline)),))
 
     def __str__(self) -> str:
@@ -66,31 +66,31 @@ class RankGrid:
         return len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
-        """The job's ranks in the pipeline of a rank."""
+        """Returns the job's ranks in the pipeline of a rank."""
         return next(ranks for ranks in self.pipelines if rank in ranks)
 
     def pipeline_rank_of(self, rank: int) -> int:
-        """The pipeline rank of a rank."""
+        """Returns the pipeline rank of a rank."""
         return self.pipeline_of(rank).index(rank)
 
     @property
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each pipeline rank, the job's ranks with it: they hold the same stages."""
+        """For each pipeline rank, the job's ranks with it, which hold the same stages."""
         return tuple(zip(*self.pipelines, strict=True))
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:
-        """The job's ranks that hold the same stages as a rank."""
+        """Returns the job's ranks that hold the same stages as a rank."""
         return self.data_groups[self.pipeline_rank_of(rank)]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The pipelines of a group whose workers have changed.
+    """The pipelines of a group after its workers have changed.
 
     Attributes:
-        mesh: the pipelines; None if there is not a single one.
-        spare: the ranks that are in none, since others of their pipeline are lost.
-        missing: the pipeline ranks that nobody has.
+        mesh: the pipelines; None if no pipeline is complete.
+        spare: the ranks without a pipeline, since other ranks of their pipeline are lost.
+        missing: the pipeline ranks that no worker has.
     """
 
     mesh: RankGrid | None
@@ -99,7 +99,7 @@ class Arrangement:
 
 
 def arrange(places: Sequence[int], pipeline: int) -> Arrangement:
-    """Forms as many pipelines as there are workers for; nobody changes its stages.
+    """Forms the largest possible number of pipelines; every worker keeps its stages.
 
     Args:
         places: for each rank of the job, its pipeline rank.

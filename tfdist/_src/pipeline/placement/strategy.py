@@ -41,14 +41,14 @@ def make_compressor(
     exact: Communicator,
     mesh: RankGrid,
 ) -> Compressor | None:
-    """The compressor of this worker's gradients; None with a single pipeline.
+    """Makes the compressor of this worker's gradients; None with a single pipeline.
 
     Args:
-        group: all workers, which must call this together.
-        policy: this worker's compression policy; None for no compression so far.
+        group: all workers, which must call it together.
+        policy: this worker's compression policy; None if it has none yet.
         device: this worker's device.
         data: the communicator of the workers that hold the same stages.
-        exact: what sums their gradients without compression.
+        exact: the communicator that sums their gradients without compression.
         mesh: the mesh of all workers.
 
     Raises:
@@ -64,7 +64,7 @@ def make_compressor(
     members = mesh.data_group_of(group.topology.rank)
 
     def split(name: str, within: list[int]) -> NativeCommunicator | None:
-        # Unique per set of ranks: a process may have several meshes, one after the other.
+        # Unique for each set of ranks, since a process may have several meshes over time.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
     def split_gpus(name: str, within: list[int]) -> NativeCommunicator | None:
@@ -79,7 +79,7 @@ def make_compressor(
             data, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
         )
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
-            # Other groups wait for this one, which needs no parts.
+            # Other groups wait for this one, although it needs no parts.
             for create in (split, split_gpus) if on_gpus else (split,):
                 create("host", [])
                 create("carriers", [])
@@ -102,13 +102,13 @@ class PipelineExtended(ReplicatedExtended):
         group: all workers.
         mesh: their mesh.
         place: this worker's pipeline rank.
-        full_size: the number of workers with which the job starts.
+        full_size: the number of workers at the start of the job.
         gpus: the device, if its gradients and messages stay on it.
-        connect: opens the communicators of a mesh; returns those of the workers with these stages,
-            for values on their hosts and of their replicas.
+        connect: opens the communicators of a mesh; returns the communicators of the workers with
+            these stages: for values on their hosts, and for values of their replicas.
 
     Attributes:
-        mesh: that of the present group.
+        mesh: the mesh of the current group.
         full_size: as given.
         gpus: as given.
     """
@@ -132,10 +132,10 @@ class PipelineExtended(ReplicatedExtended):
         self._place, self._connect = place, connect
 
     def follow_group(self) -> Arrangement:
-        """Forms pipelines of the workers of another group; all of them call this together.
+        """Forms pipelines from the workers of another group; all workers must call it together.
 
         Returns:
-            Who is where. If somebody is spare or missing, no pipelines have been formed.
+            The arrangement. If a rank is spare or missing, no pipelines have been formed.
         """
         places = self.group.exchange("places", str(self._place))
         arrangement = arrange(list(map(int, places)), self.mesh.pipeline)
@@ -154,17 +154,18 @@ class PipelineExtended(ReplicatedExtended):
         return self.group.topology.is_chief
 
     def agree_on_variable(self, description: str) -> None:
-        # Stages have different variables. Those that share one compare its shape and type when
-        # they receive the first stage's value.
+        # Stages have different variables. Stages that share a variable compare its shape and type
+        # when they receive the first stage's value.
         pass
 
 
 class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
-    """One or more pipelines of workers, side by side.
+    """One or more parallel pipelines of workers.
 
-    The model is cut into stages, held by the workers of a pipeline; a batch is cut into
-    microbatches, which pass through them. With more workers than `pipeline_size`, several pipelines
-    divide the rows of the batch and sum their gradients. The result is that of a single process.
+    The model is cut into stages, held by the workers of a pipeline. A batch is cut into
+    microbatches, which pass through the stages. With more workers than `pipeline_size`, several
+    pipelines divide the rows of the batch and sum their gradients. The results are the same as in a
+    single process.
 
     Args:
         pipeline_size: the number of workers per pipeline, a divisor of the number of workers; by
@@ -218,7 +219,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         topology = found.topology
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
-        RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits for others.
+        RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits.
         self.microbatches = microbatches
         self._schedule, self._virtual_stages = schedule, virtual_stages
         self._schedules: dict[int, Schedule] = {}
@@ -266,17 +267,17 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         group.role_of = self._role_of
 
     def explain(self, model: Any, batch: Any) -> Any:
-        """Prints what a training step communicates: each value, its bytes, and where it is from.
+        """Prints the transfers of a training step: each value, its bytes and its origin.
 
         For a `tfdist.PipelineModel`, all workers must call it.
 
         Args:
             model: a compiled model, created in the scope of this strategy.
-            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+            batch: a global batch as for `fit`, such as a pair of inputs and targets.
 
         Returns:
-            A list of transfers, as of `tfdist.MultiWorkerMirroredStrategy.explain`; what stages
-            send each other has the kind "send".
+            A list of transfers, as from `tfdist.MultiWorkerMirroredStrategy.explain`. Transfers
+            between stages have the kind "send".
 
         Example:
             >>> strategy.explain(model, (x[:64], y[:64]))
@@ -294,7 +295,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         return f"which holds stage {', '.join(map(str, stages))}"
 
     def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:
-        """Connects the workers of each pipeline; returns the communicators of one's data group."""
+        """Connects the pipelines; returns the communicators of this worker's data group."""
         rank = group.topology.rank
         if self._pipeline_size > 1 and group.joiner is None:
             members = list(mesh.pipeline_of(rank))
@@ -316,24 +317,24 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
     @property
     def pipeline_rank(self) -> int:
-        """This worker's pipeline rank, the same for as long as its process lives."""
+        """This worker's pipeline rank, constant for the lifetime of its process."""
         return self._place
 
     @property
     def stages(self) -> int:
-        """The number of stages into which a model is cut."""
+        """The number of stages that a model is cut into."""
         return self.schedule_for(self.microbatches).stages
 
     def pipeline_rank_of(self, stage: int) -> int:
-        """The pipeline rank of the worker that holds a stage."""
+        """Returns the pipeline rank of the worker that holds a stage."""
         return self.schedule_for(self.microbatches).rank_of(stage)
 
     def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
-        """The stages that the worker with a pipeline rank holds."""
+        """Returns the stages that the worker with a pipeline rank holds."""
         return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
 
     def schedule_for(self, microbatches: int) -> Schedule:
-        """The schedule for a number of microbatches; a short batch has fewer."""
+        """Returns the schedule for a number of microbatches; a short batch has fewer."""
         if microbatches not in self._schedules:
             self._schedules[microbatches] = make_schedule(
                 self._schedule, self._pipeline_size, microbatches, self._virtual_stages
@@ -342,7 +343,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
 
 def _hosts_of(topology: Topology) -> list[int]:
-    """For each worker the number of its host, by the addresses."""
+    """Returns the number of each worker's host, derived from the addresses."""
     names = [worker.address.rpartition(":")[0] for worker in topology.workers]
     return [names.index(name) for name in names]
 

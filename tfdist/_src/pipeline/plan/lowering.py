@@ -21,7 +21,7 @@ class Transfer:
         what: "activation", to a later stage, or "gradient", to an earlier one.
         source: the stage that produces it.
         target: the stage that consumes it.
-        microbatch: the microbatch it belongs to.
+        microbatch: its microbatch.
         peer: the rank at the other end.
     """
 
@@ -33,7 +33,7 @@ class Transfer:
 
     @functools.cached_property
     def value(self) -> Value:
-        """The value as the target sees it: the action with an equal `takes` consumes it."""
+        """The value as identified by the target: the action with an equal `takes` consumes it."""
         return (self.what, self.target, self.microbatch)
 
 
@@ -62,16 +62,16 @@ def walk(
     """Walks through the steps of all ranks concurrently.
 
     Each rank runs its steps in order. A receive does not block; the action that consumes the value
-    does. Messages from one rank to another arrive in the order in which they are sent. Ranks take
-    turns of one action, so the order is roughly chronological if all actions take equally long.
+    does. Messages from one rank to another arrive in the order of their sends. Ranks take turns of
+    one action, so the order is roughly chronological if all actions take equally long.
 
     Args:
         program: as returned by `lower`.
-        capacity: the maximum number of messages in a channel that wait for their receive; a further
+        capacity: the maximum number of messages in a channel without a posted receive; a further
             send blocks. By default, no send blocks.
 
     Yields:
-        A rank, and the step that it runs.
+        Pairs of a rank and the step that it runs.
 
     Raises:
         ScheduleError: the ranks deadlock.
@@ -99,7 +99,7 @@ class _State:
         # Number of messages so far, by (sending rank, receiving rank).
         self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._received: dict[tuple[int, int], int] = defaultdict(int)
-        # By rank and consumed value: its receives, and their indices on the channel.
+        # By rank and consumed value: the receives of the value, and their indices on the channel.
         self._incoming: list[dict[Value | None, list[tuple[Receive, int]]]] = [
             defaultdict(list) for _ in program
         ]
@@ -109,7 +109,7 @@ class _State:
         return self._position[rank] < len(self._program[rank])
 
     def blocker(self, rank: int) -> Send | Receive | None:
-        """The transfer that a rank's next step must wait for; None if it can run."""
+        """Returns the transfer that a rank's next step must wait for; None if it can run."""
         step = self._program[rank][self._position[rank]]
         if isinstance(step, Send) and self._capacity is not None:
             channel = (rank, step.peer)
@@ -159,7 +159,7 @@ __all__ = ["Receive", "Send", "Step", "lower"]
 
 # For each rank and each of its actions, the sends that follow it.
 _Sends: TypeAlias = list[list[list[Send]]]
-# For each channel and each of its messages, in order: before which action it is received.
+# For each channel and each of its messages, in order: the action that the receive precedes.
 _Places: TypeAlias = dict[tuple[int, int], list[int]]
 
 
@@ -171,10 +171,10 @@ def lower(
     """Inserts the transfers between ranks into a schedule.
 
     A value is sent right after the action that produces it. Its receive is posted one action before
-    the one that consumes it, so that the transfer overlaps with that action; or earlier, for two
-    reasons: messages from one rank to another arrive in the order in which they are sent, and at
-    most one message of a channel waits for its receive, so that sends that block on a full channel
-    cannot deadlock. Nothing is sent between stages of the same rank.
+    the action that consumes it, so that the transfer overlaps with the action between. It may be
+    posted earlier, for two reasons: messages from one rank to another arrive in the order of their
+    sends; and at most one message of a channel waits for its receive, so that blocking sends on a
+    full channel cannot deadlock. Nothing is sent between stages of the same rank.
 
     Args:
         schedule: the ranks' actions, complete for every microbatch.
@@ -218,7 +218,7 @@ def _sends(schedule: Schedule, edges: Edges, rank: int, action: Action) -> list[
 
 
 def _before_use(schedule: Schedule, sends: _Sends) -> _Places:
-    """Places each receive one action before the one that consumes the value."""
+    """Places each receive one action before the action that consumes the value."""
     consumed_at = [
         {action.takes: index for index, action in enumerate(actions)}
         for actions in schedule.actions
@@ -232,7 +232,7 @@ def _before_use(schedule: Schedule, sends: _Sends) -> _Places:
 
 
 def _in_order(places: _Places) -> _Places:
-    """Moves receives earlier to keep those of a channel in order."""
+    """Moves receives earlier to keep the receives of a channel in order."""
     return {
         channel: list(itertools.accumulate(reversed(indices), min))[::-1]
         for channel, indices in places.items()
@@ -240,10 +240,10 @@ def _in_order(places: _Places) -> _Places:
 
 
 def _with_room(program: list[list[Step]], places: _Places) -> _Places:
-    """Moves receives earlier, so that each message is received before its channel's next is sent.
+    """Moves receives earlier, so that each message is received before its channel sends the next.
 
-    "Before" refers to one order in which all ranks can run: that order remains possible, however
-    long sends block on a full channel.
+    "Before" refers to one possible execution order of all ranks. That order remains possible
+    regardless of how long sends block on a full channel.
     """
     actions = [0] * len(program)
     sent: Counter[tuple[int, int]] = Counter()

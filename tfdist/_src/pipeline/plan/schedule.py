@@ -1,4 +1,4 @@
-"""A schedule: what each rank of a pipeline computes, and in which order."""
+"""Schedules: the actions of each rank of a pipeline, and their order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# What one stage sends to another: outputs to later stages, or gradients to earlier ones.
+# The kind of values between stages: outputs to later stages, or gradients to earlier ones.
 What: TypeAlias = Literal["activation", "gradient"]
 
 # A stage's input for a microbatch, from one or more other stages: (what, stage, microbatch).
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
     @property
     def carries(self) -> What | None:
-        """What such a pass receives from other stages and sends to others; None for W."""
+        """The kind of values that such a pass receives and sends; None for W."""
         return _CARRIES.get(self)
 
     # Members are singletons; the default hash runs Python code on every lookup.
@@ -64,7 +64,7 @@ class Action:
 
     @functools.cached_property
     def takes(self) -> Value | None:
-        """This action's input from other stages, if it has any; None for W."""
+        """The action's input from other stages, if any; None for W."""
         what = self.kind.carries
         return None if what is None else (what, self.stage, self.microbatch)
 
@@ -81,11 +81,11 @@ class Costs:
     seconds of each stage.
 
     Attributes:
-        forward: of a forward pass.
-        input_gradient: of the first part of a backward pass.
-        weight_gradient: of its second part.
-        backward: of a whole backward pass; by default, the sum of both parts.
-        transfer: from the moment both ranks are ready for a message to its arrival.
+        forward: the seconds of a forward pass.
+        input_gradient: the seconds of the first part of a backward pass.
+        weight_gradient: the seconds of its second part.
+        backward: the seconds of a whole backward pass; by default, the sum of both parts.
+        transfer: the seconds from both ranks being ready for a message to its arrival.
 
     Example:
         >>> Costs(1.0, 1.0, 1.0).seconds(ranks=2, stages=4)[Kind.BACKWARD]
@@ -99,7 +99,7 @@ class Costs:
     transfer: float = 0.0
 
     def seconds(self, ranks: int, stages: int) -> dict[Kind, tuple[float, ...]]:
-        """The seconds of each kind of pass, per stage.
+        """Returns the seconds of each kind of pass, per stage.
 
         Args:
             ranks: the number of ranks in the pipeline.
@@ -191,12 +191,12 @@ class Edges:
             self._add("gradient", target, source)
 
     def targets(self, action: Action) -> list[int]:
-        """The stages that consume an action's output."""
+        """Returns the stages that consume an action's output."""
         what = action.kind.carries
         return [] if what is None else self._targets[what].get(action.stage, [])
 
     def sources(self, action: Action) -> list[int]:
-        """The stages whose output an action consumes."""
+        """Returns the stages whose output an action consumes."""
         what = action.kind.carries
         return [] if what is None else self._sources[what].get(action.stage, [])
 
@@ -207,7 +207,7 @@ class Edges:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, in the order in which the rank runs them.
+    """The actions of every rank, in execution order.
 
     The actions determine which rank holds a stage. A schedule is plain data and may be invalid;
     `plan.validation.check` raises an error if it is.
@@ -248,7 +248,7 @@ class Schedule:
         return any(a.kind is Kind.INPUT_GRADIENT for actions in self.actions for a in actions)
 
     def rank_of(self, stage: int) -> int:
-        """The rank that holds a stage.
+        """Returns the rank that holds a stage.
 
         Raises:
             KeyError: no rank runs any of its passes.
@@ -256,18 +256,18 @@ class Schedule:
         return self._placement[stage]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, in ascending order."""
+        """Returns the stages that a rank holds, in ascending order."""
         return tuple(sorted(s for s, holder in self._placement.items() if holder == rank))
 
     def forward_only(self) -> Schedule:
-        """The same schedule without backward passes, as evaluation and prediction run it."""
+        """Returns the schedule without backward passes, for evaluation and prediction."""
         return Schedule(
             self.name,
             tuple(tuple(a for a in actions if a.kind is Kind.FORWARD) for actions in self.actions),
         )
 
     def forward_first(self) -> Schedule:
-        """A schedule of the same stages in which all forward passes precede the backward passes.
+        """Returns a schedule of the same stages that runs all forward passes first.
 
         Breadth-first: all microbatches pass through a stage before they pass through the next one.
         """

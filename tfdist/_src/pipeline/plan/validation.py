@@ -21,17 +21,17 @@ def check(
 ) -> None:
     """Raises an error unless a schedule can train a model.
 
-    Every stage must run the forward pass and the backward pass, whole or in both parts, of every
-    microbatch exactly once, on one rank, after its dependencies; the forward passes of a stage must
-    follow the order of the microbatches; and the ranks must never deadlock, even if a channel holds
-    few messages.
+    Every stage must run the forward pass and the backward pass (whole or in both parts) of every
+    microbatch exactly once, on one rank, after its dependencies. The forward passes of a stage must
+    follow the order of the microbatches. The ranks must never deadlock, even if a channel holds few
+    messages.
 
     Args:
         schedule: the schedule.
         edges: pairs (source stage, target stage), the source before the target but not
             necessarily adjacent; by default, each stage feeds the next.
         differentiable: the edges along which gradients flow back; by default, all.
-        capacity: the number of messages that a channel holds before a send blocks.
+        capacity: the number of messages that a channel holds before sends block.
 
     Raises:
         ScheduleError: the schedule is invalid; the message names a rank, an action and the problem.
@@ -52,17 +52,17 @@ def check(
 
 
 def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> tuple[float, ...]:
-    """The peak number of activations on each rank: one per stage and microbatch.
+    """Returns the peak number of activations on each rank: one per stage and microbatch.
 
-    They are kept from the forward pass to the end of the backward pass (of W, if it is split).
+    Activations are kept from the forward pass to the end of the backward pass (of W if split).
 
     Args:
         schedule: a schedule that passes `check`.
         freed_by_input_gradient: the fraction of an activation that I already frees, from 0 to 1.
 
     Returns:
-        For each rank, a number of activations, each of one stage; with v stages per rank, each
-        is about 1/v of what a rank keeps for a microbatch.
+        The number of activations on each rank, each for one stage. With v stages per rank, each is
+        about 1/v of the activations of a microbatch on that rank.
 
     Example:
         >>> peak_activations(make_schedule("1f1b", ranks=4, microbatches=8))
@@ -143,7 +143,7 @@ def _check_order(schedule: Schedule, edges: Edges) -> None:
 
 
 def _needs(action: Action, edges: Edges) -> Iterator[Action]:
-    """The actions that must precede an action if they are on the same rank."""
+    """Yields the actions that must precede an action if they are on the same rank."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         if microbatch > 0:

@@ -20,8 +20,8 @@ Pair = tuple[int, int]
 class Channel:
     """One rank's end of a channel to or from another rank.
 
-    Messages arrive in the order in which they are sent. Sends and receives return immediately; in
-    a graph, a tensor is sent as soon as it exists and received while the rank computes.
+    Messages arrive in the order of their sends. Sends and receives return immediately; in a graph,
+    a tensor is sent as soon as it is available, and received while the rank computes.
 
     Args:
         communicator: the communicator of the two ranks, the sender first.
@@ -35,10 +35,10 @@ class Channel:
 
         Args:
             tensors: tensors of the shapes and dtypes that the receiver expects.
-            name: must equal the receiver's.
+            name: must equal the receiver's name.
 
         Returns:
-            The operations; each is done when it has sent its tensor.
+            The operations; each ends when its tensor has been sent.
         """
         group = self._communicator
         with tf.device(group.device):
@@ -52,7 +52,7 @@ class Channel:
         Args:
             value_specs: the specs of the tensors.
             rows: the number of rows of the microbatch.
-            name: must equal the sender's.
+            name: must equal the sender's name.
         """
         group = self._communicator
         received = []
@@ -67,7 +67,7 @@ class Channel:
 
 
 def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Groups pairs into rounds in which each rank occurs at most once.
+    """Groups pairs into rounds, with each rank at most once per round.
 
     Example:
         >>> rounds([(0, 1), (1, 0), (1, 2), (2, 1)])
@@ -92,7 +92,7 @@ def open_channels(
     """Opens the channels of all pipelines; collective over all ranks of the job.
 
     Args:
-        pairs: (sender, receiver) by pipeline rank, the same for every pipeline.
+        pairs: pairs of sender and receiver pipeline ranks, the same for every pipeline.
         rank: this process's rank in the job.
         members: for each pipeline, its ranks in the job by pipeline rank.
         open_part: makes a communicator from a name and its ranks in the job; returns None on a
@@ -115,7 +115,7 @@ def open_channels(
 
 
 class AllRanksFailed(Exception):
-    """All ranks have failed together, so none waits for another.
+    """All ranks have failed together, so no rank waits for another.
 
     Attributes:
         error: the error on this rank.
@@ -128,7 +128,7 @@ class AllRanksFailed(Exception):
 
 @contextlib.contextmanager
 def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
-    """If this rank fails, fails what the other ranks wait for, unless all ranks fail together.
+    """Aborts the other ranks' operations if this rank fails, unless all ranks fail together.
 
     Args:
         strategy: the pipeline's strategy.
@@ -146,7 +146,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
     except AllRanksFailed as failure:
         raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
-        # Ranks that have no link to that worker may not know about it.
+        # Ranks without a link to that worker may not notice.
         _abort(str(error.message))
         raise
     except Exception as error:
@@ -155,7 +155,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
 
 
 def _abort(message: str) -> None:
-    """Fails all that other ranks wait for, whichever of them a communicator connects."""
+    """Aborts the operations of all native communicators, which other ranks may wait for."""
     for communicator in registry.every():
         if isinstance(communicator, NativeCommunicator):
             communicator.abort(message)

@@ -70,10 +70,10 @@ class Engine:
         self._outputs: dict[Any, OutputPrograms] = {}
         # The line that needs the outputs of all rows before the backward passes; "" if none does.
         self._couples = ""
-        # What all ranks have learned of a training step.
+        # Findings of all ranks about a training step.
         self._of_outputs: list[Transfer] = []
         self._sparse: frozenset[str] = frozenset()
-        # Values that depend on trainable variables, but for which the loss has no gradient.
+        # Values that depend on trainable variables but get no gradient from the loss.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
         self._checked: set[str] = set()
@@ -84,7 +84,7 @@ class Engine:
         return ValueSpecs(self._partition)
 
     def outputs(self, mode: str, targets: Any) -> OutputPrograms:
-        """What is computed from the model's outputs, on the rank with the last stage.
+        """Makes the programs on the model's outputs, for the rank with the last stage.
 
         Args:
             mode: `"train"` or `"test"`.
@@ -115,10 +115,10 @@ class Engine:
         return SharedVariables(self._partition, self._strategy)
 
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A step in which XLA compiles what lies between the passes, the update above all.
+        """Returns a step that XLA compiles between the passes, including the update.
 
-        Ranks that hold copies of a variable compute its update in different programs, which XLA
-        would round differently: then nothing is compiled but the passes.
+        If ranks hold copies of a variable, they compute its update in different programs, which XLA
+        would round differently. In that case, XLA compiles only the passes.
         """
         if not self.jit or self.shared_variables.has_copies:
             return step
@@ -144,11 +144,11 @@ class Engine:
         """Whether this rank needs the values of batches in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
         if self._strategy.extended.group.elastic:
-            return True  # Whoever reads knows the position in the data.
+            return True  # A rank that reads knows the position in the data.
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     def scratch(self) -> list[tf.Variable]:
-        """The variables whose values do not outlast a step."""
+        """Returns the variables whose values are valid only during a step."""
         return self.sums.variables
 
     @functools.cached_property
@@ -158,7 +158,7 @@ class Engine:
         return sorted({self._strategy.pipeline_rank_of(stage.index) for stage in stages})
 
     def stage_of(self, variable: Any) -> int | None:
-        """The number of this rank's stage that trains a `tf.Variable`, or None."""
+        """Returns the number of this rank's stage that trains a `tf.Variable`, or None."""
         return self._stage_of.get(id(variable))
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class Engine:
         return [self.value_specs.of(key).spec for key in self._partition.graph.outputs]
 
     def inputs(self, x: Any) -> dict[Key, Any]:
-        """The inputs that a user passes to the model, by key."""
+        """Returns the inputs that a user passes to the model, by key."""
         return self._partition.graph.unpack_inputs(x)
 
     def check_inputs(self, x: Any) -> None:
@@ -205,7 +205,7 @@ class Engine:
     def program(
         self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
     ) -> MicrobatchExecutor:
-        """The program of a step; traces this rank's stages on first use.
+        """Returns the program of a step; traces this rank's stages on first use.
 
         Args:
             mode: `"train"`, `"test"` or `"predict"`.
@@ -237,7 +237,7 @@ class Engine:
         )
 
     def findings(self, program: MicrobatchExecutor, rows: int) -> dict[str, Any]:
-        """What building a program revealed about this rank's gradients, for all ranks.
+        """Returns facts about this rank's gradients, found by building a program, for all ranks.
 
         Args:
             program: the program.
@@ -259,7 +259,7 @@ class Engine:
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
         """Records the findings of all ranks; returns whether programs must be rebuilt."""
         self._sparse |= {path for found in findings for path in found["sparse"]}
-        for found in findings:  # The last stages of all pipelines find the same.
+        for found in findings:  # The last stages of all pipelines agree.
             if found["communicated"]:
                 self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
@@ -285,7 +285,7 @@ class Engine:
         return True
 
     def transfers(self, rows: int) -> list[Transfer]:
-        """What a training step communicates that all ranks have agreed on.
+        """Returns the transfers of a training step that all ranks have agreed on.
 
         Args:
             rows: the number of rows of the batch.
@@ -332,13 +332,13 @@ class Engine:
         return self._stages[key]
 
     def _ends(self, mode: str, targets: Any) -> list[Key]:
-        """The model's outputs with a gradient."""
+        """Returns the model's outputs with a gradient."""
         if mode != "train":
             return []
         return self.outputs(mode, targets).gradients
 
     def _found_coupling(self) -> str:
-        """The line of a loss that needs the outputs of all rows to train; "" if none does."""
+        """Returns the line of a training loss that needs the outputs of all rows, or ""."""
         losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
         return next((loss.couples for loss in losses if loss is not None and loss.couples), "")
 
@@ -365,7 +365,7 @@ class Engine:
 
 
 def _transfer_of(values: Sequence[Any]) -> Transfer:
-    """A transfer, from its attributes as JSON has them."""
+    """Makes a transfer from its attributes, as decoded from JSON."""
     kind, operation, size, shape, *rest = values
     return Transfer(kind, operation, size, tuple(shape), *rest)
 
@@ -397,11 +397,11 @@ def agree_on_program(
 
 
 def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
-    """Whether all ranks can put the update of a step off; collective over all ranks of the job.
+    """Returns whether all ranks can defer a step's update; collective over all ranks of the job.
 
     Args:
         group: the group of all ranks.
-        trace: traces the step on this rank; returns whether this one can.
+        trace: traces the step on this rank; returns whether this rank can defer its update.
 
     Raises:
         PeerLostError: another rank could not trace its step.
@@ -410,12 +410,12 @@ def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
 
 
 def _share(group: Group, topic: str, build: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """What all ranks have found out by building something."""
+    """Builds something on each rank, and returns the reports of all ranks."""
     error = None
     try:
         report = build()
     except Exception as problem:
-        # Reported rather than raised, as the other ranks would wait for this one.
+        # Send the error before raising it, as the other ranks wait for this one.
         error, report = problem, {"error": f"{problem}"}
     reports = [json.loads(text) for text in group.exchange(topic, json.dumps(report))]
     if error is not None:

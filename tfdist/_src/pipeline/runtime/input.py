@@ -1,8 +1,8 @@
-"""The next batch of a pipeline's input: the same rows on all its ranks, or an error on all.
+"""Gets the next batch of a pipeline: the same rows on all its ranks, or an error on all.
 
-Only the ranks that need the values read the dataset: those that use the model's inputs, and the
-one with the last stage, which uses the targets. They send the others the number of rows and a hash
-of the targets' specs.
+Only some ranks read the dataset: the ranks that use the model's inputs, and the rank with the last
+stage, which uses the targets. They send the others the number of rows and a hash of the targets'
+specs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Batch:
         targets: targets and sample weights; None on a rank that does not read.
         rows: the number of rows of each replica, an int32 tensor.
         spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
-        asked: what ranks ask at the end of the step; see `trainer.fit.step_exchange`.
+        asked: the ranks' requests for the end of the step; see `trainer.fit.step_exchange`.
     """
 
     x: Any
@@ -47,11 +47,11 @@ class Batch:
 
 
 class State(NamedTuple):
-    """A rank's state between the steps.
+    """A rank's state between steps.
 
     Attributes:
-        shared: a number for what all ranks must have in common.
-        of_stages: a number for what ranks with the same stages must have in common.
+        shared: a number derived from the state that must be equal on all ranks.
+        of_stages: a number derived from the state that ranks with the same stages must share.
         check: compares the whole state, and raises an error that names a difference; collective
             over all ranks.
     """
@@ -75,13 +75,13 @@ def next_batch(
         iterator: yields batches.
         reads: whether this rank needs the values; otherwise it does not advance the iterator.
         check: raises an error for invalid inputs.
-        state: this rank's, to be compared.
+        state: this rank's state, to compare.
 
     Raises:
         StopIteration: the data is exhausted on all ranks.
         ProgramMismatchError: the ranks of a pipeline have different rows.
         ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
+        AllRanksFailed: the model rejects this rank's batch; all ranks have failed.
     """
     if not reads:
         received(wait_for(lambda: None))
@@ -100,18 +100,18 @@ def next_batch(
 def agree_on_batch(
     strategy: HybridStrategy, data: Any, check: Callable[[Any], None], state: State
 ) -> Batch:
-    """This replica's part of a batch; collective over all ranks of the job.
+    """Returns this replica's part of a batch; collective over all ranks of the job.
 
     Args:
         strategy: the pipeline's strategy.
         data: the global batch.
         check: raises an error for invalid inputs.
-        state: this rank's, to be compared.
+        state: this rank's state, to compare.
 
     Raises:
         ProgramMismatchError: the ranks of a pipeline have different rows.
         ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
+        AllRanksFailed: the model rejects this rank's batch; all ranks have failed.
     """
     try:
         x, targets, rows = _local_batch(strategy, data)
@@ -121,14 +121,14 @@ def agree_on_batch(
             _agree(strategy, _Description(_FAILED), state)
         raise AllRanksFailed(error) from error
     spec_hash = zlib.crc32(repr(keras.tree.map_structure(spec_of, targets)).encode())
-    # A single rank has nothing to compare with.
+    # A single rank has no other rank to compare with.
     value_hash = _hash_values(targets) if strategy.pipeline_size > 1 else 0
     return Batch(x, targets, *_agree(strategy, _Description(rows, spec_hash, value_hash), state))
 
 
 def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
-    """This replica's inputs, its targets with sample weights, and its number of rows."""
-    # A list that a generator yields means a tuple.
+    """Returns this replica's inputs, its targets with sample weights, and its number of rows."""
+    # A list yielded by a generator means a tuple.
     data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
     data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
     data = without_absent(data)
@@ -151,16 +151,16 @@ def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, A
 
 
 def spec_of(leaf: Any) -> tf.TensorSpec | None:
-    """The spec of a tensor, for any number of rows."""
+    """Returns the spec of a tensor, for any number of rows."""
     return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
 
 
-# Sent instead of the number of rows.
+# Codes sent instead of the number of rows.
 _END = -1
 _NOT_READ = -2
 _FAILED = -3
 
-# Of larger targets only a sample of the rows is compared.
+# For larger targets, only a sample of the rows is compared.
 _COMPARED_BYTES = 2**20
 
 
@@ -182,7 +182,7 @@ class _Description:
 def _agree(
     strategy: HybridStrategy, mine: _Description, state: State
 ) -> tuple[tf.Tensor, int, Request]:
-    """The number of rows of each replica, a hash of the specs of all targets, and requests."""
+    """Returns each replica's number of rows, a hash of all targets' specs, and the requests."""
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
@@ -235,13 +235,13 @@ def _difference(one: _Description, other: _Description) -> tuple[str, str]:
 
 
 def _hash_values(targets: Any) -> int:
-    """A hash of the values of targets and sample weights."""
+    """Hashes the values of targets and sample weights."""
     total = 0
     for leaf in keras.tree.flatten(targets):
         if leaf is not None:
             values = leaf.numpy()
             values = values[:: values.nbytes // _COMPARED_BYTES + 1] if values.ndim else values
-            # Strings have the dtype object.
+            # String arrays have dtype object.
             words = repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes()
             total = zlib.crc32(words, total)
     return total

@@ -1,4 +1,4 @@
-"""The logs, the traffic and the recorded times of a pipeline's step."""
+"""Logs, traffic and recorded times of a pipeline's step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def between_stages(
     backward: Collection[Key],
     rows: int,
 ) -> Iterator[Transfer]:
-    """The values that stages of different workers send each other, those of all microbatches.
+    """Yields the values that stages on different workers exchange, over all microbatches.
 
     Args:
         partition: the model's partition.
@@ -59,7 +59,7 @@ def between_stages(
 def gradients(
     partition: Partition, strategy: HybridStrategy, sparse: Collection[str]
 ) -> Iterator[Transfer]:
-    """The gradients that workers sum: of a stage over the pipelines, of a shared variable in each.
+    """Yields the gradients that workers sum, over pipelines or between a pipeline's stages.
 
     Args:
         partition: the model's partition.
@@ -84,7 +84,7 @@ def gradients(
 def _gradient(variable: Any, whose: str, sparse: Collection[str]) -> Transfer:
     dtype, where = tf.as_dtype(variable.dtype), f"{variable.path} ({whose})"
     shape = tuple(variable.shape)
-    if variable.path in sparse:  # As many rows of it as the batch looks up.
+    if variable.path in sparse:  # One row per lookup in the batch.
         shape = (None, *shape[1:])
         return _transfer("gather", "gradient", shape, dtype, where, SPARSE_GRADIENT)
     return _transfer("reduce", "gradient", shape, dtype, where)
@@ -105,7 +105,7 @@ def _transfer(
 
 
 def _names(partition: Partition) -> dict[Key, str]:
-    """The layers or inputs that make the values of a model."""
+    """Returns the layers or inputs that produce the values of a model."""
     graph = partition.graph
     names = {key: t.name for key, t in zip(graph.inputs, graph.model.inputs, strict=True)}
     for stage in partition.stages:
@@ -115,7 +115,7 @@ def _names(partition: Partition) -> dict[Key, str]:
 
 
 class Recorded(NamedTuple):
-    """What a step has recorded on a rank.
+    """The record of a step on a rank.
 
     Attributes:
         microbatches: the number of microbatches.
@@ -128,18 +128,18 @@ class Recorded(NamedTuple):
 
 
 def actions_of(strategy: HybridStrategy, recorded: Recorded) -> list[tuple[str, float, float]]:
-    """The actions of this rank: name, start and end, in seconds of Unix time."""
+    """Returns the actions of this rank: name, start and end, in seconds of Unix time."""
     actions = strategy.schedule_for(recorded.microbatches).actions[strategy.pipeline_rank]
     spans = recorded.times.tolist()
     return [(str(action), *span) for action, span in zip(actions, spans, strict=False)]
 
 
 def gather_timeline(strategy: HybridStrategy, recorded: Recorded) -> Timeline:
-    """The timeline of this rank's pipeline; collective over all ranks of the job.
+    """Gathers the timeline of this rank's pipeline; collective over all ranks of the job.
 
     Args:
         strategy: the pipeline's strategy.
-        recorded: of this rank; the ranks' clocks must agree.
+        recorded: this rank's record; the ranks' clocks must agree.
     """
     group, mesh = strategy.extended.group, strategy.extended.mesh
     texts = group.exchange("timeline", json.dumps(recorded.times.tolist()))
@@ -172,7 +172,7 @@ class LayerResult:
 
 
 def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
-    """The results of all layers' metrics by name; collective over all ranks of the job."""
+    """Collects the results of all layers' metrics by name; collective over all ranks of the job."""
     mine = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
     shapes: dict[str, list[int]] = {}
     for layer in (layer for stage in mine for layer in stage.layers):
@@ -192,9 +192,9 @@ def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dic
 def mean_loss(
     strategy: HybridStrategy, outcome: Outcome, rows: tf.Tensor, total: tf.Tensor
 ) -> tf.Tensor:
-    """This replica's loss, on all ranks of its pipeline.
+    """Returns this replica's loss, on all ranks of its pipeline.
 
-    Weighted by the replicas' rows, its mean is the loss of the batch.
+    The mean over the replicas, weighted by their rows, is the loss of the batch.
 
     Args:
         strategy: the pipeline's strategy.
@@ -204,7 +204,7 @@ def mean_loss(
     """
     weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
     loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
-    # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
+    # Otherwise, a rank without losses would start at once and seem to wait here for the others.
     with tf.control_dependencies(outcome.last):
         sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
     return sum_
@@ -217,7 +217,7 @@ def sum_over_pipelines(
 
     Args:
         model: the model with the metrics.
-        statistics: the variables that this pipeline has assigned from its own rows.
+        statistics: the variables that this pipeline assigned from its own rows.
         rows: the number of rows of this pipeline.
         total: the number of rows of the batch.
 
@@ -254,7 +254,7 @@ def share_logs(
     results: Mapping[str, Any],
     layer_results: Mapping[str, LayerResult],
 ) -> dict[str, Any]:
-    """Results on all ranks of a pipeline, each layer's from its rank, the rest from the last rank.
+    """Shares results in a pipeline, each layer's from its rank, the rest from the last rank.
 
     Args:
         strategy: the pipeline's strategy.
@@ -263,7 +263,7 @@ def share_logs(
     """
     pipeline_rank = strategy.pipeline_rank
     holds_last = strategy.pipeline_rank_of(strategy.stages - 1) == pipeline_rank
-    # A metric may have several results, of any shape.
+    # A metric may have several results, of any shapes.
     model_results = {name: result for name, result in results.items() if name not in layer_results}
     values = [
         tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)

@@ -24,7 +24,7 @@ class Feed:
     Attributes:
         rows: the number of rows.
         inputs: the model's inputs, by key.
-        place: its number of rows, that of the batch, and the index of its first row in the batch.
+        place: the number of its rows and of the batch's rows, and the batch index of its first row.
         seed: the gradient with respect to the losses of stages' layers.
         outputs: the model's outputs, on the rank with the last stage.
     """
@@ -45,10 +45,10 @@ class Outcome:
     """The results of a step on a rank.
 
     Attributes:
-        losses: what the stages' layers contribute to the loss of the batch.
+        losses: the contributions of the stages' layers to the loss of the batch.
         times: each action's start and end, if recorded.
-        last: what exists once all actions have run.
-        sends: the operations that send.
+        last: tensors that are available once all actions have run.
+        sends: the send operations.
     """
 
     losses: list[tf.Tensor] = field(default_factory=list)
@@ -108,11 +108,11 @@ class MicrobatchExecutor:
         return run.outcome
 
     def edges_into(self, stage: int) -> list[Edge]:
-        """The edges to a stage."""
+        """Returns the edges to a stage."""
         return [edge for edge in self.edges.values() if edge.target == stage]
 
     def gradients_of(self, edge: Edge) -> list[int]:
-        """The keys of an edge's values whose gradients are sent back over it."""
+        """Returns the keys of an edge's values whose gradients are sent back over it."""
         return [key for key in edge.keys if key in self.differentiable]
 
 
@@ -125,7 +125,7 @@ class _Run:
         self._feed = feed
         forward = [s for s in program.steps if isinstance(s, Action) and s.kind is Kind.FORWARD]
         self._last_forward = {action.stage: action for action in forward}
-        # Control inputs: all outputs of the last action, and those that may be sent already.
+        # Control inputs: all outputs of the last action, and the outputs that may already be sent.
         self.last: list[tf.Tensor] = []
         self._ready: list[tf.Tensor] = []
         # Tensors from other ranks, by edge and microbatch.
@@ -137,8 +137,8 @@ class _Run:
         self._saved: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
 
     def add(self, step: Step) -> None:
-        # Sends start as soon as their tensors exist; receives wait for the preceding computation,
-        # so that their memory is not allocated too early.
+        # Sends start as soon as their tensors are available; receives wait for the preceding
+        # computation, so that their memory is not allocated too early.
         with tf.control_dependencies(self._ready if isinstance(step, Send) else self.last):
             if isinstance(step, Send):
                 self._send(step)
@@ -148,7 +148,7 @@ class _Run:
                 self._compute(step)
 
     def finish(self) -> None:
-        """Adds what follows all actions."""
+        """Adds the operations that follow all actions."""
         if self._feed.outputs is not None:
             with tf.control_dependencies(self.last):
                 self._feed.outputs.finish()
@@ -228,7 +228,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:
-        """Times the operations added in this context, from when the inputs are available."""
+        """Times the operations added in this context, starting when the inputs are available."""
         if not self._program.timed:
             yield
             return

@@ -1,13 +1,13 @@
-"""The masks, loss and metrics of a pipeline's model, from its outputs and targets.
+"""The masks, loss and metrics of a pipeline's model, computed from its outputs and targets.
 
 A masked loss is divided by the number of unmasked entries in the batch, so the first microbatch
-needs the masks of the last. A few operations compute them from the inputs: the full model is
-traced, and those operations are cut out.
+needs the masks of the last. A few operations compute them from the inputs. To find these
+operations, the full model is traced, and they are cut out.
 
-Both have the result of the whole batch. What treats rows independently is computed for each
-microbatch. A loss that needs the outputs of all rows, such as the root of a mean, waits for the
-last microbatch; then all forward passes precede the backward passes. Metrics that need them wait
-for the end of the step.
+Loss and metrics equal the results for the whole batch. Computations that treat rows independently
+run for each microbatch. A loss that needs the outputs of all rows, such as the root of a mean,
+waits for the last microbatch; then all forward passes precede the backward passes. Metrics that
+need all rows are computed at the end of the step.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OutputMasks:
         value_specs: the specs of the model's values.
 
     Attributes:
-        are_known: whether the inputs alone determine the masks, and not the model's variables.
+        are_known: whether the masks depend on the inputs only, not on the model's variables.
     """
 
     def __init__(self, partition: Partition, value_specs: ValueSpecs) -> None:
@@ -81,7 +81,7 @@ class OutputMasks:
         self._run = make_function(traced, part, "masks", {})
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Computes the masks of the outputs that have one, each once.
+        """Computes the masks of the outputs that have one, without duplicates.
 
         Args:
             inputs: the model's inputs for this replica's rows, flat.
@@ -108,7 +108,7 @@ class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
 
 
 class _CallOutputs:
-    """The outputs of a model's calls, recognized in the graph where only their shape is used.
+    """Records the outputs of a model's calls and recognizes graph operations on their shapes.
 
     A mask may need the shape of a value that depends on variables, but not its contents.
     """
@@ -117,7 +117,7 @@ class _CallOutputs:
         self._keys: dict[str, Key] = {}
 
     def record(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
-        """Records the outputs of a call; returns a separate tensor for each."""
+        """Records the outputs of a call; returns a separate tensor for each of them."""
         copies = {key: copy(value) for key, value in made.items()}
         self._keys.update((value.name, key) for key, value in copies.items())
         return copies
@@ -127,7 +127,7 @@ class _CallOutputs:
         return op.type in _SHAPE_OPS and self._find(op) is not None
 
     def key_of(self, op: tf.Operation) -> Key:
-        """The value whose shape an operation uses."""
+        """Returns the value whose shape an operation uses."""
         key = self._find(op)
         assert key is not None
         return key
@@ -154,7 +154,7 @@ def _apply_to_shape(
 
 
 class OutputPrograms:
-    """The programs of a model's outputs, for targets of some specs.
+    """The programs on a model's outputs, for targets with given specs.
 
     Args:
         partition: the model's partition.
@@ -196,7 +196,7 @@ class OutputPrograms:
         self.gradients: list[Key] = []
         symbol = Symbol()
         layouts = {key: spec.value(symbol).layout for key, spec in self.value_specs.items()}
-        # By output: the axis of its rows, and how many elements there are for each.
+        # For each output: the axis of its rows, and the number of elements per row.
         self.rows: dict[Key, tuple[int, int] | None] = {
             key: (at.axis, at.inner.value or 1) if at.kind == "rows" else None
             for key, at in layouts.items()
@@ -225,7 +225,7 @@ class OutputPrograms:
                     return []
                 has_loss[0] = True
                 scaled = value * tf.cast(scale, value.dtype)
-            # Keras differentiates the sum of a loss that is not reduced, and reports its mean.
+            # For an unreduced loss, Keras differentiates the sum and reports the mean.
             results = [(tf.reduce_mean(tf.cast(value, tf.float32)), SETTLED_SUM)]
             found = tape.gradient(scaled, [outputs[i] for i in wanted])
             for i, gradient in zip(wanted, found, strict=True):
@@ -268,16 +268,16 @@ class Outputs:
     """The outputs of a step's microbatches, on the rank with the last stage.
 
     Args:
-        programs: what is computed from them; None in prediction.
+        programs: the programs to run on them; None in prediction.
         microbatches: the number of microbatches.
         inputs: the model's inputs for this replica's rows, flat.
         targets: the targets and sample weights of the same rows, in their structure.
         share: the replica's rows.
-        communication: that of the replicas.
-        scale: by which the gradients are multiplied.
+        communication: the communication between the replicas.
+        scale: the factor for the gradients.
 
     Attributes:
-        values: the outputs of each microbatch that are still needed.
+        values: each microbatch's outputs, for as long as they are needed.
         losses: this rank's contributions to the loss.
     """
 
@@ -304,7 +304,7 @@ class Outputs:
         self._lane = Lane(share, communication)
         self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         masks = programs.masks(inputs) if self._each or self._each_metrics else []
-        # What all microbatches need to know of all rows.
+        # Values that depend on all rows and that every microbatch needs.
         if self._each is not None:
             self._early_loss = self._each.compute_early(
                 self._lane, masks, self._leaves, [self._scale]
@@ -316,7 +316,7 @@ class Outputs:
 
     @property
     def _each(self) -> OutputProgram | None:
-        """The loss, if each microbatch computes its part."""
+        """The loss, if each microbatch computes its part of it."""
         loss = None if self._programs is None else self._programs.loss
         return None if loss is None or loss.couples else loss
 
@@ -327,10 +327,10 @@ class Outputs:
         return None if metrics is None or metrics.couples else metrics
 
     def add(self, microbatch: int, values: Tensors) -> list[tf.Tensor]:
-        """Takes the outputs of a microbatch.
+        """Adds the outputs of a microbatch, and runs the programs that can run on them.
 
         Returns:
-            What exists when all has been computed from them that can be.
+            Tensors that are available when these programs have run.
         """
         self.values[microbatch] = values
         programs, done = self._programs, []
@@ -357,14 +357,14 @@ class Outputs:
         return done
 
     def gradients(self, microbatch: int) -> Tensors:
-        """The gradients of a microbatch's outputs."""
+        """Returns the gradients of a microbatch's outputs."""
         if self._programs is None or self._programs.loss is None:
             return {}
         self._compute_loss()
         return self._gradients[microbatch]
 
     def finish(self) -> None:
-        """Computes what is left, once all microbatches have run."""
+        """Runs the remaining programs, after all microbatches."""
         self._compute_loss()
         programs = self._programs
         if programs is not None and programs.metrics.couples:
@@ -398,7 +398,7 @@ class Outputs:
         return outputs, [get_keras_mask(values[key]) for key in self._programs.masked]
 
     def _of_all(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """The outputs and masks of all microbatches."""
+        """Returns the outputs and masks of all microbatches."""
         programs = self._programs
         assert programs is not None
         outputs = []

@@ -1,8 +1,8 @@
 """Variables shared by stages on several ranks: each rank has a copy, and all stay bitwise equal.
 
 Gradients are summed over the copies within a pipeline, then over the pipelines. If two ranks each
-computed the sum over the pipelines, the sums could differ in their last bits, by the order of the
-hosts, and more under compression; so only the owner computes it and broadcasts it to the others.
+computed the sum over the pipelines, the sums could differ in the last bits, depending on the order
+of the hosts, and more with compression. So only the owner computes it and broadcasts the sum.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SharedVariables:
         return self._owners.get(id(variable), self._pipeline_rank) == self._pipeline_rank
 
     def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
-        """Whether the gradient of each shared variable is dense or sparse in this rank's stages."""
+        """Returns for each shared variable whether its gradient here is dense or sparse."""
         stages = list(stages)
         dense = {id(v) for stage in stages for v in stage.summed}
         sparse = {id(v) for stage in stages for v in stage.looked_up}
@@ -91,7 +91,7 @@ class SharedVariables:
                 self._kinds[key] = min(kind, self._kinds.get(key, kind))
 
     def sum_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """Returns the gradients, those of shared variables summed over the ranks that hold them.
+        """Returns the gradients, summed over the ranks of a pipeline for shared variables.
 
         Args:
             variables: this rank's variables.
@@ -117,7 +117,7 @@ class SharedVariables:
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the pipelines; only its owner sums those of a shared variable.
+        """Sums gradients over the pipelines; for a shared variable, only its owner does.
 
         Args:
             add_up: sums gradients over the pipelines, given gradients and their variables.
@@ -156,7 +156,7 @@ class SharedVariables:
     def sum_state_changes(self) -> list[tf.Tensor]:
         """Adds the changes of all copies of a non-trainable shared variable to each copy.
 
-        Seeds then have the values of a single process, and moving statistics come close to them.
+        Seeds then have the values of a single process, and moving statistics approximate them.
 
         Returns:
             The sums of the changes.

@@ -1,4 +1,4 @@
-"""The step of a pipeline rank: its context, and the update at its end."""
+"""The context of a pipeline rank's step, and the update at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist._src.xla import has_rows, or_zeros
 
 
 def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.Tensor:
-    """The loss scale of this step, identical on all ranks; a float32 scalar.
+    """Returns the loss scale of this step, identical on all ranks; a float32 scalar.
 
     Collective over the pipeline's ranks.
 
@@ -31,14 +31,14 @@ def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.T
     scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
     trains = engine.training_ranks
     if scales_losses(optimizer) and 0 < len(trains) < strategy.pipeline_size:
-        # The optimizers of the remaining ranks are not applied, so their scale is stale.
+        # The other ranks do not apply their optimizers, so their scales are stale.
         communicator: Any = strategy.pipeline_communicator
         scale = communicator.broadcast(scale, trains[-1])
     return scale
 
 
 def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor) -> None:
-    """Counts a step and takes part in the collectives of the ranks that train.
+    """Counts a step and joins the collectives of the ranks that train.
 
     Args:
         optimizer: this rank's optimizer, which has no gradients.
@@ -86,7 +86,7 @@ class PipelineStep(Step):
         results = list(values)
         if tf.get_static_value(self._rows):
             return results
-        # A pipeline without rows computes with those of another.
+        # A pipeline without rows computes with another pipeline's rows.
         has = has_rows(self._rows)
         dense = []
         for i, value in enumerate(results):
@@ -115,7 +115,7 @@ class PipelineStep(Step):
         self._turns_at(variable).after(variable)
 
     def _turns_at(self, variable: Any) -> Turns:
-        # The gradients of a stage become available all at once, those of a late update all do.
+        # A stage's gradients become available all at once; with a late update, all gradients do.
         late = self.late is not None
         return self._turns_of[None if late else self._engine.stage_of(variable)]
 
@@ -143,7 +143,7 @@ class PipelineStep(Step):
 
 
 def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: Step) -> LateUpdate:
-    """Communicates what does not depend on the optimizer; returns what is left to do.
+    """Does the communication that needs no optimizer; returns the rest of the update.
 
     Args:
         model: the PipelineModel.

@@ -48,8 +48,8 @@ class StepRunner:
         strategy: the model's strategy.
 
     Attributes:
-        generation: that of the group among whose workers they run.
-        logs: those of the last step.
+        generation: the generation of the group that runs the steps.
+        logs: the logs of the last step.
     """
 
     def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
@@ -102,10 +102,10 @@ class StepRunner:
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[Callable[[], Recorded]]:
-        """Within this context, steps record when their actions run.
+        """Makes steps record the times of their actions within this context.
 
         Yields:
-            A function that returns what the last step has recorded on this rank.
+            A function that returns the record of the last step on this rank.
         """
         self._timed = True
         try:
@@ -114,11 +114,11 @@ class StepRunner:
             self._timed = False
 
     def forget(self, mode: str) -> None:
-        """Drops the functions of a mode, to be rebuilt on next use; collective over all ranks."""
+        """Drops the functions of a mode, to rebuild them on next use; collective over all ranks."""
         self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
 
     def predict(self, data: Any) -> Any:
-        """The model's outputs for a batch, on all ranks."""
+        """Returns the model's outputs for a batch, on all ranks."""
         with propagating_errors(self._strategy):
             batch = agree_on_batch(
                 self._strategy, data, self._engine.check_inputs, self._state(None)
@@ -137,7 +137,7 @@ class StepRunner:
         elastic = atomic and self._strategy.extended.group.elastic
         key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
         if key not in self._functions:
-            # Traced for any number of rows, or the first shorter batch would cause a retrace.
+            # Traced for any number of rows; else, the first shorter batch would cause a retrace.
             x_specs = keras.tree.map_structure(spec_of, x)
             given = x_specs, specs, tf.TensorSpec.from_tensor(all_rows)
             total = sum(all_rows.numpy().tolist())
@@ -148,9 +148,9 @@ class StepRunner:
             return self._functions[key](x, targets, all_rows)
 
     def _with_rows_of_others(self, data: Any, all_rows: list[int]) -> Any:
-        """The data; on a replica without rows, for each microbatch a row of another replica.
+        """Returns the data; a replica without rows gets another's row for each microbatch.
 
-        It does not count there. Many kernels do not accept empty tensors.
+        Such rows do not count. They are needed because many kernels reject empty tensors.
         """
         if all(all_rows) or not any(all_rows):
             return data
@@ -167,7 +167,7 @@ class StepRunner:
         return keras.tree.map_structure(fill, data)
 
     def explain(self, data: Any) -> list[Transfer]:
-        """What a training step communicates for a global batch; all ranks call this together."""
+        """Returns the transfers of a training step for a batch; all ranks call it together."""
         with propagating_errors(self._strategy):
             batch = agree_on_batch(
                 self._strategy, data, self._engine.check_inputs, self._state(None)
@@ -178,7 +178,7 @@ class StepRunner:
         return self._engine.transfers(sum(rows))
 
     def _microbatches_for(self, all_rows: Sequence[int]) -> int:
-        # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
+        # No microbatch of a replica with rows is empty: the mean of zero rows is NaN.
         fewest = min((rows for rows in all_rows if rows > 0), default=1)
         return int(min(self._strategy.microbatches, fewest))
 
@@ -217,7 +217,7 @@ class StepRunner:
         return function
 
     def _confirm(self) -> tf.Tensor:
-        # No other worker has the state of these stages if it is the only pipeline that is left.
+        # If this is the only remaining pipeline, no other worker has the state of these stages.
         return self._strategy.extended.group.native().all_reduce([tf.constant(1.0)])[0]
 
     @contextlib.contextmanager
@@ -297,7 +297,7 @@ class StepRunner:
         )
 
     def _share(self, all_rows: tf.Tensor, microbatches: int) -> Share:
-        """The rows with which this replica computes."""
+        """Returns the rows that this replica computes with."""
         rank = self._strategy.extended.worker_rank
         own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
         counts = own > 0
@@ -335,9 +335,9 @@ class StepRunner:
         )
 
     def _forget_without_rows(self, before: Sequence[tf.Tensor], rows: tf.Tensor) -> None:
-        """Restores the metrics of a replica without rows, whose updates may be NaN."""
+        """Restores the metrics of a replica without rows, as their updates may be NaN."""
         variables = metric_variables(self._model)
-        # A metric that was built during the step starts from zero.
+        # A metric built during the step started from zero.
         known = [*before, *(tf.zeros_like(v) for v in variables[len(before) :])]
         for variable, value in zip(variables, known, strict=True):
             variable.assign(tf.where(rows > 0, variable, value))

@@ -22,7 +22,7 @@ def from_lists(name: str, lists: Iterable[Iterable[Any]]) -> Schedule:
             (kind, stage, microbatch) with a `Kind` or its letter.
 
     Raises:
-        ScheduleError: an item is neither.
+        ScheduleError: an item is neither of these.
 
     Example:
         >>> schedule = from_lists("mine", [[("F", 0, 0), ("B", 0, 0)]])
@@ -88,11 +88,11 @@ def make_schedule(
         microbatches: the number of microbatches per batch.
         virtual_stages: the number of stages per rank; by default, one for `gpipe`, `1f1b` and
             `zb_h1`, and two for the others.
-        costs: the costs of the passes, by which the zero-bubble schedules order theirs. By
+        costs: the costs of the passes; the zero-bubble schedules order their passes by them. By
             default, all kinds cost the same.
 
     Returns:
-        A schedule that passes `plan.validation.check`.
+        The schedule, which passes `plan.validation.check`.
 
     Raises:
         ValueError: an argument is invalid, or the schedule does not support `virtual_stages`.

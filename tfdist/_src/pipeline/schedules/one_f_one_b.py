@@ -11,7 +11,7 @@ from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 F, B = Kind.FORWARD, Kind.BACKWARD
 BI, BW = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
 
-# A kind and its stage. BW has no stage: it is the second part of the oldest BI still without one.
+# A kind and its stage. BW has no stage: it is the second part of the oldest BI without one.
 Pass: TypeAlias = tuple[Kind, int | None]
 
 
@@ -87,7 +87,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     """Alternates forward and backward passes, after enough forwards to fill the pipeline.
 
-    It takes as long as GPipe, but the activations it keeps do not grow with the microbatches.
+    It takes as long as GPipe, but its activations do not grow with the number of microbatches.
 
     With F and B seconds for a microbatch on a rank, p ranks and m microbatches: each rank idles
     (p - 1)(F + B) seconds; peak activations are min(m, p - rank).
@@ -114,8 +114,8 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Sched
     """1F1B with several stages per rank, which take turns on groups of microbatches.
 
     The model wraps around the ranks `virtual_stages` times, so the pipeline fills in the time of
-    one stage; each microbatch is sent `virtual_stages` times as often. A group has one microbatch
-    per rank, or more if they do not divide evenly; then more activations are kept.
+    one stage, but with `virtual_stages` times the transfers. A group has one microbatch per rank,
+    or more if they do not divide evenly; then more activations are kept.
 
     With F and B seconds for a microbatch on a rank, p ranks, v > 1 stages on each, m >= p
     microbatches and g in the largest group: each rank idles (p - 1)(F + B) / v seconds; peak
@@ -144,7 +144,7 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Sched
 def interleave(
     ranks: int, rank: int, microbatches: int, virtual_stages: int, kind: Kind
 ) -> list[Pass]:
-    """A rank's pattern.
+    """Returns a rank's pattern.
 
     Args:
         ranks: the number of ranks.
@@ -157,8 +157,8 @@ def interleave(
     groups = _groups(ranks, microbatches)
     forwards: list[Pass] = [(F, s) for size in groups for s in stages for _ in range(size)]
     backwards: list[Pass] = [(kind, s) for n in groups for s in reversed(stages) for _ in range(n)]
-    # A rank's first backward pass follows the first group's first forward pass of its last stage,
-    # and comes two passes earlier on each next rank; with one stage each, one is enough.
+    # A rank's first backward pass follows the first group's first forward pass of its last stage.
+    # It runs two passes earlier on each next rank, or one pass earlier with one stage per rank.
     ahead = (virtual_stages - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual_stages > 1 else 1)
     ahead = min(ahead, len(forwards))
     turns = zip(forwards[ahead:], backwards, strict=False)
@@ -170,7 +170,7 @@ def interleave(
 
 
 def _groups(ranks: int, microbatches: int) -> list[int]:
-    """The group sizes, largest first: at least `ranks`, unless there are fewer microbatches."""
+    """Returns the group sizes, largest first: at least `ranks` if there are enough microbatches."""
     groups = max(1, microbatches // ranks)
     return [(microbatches + groups - 1 - i) // groups for i in range(groups)]
 

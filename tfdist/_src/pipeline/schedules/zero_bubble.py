@@ -1,4 +1,4 @@
-"""Zero-bubble schedules: weight gradients fill the gaps in which a rank would idle."""
+"""Zero-bubble schedules: weight gradients fill a rank's idle gaps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
 from tfdist._src.pipeline.schedules.one_f_one_b import BI, BW, B, F, Pass, interleave, number
 
-# A rank waits for its next F or I instead, if it is due within this many quarters of a W.
+# Instead of running a W, a rank waits for an F or I that is due within this many quarters of a W.
 _WAITS = (0, 1, 2, 4)
-# Costs are rounded to 1/_TICKS of the largest, so that no rounding error decides the order.
+# Costs are rounded to 1/_TICKS of the largest, so that rounding errors never decide the order.
 _TICKS = 1000
 
 
 def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
     """Inserts the weight gradients into a schedule of F and I only.
 
-    Nothing waits for W, so a rank runs it when its next F or I cannot run yet, or when an F would
+    Nothing waits for W. A rank runs it when its next F or I cannot run yet, or when an F would
     exceed the limit of activations: the peak of the fullest rank if each W directly followed its I.
-    Time is simulated with the costs. Several thresholds for starting a W shortly before the next F
-    or I is ready are tried, and the shortest schedule wins.
+    Time is simulated with the costs. A W may start shortly before the next F or I is ready; several
+    thresholds for this are tried, and the shortest schedule wins.
 
-    The result depends only on the arguments, so all ranks compute the same.
+    The result depends only on the arguments, so all ranks compute the same schedule.
 
     Args:
         frame: the order of F and I on each rank.
@@ -76,7 +76,7 @@ class _Simulation:
         return max(self._free)
 
     def schedule(self) -> Schedule:
-        """The actions that have run."""
+        """Returns the actions that have run."""
         return Schedule(self._frame.name, tuple(map(tuple, self._done)))
 
     def _choose(self, rank: int, now: int) -> Action | None:
@@ -103,7 +103,7 @@ class _Simulation:
         return end
 
     def _ready(self, action: Action) -> int | None:
-        """When an F or I can run; None if not yet known."""
+        """Returns when an F or I can run; None if not yet known."""
         stage = action.stage + (-1 if action.kind is Kind.FORWARD else 1)
         if not 0 <= stage < self._frame.stages:
             return 0
@@ -118,9 +118,9 @@ class _Simulation:
 
 
 def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
-    """1F1B with split backward passes, whose second part fills gaps.
+    """1F1B with split backward passes; the second parts fill gaps.
 
-    Each rank runs F and I in the order of 1F1B, and W when it would wait or has no room.
+    Each rank runs F and I in the order of 1F1B, and W when it would otherwise wait or has no room.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
     idles (p - 1)(F + I - W) seconds if F, I and W are about equal; peak activations are min(m,
@@ -147,13 +147,13 @@ def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule
 def interleaved_zb(
     ranks: int, microbatches: int, virtual_stages: int = 2, costs: Costs | None = None
 ) -> Schedule:
-    """Interleaved 1F1B with split backward passes, whose second part fills gaps.
+    """Interleaved 1F1B with split backward passes; the second parts fill gaps.
 
-    Each rank runs F and I in the order of `interleaved`, and W when it would wait or has no room.
+    Each rank runs F and I in the order of `interleaved`, and W if it would wait or has no room.
 
     With F, I and W seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
     microbatches: each rank idles (p - 1)(F + I - W) / v seconds if F, I and W are about equal;
-    peak activations are those of the first rank of `interleaved`.
+    peak activations are as on the first rank of `interleaved`.
 
     Args:
         ranks: the number of ranks.

@@ -1,8 +1,8 @@
-"""What is computed from a model's outputs: the loss with its gradients, or the metrics.
+"""Computes the loss with its gradients, or the metrics, from a model's outputs.
 
-It is traced for all rows of the batch, and partitioned as steps without stages are. Where it treats
-rows independently, each microbatch computes its part as soon as its outputs exist. Otherwise it
-runs once, on the outputs of all microbatches.
+The program is traced for all rows of the batch and partitioned like steps without stages. If it
+treats rows independently, each microbatch computes its part as soon as its outputs are available.
+Otherwise it runs once, on the outputs of all microbatches.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from tfdist._src.xla import compiled_between_collectives
 
 
 class OutputProgram:
-    """A program of a model's outputs and the targets, for all rows of a batch.
+    """A program on a model's outputs and the targets, for all rows of a batch.
 
     Args:
         name: shown in profiles.
         program: takes a tensor for each of `outputs`, `masks` and `targets`; returns the results,
-            with the layout that a worker needs of each.
+            each with the layout that a worker needs.
         outputs: the specs of the model's outputs.
         masks: the specs of their masks.
         targets: the specs of the targets and sample weights, for any number of rows.
-        others: the specs of further arguments, which do not depend on rows.
-        known_masks: whether the masks of all rows are known before the outputs.
+        others: the specs of further arguments, independent of the rows.
+        known_masks: whether the masks of all rows are available before the outputs.
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         jit: whether XLA compiles it.
 
     Attributes:
         couples: the line of the user's code that needs the outputs of all rows at once; "" if
-            none does.
-        early: what all microbatches need to know of all rows, which depends on `targets` and
-            `masks` only.
+            there is none.
+        early: the tensors that depend on all rows and that every microbatch needs; computed from
+            `targets` and `masks` only.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class OutputProgram:
         return ""
 
     def transfers(self, rows: int, replicas: int) -> list[Transfer]:
-        """What the program communicates.
+        """Returns the transfers of the program.
 
         Args:
             rows: the number of rows of the batch.
@@ -124,7 +124,7 @@ class OutputProgram:
         """Adds the program for all of a replica's rows.
 
         Args:
-            lane: the replica's.
+            lane: the replica's lane.
             outputs: the model's outputs for its rows.
             masks: their masks.
             targets: the targets and sample weights.
@@ -136,11 +136,11 @@ class OutputProgram:
     def compute_early(
         self, lane: Lane, masks: Sequence[Any], targets: Sequence[Any], others: Sequence[Any]
     ) -> list[tf.Tensor]:
-        """The values of `early`.
+        """Computes the tensors in `early`.
 
         Args:
-            lane: the replica's.
-            masks: those of the outputs for its rows.
+            lane: the replica's lane.
+            masks: the masks of the outputs for its rows.
             targets: the targets and sample weights.
             others: the further arguments.
         """
@@ -160,18 +160,18 @@ class OutputProgram:
         targets: Sequence[Any],
         others: Sequence[Any],
     ) -> list[tf.Tensor]:
-        """Adds the program for one microbatch, a call of the same function for each.
+        """Adds the program for one microbatch as a call of a function shared by all microbatches.
 
         Args:
             share: its rows.
-            early: what `compute_early` has returned.
+            early: as returned by `compute_early`.
             outputs: the model's outputs for its rows.
             masks: their masks.
             targets: the targets and sample weights.
             others: the further arguments.
 
         Returns:
-            The results, and a tensor that exists when all has been done.
+            The results, and a tensor that is available when the program has run.
         """
         given = [share.rows, share.total, share.first, share.counts, share.is_first]
         given += [*early, *outputs, *masks, *targets, *others]
@@ -206,6 +206,6 @@ class OutputProgram:
 
 
 def _of_batch(tensor: tf.Tensor, batch: Symbol) -> Value:
-    """What is known of a component of a batch."""
+    """Returns the facts about a component of a batch."""
     dims = dims_of(tensor)
     return Value(rows(), (Dim(1, (batch,)), *dims[1:])) if dims else Value(WHOLE, dims)

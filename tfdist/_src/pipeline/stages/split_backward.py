@@ -1,10 +1,10 @@
-"""Cuts the graph of a stage's forward and backward pass into functions that run at different times.
+"""Cuts the graph of a stage's passes into functions that run at different times.
 
-The forward part runs first. The backward part is whole, or split in two: the chain of input
+The forward part runs first. The backward part is whole or split in two: the chain of input
 gradients, which earlier stages wait for, and the variables' gradients, which nothing waits for (Qi
 et al., "Zero bubble pipeline parallelism", 2023). Tensors that a later part needs from an earlier
-one are passed on, except those that cost nothing to recompute: constants, variable reads and casts
-of them.
+one are passed on, unless they cost nothing to recompute: constants, variable reads and casts of
+these.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
 
 
 def cut_before(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
-    """The part that computes the results of a forward pass, without its side effects.
+    """Returns the part that computes a forward pass's results, without its side effects.
 
     Args:
         trace: the trace of a forward pass only.
-        outside: which operations are excluded; their outputs are fed.
+        outside: returns whether to exclude an operation; its outputs are fed.
     """
     graph = _Graph(trace)
     return graph.part(graph.ancestors([t.op for t in trace.others], outside), trace.others)
 
 
 def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
-    """The tensors of gradients, some of which may be None or `tf.IndexedSlices`."""
+    """Flattens gradients, which may be tensors, None or `tf.IndexedSlices`, to tensors."""
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
@@ -106,12 +106,12 @@ def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
     return tensors
 
 
-# Not worth keeping if their inputs are at hand.
+# The results are not worth keeping if the inputs are available.
 _CHEAP = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Shape"})
 
 
 class _Graph:
-    """The graph of a trace, and which of its operations can run again."""
+    """The graph of a trace, and the operations that can run again."""
 
     def __init__(self, trace: Trace) -> None:
         self._captured = trace.captured
@@ -128,7 +128,7 @@ class _Graph:
         roots: Iterable[tf.Operation],
         outside: Callable[[tf.Operation], bool] = lambda op: False,
     ) -> frozenset[tf.Operation]:
-        """The roots and the operations that they depend on, up to those that are `outside`."""
+        """Returns the roots and the operations that they depend on, stopping at `outside`."""
         found: set[tf.Operation] = set()
         pending = list(roots)
         while pending:
@@ -145,13 +145,13 @@ class _Graph:
         recompute: Callable[[tf.Operation], bool],
         effects: Sequence[tf.Operation] = (),
     ) -> tuple[frozenset[tf.Operation], list[tf.Tensor]]:
-        """The operations to run for the targets, and the tensors that they need.
+        """Returns the operations to run for the targets, and the tensors that they need.
 
         Args:
             targets: the tensors to compute.
             before: the operations that have already run.
-            recompute: which of them may run again.
-            effects: operations to run besides.
+            recompute: returns whether one of them may run again.
+            effects: further operations to run.
         """
         found: set[tf.Operation] = set(effects)
         needed: dict[str, tf.Tensor] = {}
@@ -174,7 +174,7 @@ class _Graph:
         fetches: Sequence[tf.Tensor],
         sums: Sequence[tf.Tensor] = (),
     ) -> Part:
-        """The part that runs operations; tensors that they do not compute are fed."""
+        """Makes a part from operations; tensors that they do not compute are fed."""
         computed = {op for op in operations if op.type != "Placeholder"}
         feeds: dict[str, tf.Tensor] = {}
         for tensor in [*(t for op in computed for t in op.inputs), *fetches, *sums]:
@@ -187,7 +187,7 @@ class _Graph:
         )
 
     def free(self, op: tf.Operation) -> bool:
-        """Whether running it again costs next to nothing and yields the same result."""
+        """Whether running it again costs almost nothing and yields the same result."""
         if op not in self._free:
             self._free[op] = False  # For cycles, as in loops.
             self._free[op] = self._is_free(op)
@@ -215,17 +215,17 @@ def make_function(
     *,
     jit: bool = False,
 ) -> Callable[[Sequence[Any]], list[Any]]:
-    """A function that runs a part of a traced graph.
+    """Makes a function that runs a part of a traced graph.
 
     Args:
         trace: the stage's trace.
         part: the operations with their feeds and fetches.
         name: the name shown in profiles.
-        accumulators: for each of `part.sums`, by name, the variables to which it is added.
+        accumulators: for each of `part.sums`, by name, the variables to add it to.
         jit: whether XLA compiles it.
 
     Returns:
-        A function of tensors for `part.feeds`, in order, that returns those of `part.fetches` and
+        A function of tensors for `part.feeds`, in order. It returns tensors for `part.fetches` and
         one to wait for. Each call in a graph adds a single operation to it.
     """
     definition = _definition(trace, part)
@@ -276,7 +276,7 @@ def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def _definition(trace: Trace, part: Part) -> tf.compat.v1.GraphDef:
-    """The part's nodes, with the control dependencies between them."""
+    """Returns the part's nodes, with the control dependencies between them."""
     names = {op.name for op in part.operations}
     whole = trace.graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)

@@ -19,10 +19,10 @@ from tfdist._src.sharding import local_variables
 
 
 class GradientSums:
-    """The sums of the variables' gradients in a step; those of lookups stay sparse.
+    """The sums of the variables' gradients in a step; gradients of lookups stay sparse.
 
-    A dense one has an accumulator, to which a stage's backward pass adds a gradient as soon as it
-    is computed, so that memory holds the sums but never all gradients of a microbatch as well.
+    Each dense gradient has an accumulator. A stage's backward pass adds to it as soon as a
+    gradient is computed, so that memory never holds all gradients of a microbatch as well.
 
     Args:
         device: the device that holds the accumulators.
@@ -38,11 +38,11 @@ class GradientSums:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """The accumulators, whose values do not outlast a step."""
+        """The accumulators, valid only during a step."""
         return list(self._dense.values())
 
     def accumulator(self, variable: Any, gradient: tf.Tensor) -> tf.Variable:
-        """The accumulator of a variable's dense gradient."""
+        """Returns the accumulator of a variable's dense gradient."""
         if id(variable) not in self._dense:
             with local_variables(self._device):
                 zeros = tf.zeros(variable.shape, gradient.dtype)
@@ -57,7 +57,7 @@ class GradientSums:
         """
         self._sparse = {}
         self._active = {id(v): self._dense[id(v)] for v in variables}
-        # Zeros known when tracing would become constants that stay in memory beside the sums.
+        # Zeros known during tracing would become constants, held in memory in addition to the sums.
         zero = self._zero.read_value()
         done: list[Any] = []
         for accumulator in self._active.values():
@@ -67,13 +67,13 @@ class GradientSums:
                 done = [accumulator.assign(zeros, read_value=False)]
 
     def add(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Adds the sparse gradients of a microbatch; the others may be None."""
+        """Adds the sparse gradients of a microbatch; ignores all others."""
         for variable, gradient in zip(variables, gradients, strict=True):
             if isinstance(gradient, tf.IndexedSlices):
                 self._sparse.setdefault(id(variable), []).append(gradient)
 
     def of(self, variable: Any) -> Any:
-        """The sum for a variable: a tensor, `tf.IndexedSlices` or None."""
+        """Returns the sum for a variable: a tensor, `tf.IndexedSlices` or None."""
         accumulator, slices = self._active.get(id(variable)), self._sparse.get(id(variable))
         dense = None if accumulator is None else accumulator.read_value()
         if slices is None:
@@ -88,7 +88,7 @@ class GradientSums:
         return sparse if dense is None else dense + tf.convert_to_tensor(sparse)
 
 
-# Values between stages by key; tensors carry Keras masks.
+# Values between stages, by key; the tensors carry Keras masks.
 Tensors = dict[Key, tf.Tensor]
 
 
@@ -97,7 +97,7 @@ class Ran:
     """The result of a microbatch's forward pass.
 
     Attributes:
-        values: the values that later stages consume; of the last stage, the model's outputs.
+        values: the values that later stages consume; for the last stage, the model's outputs.
         loss: the losses of the stage's layers for the microbatch, or None.
         kept: tensors of the stage's graph, by name, for the backward pass.
     """
@@ -108,7 +108,7 @@ class Ran:
 
 
 class StageFunctions:
-    """A stage that this rank holds, for training or not.
+    """A stage that this rank holds, for training, evaluation or prediction.
 
     Args:
         partition: the model's partition.
@@ -116,11 +116,11 @@ class StageFunctions:
         specs: the specs of the values between stages.
         differentiable: the values that have a gradient; empty if nothing is trained.
         variables: the variables to differentiate.
-        sums: the sums to which the variables' gradients are added.
+        sums: receives the variables' gradients.
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         training: as for Keras layers.
         has_loss: whether the losses of its layers count.
-        ends: of the last stage, the model's outputs with a gradient.
+        ends: for the last stage, the model's outputs with a gradient.
         split: whether the variables' gradients are computed separately.
         remat: whether the backward pass reruns the forward pass.
         jit: whether XLA compiles the passes.
@@ -130,12 +130,12 @@ class StageFunctions:
         variables: as above.
         takes_gradients: the outputs whose gradients it receives.
         gives_gradients: the inputs whose gradients it sends back.
-        without_gradient: those of `gives_gradients` on which nothing differentiable depends.
+        without_gradient: the keys in `gives_gradients` that affect no differentiable output.
         split: whether the variables' gradients are computed separately.
         written: the variables that each microbatch assigns from its own rows.
         summed: the variables with a dense gradient.
         looked_up: the variables with a sparse gradient.
-        done: tensors of the latest call to wait for; empty if nothing had to run.
+        done: the tensors to wait for after the latest call; empty if nothing ran.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class StageFunctions:
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
     ) -> tuple[Tensors, dict[str, tf.Tensor]]:
-        """Runs the backward pass; only the chain of input gradients if it is split.
+        """Runs the backward pass, or only the chain of input gradients if the pass is split.
 
         Args:
             kept: the tensors kept by the forward pass.
-            gradients: those of `takes_gradients`.
+            gradients: the gradients of `takes_gradients`.
             seed: the gradient of the objective.
 
         Returns:
@@ -255,7 +255,7 @@ class StageFunctions:
         """
         self.done = []
         if self._parts.input_gradient is None:
-            # Its outputs have no gradient, but other stages still wait for those of its inputs.
+            # Its outputs have no gradient, but other stages still wait for its inputs' gradients.
             zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
             return zeros, {}
         seeds = [gradients[key] for key in self.takes_gradients]
@@ -288,7 +288,7 @@ class StageFunctions:
         self.done = []
         if self.split:
             kept = {**kept, **self._call("weight_gradient", kept)}
-        # The dense ones were added as they were computed.
+        # The dense ones were added when they were computed.
         sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
         self._sums.add(self.variables, sparse)
 
@@ -317,7 +317,7 @@ class StageFunctions:
         return Forward(outputs, [*others, *masks], steps)
 
     def _result_specs(self, specs: ValueSpecs) -> tuple[list[ValueSpec | None], list[ValueSpec]]:
-        """The specs of what `_forward` returns."""
+        """Returns the specs of the results of `_forward`."""
         outputs: list[ValueSpec | None] = [specs.of(key) for key in self.takes_gradients]
         others = [specs.of(key) for key in self._others]
         others += [specs.mask_of(key) for key in self._gives_masks]
@@ -325,7 +325,7 @@ class StageFunctions:
 
 
 def _statistics(stage: Stage) -> list[Any]:
-    """The statistics of batches in a stage, which are those of microbatches."""
+    """Returns the batch normalization statistics of a stage, computed per microbatch."""
     layers = [one for layer in stage.layers for one in sublayers_of(layer)]
     normalizing = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
     return [v.value for one in normalizing for v in one.non_trainable_variables]

@@ -1,4 +1,4 @@
-"""Traces a stage's forward and backward pass into a single graph, which can be cut into parts."""
+"""Traces a stage's forward and backward pass into one graph, which can be cut into parts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Forward:
     """The result of a stage's forward pass.
 
     Attributes:
-        outputs: tensors that have a gradient.
-        others: tensors that have none.
+        outputs: the tensors with a gradient.
+        others: the tensors without a gradient.
         steps: intermediate values. The operations that lead to their gradients are the chain of
-            input gradients; those that lead only to the variables' gradients can run later.
+            input gradients; operations that lead only to the variables' gradients can run later.
     """
 
     outputs: Sequence[tf.Tensor]
@@ -47,14 +47,14 @@ class Trace:
         graph: the graph.
         captured: the captured outer tensors, by the names of their inner placeholders.
         inputs: the placeholders of the inputs.
-        outputs: the outputs of the forward pass that have a gradient.
-        others: those that have none.
+        outputs: the outputs of the forward pass with a gradient.
+        others: the outputs without a gradient.
         seeds: the placeholders of the outputs' gradients.
         input_gradients: for each input, its gradient or None.
-        step_gradients: the gradients of the intermediate values that have one.
+        step_gradients: the gradients of the intermediate values that have a gradient.
         variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
-        effects: the operations of the forward pass with a side effect, in order.
-        backward_effects: likewise of the backward pass.
+        effects: the operations of the forward pass with side effects, in order.
+        backward_effects: the same for the backward pass.
     """
 
     graph: Any
@@ -107,14 +107,14 @@ def _both(
     *,
     backward: bool,
 ) -> Callable[..., None]:
-    """A function that adds a forward pass and its gradients to the default graph.
+    """Returns a function that adds a forward pass and its gradients to the default graph.
 
     Args:
         forward: the forward pass.
-        differentiable: for each of its inputs, whether its gradient is computed.
+        differentiable: for each of its inputs, whether to compute its gradient.
         variables: the variables to differentiate.
-        made: where it notes what it has added.
-        backward: whether it adds gradients.
+        made: receives the results, gradients and side effects.
+        backward: whether to add gradients.
     """
 
     def both(*tensors: tf.Tensor) -> None:
@@ -150,8 +150,8 @@ def _captured(concrete: Any, given: int) -> dict[str, Any]:
     return {inner.name: outer for inner, outer in pairs}
 
 
-# What a microbatch's part of a stage has to know: the number of its rows, of those of the batch,
-# the index of its first row in the batch, and whether it is the last one to pass through the stage.
+# A microbatch's place: the number of its rows, the number of rows of the batch, the index of its
+# first row in the batch, and whether it is the last one to pass through the stage.
 PLACE = (*(tf.TensorSpec([], tf.int32),) * 3, tf.TensorSpec([], tf.bool))
 
 
@@ -166,14 +166,14 @@ def trace_for_microbatches(
     *,
     backward: bool,
 ) -> Trace:
-    """Traces a forward pass and its gradients for the whole batch, and cuts it for a microbatch.
+    """Traces the passes of a stage for the whole batch, and partitions them for a microbatch.
 
     Args:
         forward: a function of one tensor for each of `inputs`, for all rows of the batch.
         inputs: the specs of the inputs.
-        differentiable: for each input, whether its gradient is computed.
-        outputs: called after `forward`; returns the specs of its outputs, None for a contribution
-            to the loss, and of its other results.
+        differentiable: for each input, whether to compute its gradient.
+        outputs: called after `forward`; returns the specs of its outputs (None for a contribution
+            to the loss) and the specs of its other results.
         variables: the variables to differentiate.
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         own_state: the variables that each microbatch assigns from its own rows.
@@ -192,14 +192,14 @@ def trace_for_microbatches(
 
 
 class _WholeTrace:
-    """The passes of a stage for all rows of the batch.
+    """The passes of a stage, traced for all rows of the batch.
 
     Args:
         forward: as for `trace_for_microbatches`.
-        inputs: likewise.
-        differentiable: likewise.
-        variables: likewise.
-        backward: likewise.
+        inputs: as for `trace_for_microbatches`.
+        differentiable: as for `trace_for_microbatches`.
+        variables: as for `trace_for_microbatches`.
+        backward: as for `trace_for_microbatches`.
     """
 
     def __init__(
@@ -239,16 +239,16 @@ class _WholeTrace:
         layouts: Mapping[int, Layout],
         own_state: Sequence[Any],
     ) -> None:
-        """Finds out how a microbatch computes its part.
+        """Determines how a microbatch computes its part.
 
         Args:
             of_outputs: the specs of the outputs, None for a contribution to the loss.
             of_others: the specs of the other results of the forward pass.
-            layouts: those of variables, by the ids of their resources.
+            layouts: the layouts of variables, by the ids of their resources.
             own_state: the variables that each microbatch assigns from its own rows.
 
         Raises:
-            UnsupportedError: it needs the rows of others.
+            UnsupportedError: a microbatch needs the rows of other microbatches.
         """
         batch = Symbol()
         graph = self._graph
@@ -273,7 +273,7 @@ class _WholeTrace:
         written = {id(tensor) for tensor, _ in writes(self._graph.get_operations())}
         own = {id(_handle(v)) for v in own_state}
         trained = {id(_handle(v)) for v in self._variables}
-        # The resources and types of variables that all microbatches would change alike.
+        # The resources and types of variables that all microbatches would change in the same way.
         self._saved: list[tuple[Any, Any]] = []
         for outer, inner in self._captures:
             layout = layouts.get(id(outer), WHOLE)
@@ -285,7 +285,7 @@ class _WholeTrace:
             yield Value(layout, dims_of(inner))
 
     def _of_gradients(self, known: Sequence[Layout], batch: Symbol) -> list[Layout]:
-        """The layouts that a microbatch needs of gradients, of which it has its contributions."""
+        """Returns the required layouts of a microbatch's contributions to the gradients."""
         found: list[Layout] = []
         at = iter(known)
         wanted = zip(self._inputs, self._differentiable, strict=True)
@@ -301,7 +301,7 @@ class _WholeTrace:
         return found
 
     def cut(self) -> Trace:
-        """The trace of a microbatch."""
+        """Returns the trace of a microbatch."""
         made: dict[str, Any] = {}
         count = len(self._inputs)
 
@@ -319,7 +319,7 @@ class _WholeTrace:
             made["backward effects"] = [
                 op for one in self._backward_effects for op in partition.made(one)
             ]
-            # All microbatches begin with the same state, which the last one changes.
+            # All microbatches start with the same state; only the last one changes it.
             made["effects"] += [
                 tf.raw_ops.AssignVariableOp(
                     resource=outer, value=tf.where(is_last, _read(outer, value.dtype), value)
@@ -362,14 +362,14 @@ def _tensors(gradients: Sequence[Any]) -> list[tf.Tensor]:
 
 
 def _like(gradient: Any, tensors: Iterator[tf.Tensor]) -> Any:
-    """The next tensors as a gradient: None, a tensor or slices."""
+    """Packs the next tensors like a gradient: None, a tensor or slices."""
     if gradient is None:
         return None
     return tf.nest.map_structure(lambda _: next(tensors), gradient, expand_composites=True)
 
 
 def _of_slices(known: Sequence[Layout]) -> list[Layout]:
-    """The layouts of the values, the indices and the shape of slices."""
+    """Returns the layouts of the values, the indices and the shape of slices."""
     values, indices, *rest = known
     of_rows = next((one for one in (values, indices) if one.kind in ("rows", "local")), None)
     first = [of_rows, of_rows] if of_rows is not None else [SETTLED_SUM, WHOLE]
@@ -377,7 +377,7 @@ def _of_slices(known: Sequence[Layout]) -> list[Layout]:
 
 
 def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
-    """Raises UnsupportedError if a microbatch needs the rows of others."""
+    """Raises UnsupportedError if a microbatch needs the rows of other microbatches."""
     for _, op in analysis.communicated(wanted):
         raise UnsupportedError(
             "A layer in a stage of a pipeline must treat the rows of a batch independently, since "
@@ -387,7 +387,7 @@ def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
 
 
 def _handle(variable: Any) -> Any:
-    """The resource of this replica's copy of a `tf.Variable`."""
+    """Returns the resource of this replica's copy of a `tf.Variable`."""
     return (copy_here(variable) if hasattr(variable, "values") else variable).handle
 
 
@@ -396,7 +396,7 @@ def _read(resource: Any, dtype: Any) -> tf.Tensor:
 
 
 class NoPeers:
-    """The communication of a microbatch, which knows nothing of the others."""
+    """Communication within a microbatch, which cannot access the others."""
 
     scatters = False
 
@@ -417,7 +417,7 @@ class NoPeers:
 
 
 def writes(operations: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Operation]]:
-    """The resources that operations may write, each with its operation."""
+    """Returns the resources that operations may write, each with its operation."""
     return [
         (tensor, op)
         for op in operations

@@ -17,8 +17,8 @@ from tfdist._src.pipeline.partition.cut import Edge, Partition
 from tfdist._src.pipeline.partition.graph import Call, Key
 from tfdist.errors import UnsupportedError
 
-# Shapes are inferred with this many rows: a dimension unknown to Keras that is a multiple of it is
-# a multiple of the rows.
+# Number of rows for inferring shapes: if Keras does not know a dimension that is a multiple of this
+# number, the dimension is a multiple of the rows.
 _ROWS = 1_000_003
 
 
@@ -27,7 +27,7 @@ class ValueSpec:
     """The spec of a tensor whose number of rows is known at run time.
 
     Attributes:
-        shape: for each dimension, its size with no rows, and its growth per row.
+        shape: for each dimension, its size without rows, and its growth per row.
         dtype: its type.
     """
 
@@ -36,21 +36,21 @@ class ValueSpec:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The same as a `tf.TensorSpec`."""
+        """The spec as a `tf.TensorSpec`, for any number of rows."""
         return tf.TensorSpec(
             [None if per_row else size for size, per_row in self.shape], self.dtype
         )
 
     def shape_for(self, rows: tf.Tensor) -> tf.Tensor:
-        """The shape for a number of rows."""
+        """Returns the shape for a number of rows."""
         rows = tf.cast(rows, tf.int64)
         return tf.stack([size + per_row * rows for size, per_row in self.shape])
 
     def value(self, batch: Symbol) -> Value:
-        """What is known of such a value.
+        """Returns the facts about a tensor with this spec.
 
         Args:
-            batch: the number of rows of the batch.
+            batch: the symbol for the number of rows of the batch.
         """
         axes = [axis for axis, (_, per_row) in enumerate(self.shape) if per_row]
         of_rows = len(axes) == 1 and not self.shape[axes[0]][0]
@@ -109,11 +109,11 @@ class ValueSpecs:
             _check_numeric(edge, self.of_edge(edge))
 
     def of(self, key: Key) -> ValueSpec:
-        """The spec of a value between stages, or of a model input or output."""
+        """Returns the spec of a value between stages, or of a model input or output."""
         return self._tensors[key]
 
     def anywhere(self, key: Key) -> ValueSpec:
-        """The spec of any value, whether or not it crosses stages.
+        """Returns the spec of any value, even if it does not cross stages.
 
         Raises:
             UnsupportedError: its shape depends on the data.
@@ -125,11 +125,11 @@ class ValueSpecs:
         return key in self._masks
 
     def mask_of(self, key: Key) -> ValueSpec:
-        """The spec of a value's mask."""
+        """Returns the spec of a value's mask."""
         return self._masks[key]
 
     def of_edge(self, edge: Edge) -> list[ValueSpec]:
-        """The specs of what `partition.packing.pack` returns for an edge."""
+        """Returns the specs of the tensors that `partition.packing.pack` returns for an edge."""
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 

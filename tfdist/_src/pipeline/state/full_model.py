@@ -1,8 +1,8 @@
-"""Methods of `PipelineModel` for the full model: files, weights, summary.
+"""Methods of `PipelineModel` for the full model: files, weights and summary.
 
-The file is the one that a single process would write. To save, the workers send their values to
-the chief, variable by variable, where Keras saves the full model. To load, each worker has Keras
-load the full model and keeps only its part.
+The file is the same as from a single process. To save, the workers send their values to the chief,
+variable by variable, and Keras saves the full model there. To load, each worker makes Keras load
+the full model and keeps only its part.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Piece:
     ranks: tuple[int, ...]
 
     def collect(self, strategy: HybridStrategy, to: Collection[int]) -> Any:
-        """The value as an array; collective over the workers of a pipeline.
+        """Returns the value as an array; collective over the workers of a pipeline.
 
         Args:
             strategy: the pipeline's strategy.
@@ -69,7 +69,7 @@ class Piece:
 
 
 class Placement:
-    """Which workers of a pipeline hold which variables.
+    """The placement of variables on the workers of a pipeline.
 
     Args:
         partition: the model's partition.
@@ -86,11 +86,11 @@ class Placement:
                 self._ranks[id(variable)] = tuple(dict.fromkeys((*before, rank)))
 
     def ranks_of(self, variable: keras.Variable) -> tuple[int, ...]:
-        """The pipeline ranks that hold a variable."""
+        """Returns the pipeline ranks that hold a variable."""
         return self._ranks[id(variable)]
 
     def pieces(self, variables: Iterable[keras.Variable]) -> list[Piece]:
-        """The values of some of the model's variables."""
+        """Returns the values of some of the model's variables."""
         return [
             Piece(v, v if self.pipeline_rank in self.ranks_of(v) else None, self.ranks_of(v))
             for v in variables
@@ -98,13 +98,13 @@ class Placement:
 
 
 class FullOptimizer:
-    """Maps the variables of an optimizer for the full model to those of this worker's optimizer.
+    """Maps the full model's optimizer variables to this worker's optimizer variables.
 
     Args:
         own: this worker's optimizer.
         trained: the trainable variables of the full model.
-        placement: the ranks that hold them.
-        built: whether the optimizer is built on the workers that train any of them.
+        placement: the placement of the variables.
+        built: whether the optimizer is built on the workers that train any variable.
         variables: the variables of this worker's optimizer, unsharded.
 
     Attributes:
@@ -126,7 +126,7 @@ class FullOptimizer:
         self._variables = list(variables)
         self._own, self._trained, self._placement, self._built = own, trained, placement, built
         here = [v for v in trained if placement.pipeline_rank in placement.ranks_of(v)]
-        # The optimizer may have been built in another order.
+        # The optimizer may have been built with the variables in another order.
         order = trained_by(own) if own.built else here
         if {id(v) for v in order} != {id(v) for v in here}:
             raise ValueError(
@@ -150,7 +150,7 @@ class FullOptimizer:
             )
 
     def pieces(self) -> list[Piece]:
-        """The values of the variables of `optimizer`, in order."""
+        """Returns the values of the variables of `optimizer`, in order."""
         # A worker with nothing to train does not build its optimizer and counts no steps.
         trains = tuple(sorted({p for v in self._trained for p in self._placement.ranks_of(v)})) or (
             0,
@@ -165,7 +165,7 @@ class FullOptimizer:
 
 
 def compile_arguments(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `keras.Model.compile`, by name."""
+    """Returns the arguments of `keras.Model.compile`, by name."""
     names = list(inspect.signature(keras.Model.compile).parameters)[1:]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -183,15 +183,15 @@ class Files:
         self._model = model
         self._strategy = strategy
         self._placement = Placement(partition, strategy)
-        # Without the metrics' variables, which a compiled model has too.
+        # Without the metrics' variables, which a compiled model also has.
         held = {id(v) for stage in partition.stages for v in stage.variables}
         self._variables = [v for v in model.variables if id(v) in held]
 
     @contextlib.contextmanager
     def full_model(self, optimizer: Any, compiled: Mapping[str, Any]) -> Iterator[Any]:
-        """The full model, with all its values on the chief; collective over all workers.
+        """Yields the full model with all its values on the chief; collective over all workers.
 
-        The values of other workers are freed at the end of the context.
+        Values from other workers are freed at the end of the context.
 
         Args:
             optimizer: this worker's optimizer; None for a model that is not compiled.
@@ -223,13 +223,13 @@ class Files:
             self._model.optimizer = None
 
     def held(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This worker's variables, named by their numbers in the full model and its optimizer.
+        """Returns this worker's variables, named by index in the full model and its optimizer.
 
         Args:
             optimizer: this worker's optimizer; None for a model that is not compiled.
 
         Returns:
-            Those of the model, and those of the optimizer: a variable or a `FullSlot` by name.
+            Two mappings from name to variable or `FullSlot`: of the model, and of the optimizer.
         """
         pieces = self._placement.pieces(self._variables)
         slots = []
@@ -261,7 +261,7 @@ class Files:
             ValueError: the file has no state for such an optimizer; nothing is loaded.
         """
         with warnings.catch_warnings():
-            # Keras warns about what is an error here.
+            # Suppress Keras's warnings, since the same problems raise errors here.
             warnings.simplefilter("ignore")
             taken = self._receive(path, optimizer, [], {})
         if not taken:
@@ -272,7 +272,7 @@ class Files:
             )
 
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
-        """The weights of the full model; collective over all workers."""
+        """Returns the weights of the full model; collective over all workers."""
         everywhere = range(self._strategy.pipeline_size)
         pieces = self._placement.pieces(self._model.weights)
         return [self._collect(piece, everywhere) for piece in pieces]
@@ -301,7 +301,7 @@ class Files:
             return piece.collect(self._strategy, to)
 
     def _gather_optimizer(self, optimizer: Any, *, keep: bool) -> list[Any]:
-        """The variables of this worker's optimizer, unsharded."""
+        """Returns the variables of this worker's optimizer, unsharded."""
         if sharded_by(optimizer) is None:
             return [] if optimizer is None else list(optimizer.variables)
         state = FullState(optimizer)
@@ -320,7 +320,7 @@ class Files:
             full_optimizer = self._full_optimizer(optimizer, bool(built), held)
         except ValueError as problem:
             error = problem
-        # Exchanged before raising, as the other workers would wait for this one.
+        # Exchange before raising, since the other workers wait for this one.
         failed = self._exchange(error is not None)
         if any(failed):
             raise error or ValueError(
@@ -349,7 +349,7 @@ class Files:
             state = full_optimizer.pieces()
             self._model.optimizer = full_optimizer.optimizer
         try:
-            # Keras creates another optimizer to compare with.
+            # Keras creates another optimizer for comparison.
             with deferred_variables(), _CapturedAssignments([*pieces, *state]) as captured:
                 self._model.load_weights(path, **options)
         except ValueError as error:
@@ -371,7 +371,7 @@ def _local(prefix: str, pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
-    """Captures assignments to this worker's pieces; within it, no variable changes.
+    """Captures assignments to this worker's pieces; no variable changes in this scope.
 
     Args:
         pieces: the values of the full state.
@@ -386,7 +386,7 @@ class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
         self.assigned: set[int] = set()
 
     def add_update(self, update: tuple[Any, Any]) -> None:
-        """Captures a value if this worker holds it."""
+        """Captures a value if this worker holds its variable."""
         self.assigned.add(id(update[0]))
         if id(update[0]) in self._local:
             super().add_update(update)
@@ -415,7 +415,7 @@ class Untracked:
         partition: its partition into stages.
         remat: whether backward passes recompute the forward pass.
         files: saves and loads it.
-        by_time: whether it was cut by the time that its layers take.
+        by_time: whether it was cut by the run time of its layers.
         compiled: the arguments that it was compiled with.
     """
 
@@ -428,7 +428,7 @@ class Untracked:
 
 
 class FullModel(InStages, keras.Model):  # type: ignore[misc]
-    """The part of `PipelineModel` whose methods all workers call, each contributing its stages."""
+    """The methods of `PipelineModel` that all workers call, each contributing its stages."""
 
     _untracked: Untracked
 
@@ -440,8 +440,8 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
     def full_model(self) -> contextlib.AbstractContextManager[keras.Model | None]:
         """Yields the ordinary model with all values on the chief, None elsewhere.
 
-        All workers must call it, as they must `save`, `save_weights` and `export`, which write this
-        model.
+        All workers must call it, as they must call `save`, `save_weights` and `export`, which write
+        this model.
 
         Example:
             ```python
@@ -461,18 +461,18 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
 
     @property
     def is_cut_by_time(self) -> bool:
-        """Whether the stages depend on the time that its layers take on the chief."""
+        """Whether the stages depend on the run time of its layers on the chief."""
         return self._untracked.by_time
 
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This worker's weights and slots, named as in the full model; for snapshots."""
+        """Returns this worker's weights and slots, named as in the full model; for snapshots."""
         return self._untracked.files.held(getattr(self, "optimizer", None))
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
         """Like `keras.Model.load_weights`; each worker loads its part of the full model's file.
 
         The file may have been saved by any number of workers or by a single process. As in Keras,
-        the optimizer's state is loaded too if the optimizer is built; see `load_optimizer`.
+        the optimizer's state is also loaded if the optimizer is built; see `load_optimizer`.
 
         Args:
             filepath: a `.keras`, `.weights.h5` or other file that `keras.Model.load_weights`
@@ -519,7 +519,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         load_state(self, filepath)
 
     def get_weights(self) -> list[Any]:
-        """The full model's weights as arrays, on every worker; all workers must call it."""
+        """Returns the full model's weights as arrays on every worker; all workers must call it."""
         return self._untracked.files.get_weights()
 
     def set_weights(self, weights: Any) -> None:
@@ -542,7 +542,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         )
 
     def count_params(self) -> int:
-        """The number of scalar weights in the full model."""
+        """Returns the number of scalar weights in the full model."""
         return int(self._untracked.full_model.count_params())
 
     def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
