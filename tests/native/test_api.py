@@ -78,7 +78,7 @@ def test_structures(name, tmp_path):
     body = re.search(rf"typedef struct \{{([^}}]*)\}} {name};", HEADER)
     assert body
     fields = re.findall(r"^ *(\S[^;]*?) (\w+);", body[1], flags=re.MULTILINE)
-    assert [(name, TYPES[text]) for text, name in fields] == structure._fields_
+    assert [(name, TYPES[" ".join(text.split())]) for text, name in fields] == structure._fields_
     names = [field for _, field in fields]
     offsets = ", ".join(f"offsetof({name}, {field})" for field in names)
     (tmp_path / "offsets.cc").write_text(

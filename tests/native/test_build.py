@@ -182,7 +182,7 @@ def test_processes_compile_once(source, options, script, tmp_path):
     answers = in_processes(4, dataclasses.replace(options, compiler=slow), source)
     assert [code for _, _, code in answers] == [0] * 4, answers
     assert len({out for out, _, _ in answers}) == 1
-    assert sum("compiling" in err for _, err, _ in answers) == 1
+    assert sum("once per host" in err for _, err, _ in answers) == 1
     # Two files and one link.
     assert len((tmp_path / "calls").read_text().splitlines()) == 3
 
@@ -194,7 +194,7 @@ def test_processes_fail_once(source, options, script, tmp_path):
     )
     answers = in_processes(4, dataclasses.replace(options, compiler=bad), source)
     assert all(code == 1 and "x.cc:1: error: no" in err for _, err, code in answers)
-    assert sum("compiling" in err for _, err, _ in answers) == 1
+    assert sum("once per host" in err for _, err, _ in answers) == 1
     assert len((tmp_path / "calls").read_text().splitlines()) <= 2
 
 
