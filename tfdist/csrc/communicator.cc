@@ -12,17 +12,17 @@
 namespace tfdist {
 namespace {
 
-// A broken link is often the first sign of what the control connections are about to explain.
+// Time for the control connections to explain a broken link.
 constexpr auto kNews = std::chrono::milliseconds(1500);
 
-// What a program needs at most to say why its step has failed.
+// Time for the program to report why its step failed.
 constexpr auto kSaying = std::chrono::milliseconds(1500);
 
-// How long a rank waits at its end for others that may still read its GPUs' memory.
+// How long a closing rank waits for other ranks that may still read its GPUs' memory.
 constexpr auto kLeaving = std::chrono::seconds(2);
 
-// Of the other ranks, as long as the patience with a canceled operation lasts at least: one that
-// comes late must not pass for none.
+// The minimum number of statuses from other ranks during the patience with a canceled operation, so
+// that a late status is not mistaken for a missing one.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -31,7 +31,7 @@ std::string Elapsed(Clock::duration duration) {
   return text;
 }
 
-// Of what a rank gives or gets, whichever is more; a result may be allocated on the way.
+// The larger of the input and the output; a result may be allocated during the operation.
 uint64_t Bytes(const Operation& operation) {
   const Operation& first = operation.parts.empty() ? operation : operation.parts[0];
   return std::max(first.in.bytes(), first.out.bytes());
@@ -51,7 +51,7 @@ std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment
                                 std::move(names), guard, recorder);
 }
 
-// The cancellation of what runs, until that has ended.
+// Sets the cancellation of the running operation until it ends.
 class Current {
  public:
   Current(const Cancellation** current, const Operation& operation) : current_(current) {
@@ -124,7 +124,7 @@ Communicator::Communicator(Setup setup)
   try {
     queue_.Start();
   } catch (...) {
-    // Its thread calls back into members that are about to go.
+    // Its thread calls back into members that are about to be destroyed.
     watch_->Stop();
     throw;
   }
@@ -145,7 +145,7 @@ void Communicator::Execute(Operation& operation) {
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception& error) {
-    // The others would wait for this rank in vain.
+    // Otherwise the other ranks would wait for this rank until they time out.
     Fail(operation, AsError(error));
   }
 }
@@ -179,9 +179,9 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   });
 }
 
-// Until this process's GPUs have computed what they give, this rank has not come. If that ends
-// early, what follows says why. A GPU computes what it was given also where the step has been
-// canceled; a part may then never come.
+// This rank has not arrived until its GPUs have produced their inputs. If the wait ends early, the
+// next step reports why. A GPU computes its queued work even if the step was canceled; a part may
+// then never arrive.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -195,14 +195,14 @@ void Communicator::AwaitInput(Operation& operation) {
     try {
       operation.parts = operation.assembly->Await(timeout_seconds_, ends_early);
     } catch (const std::exception& thrown) {
-      // A part that comes later would be taken for one of the next operation.
+      // A late part would be mistaken for a part of the next operation.
       if (device_->HasLaunched()) device_->GiveUp();
       const Error error = AsError(thrown);
       GiveUp(error.code(), error.what(), true);
       throw error;
     }
     if (given_up) {
-      // The other ranks have not heard of it so far.
+      // The other ranks do not know of it yet.
       recorder_.Forget();
       throw Error(Code::kCancelled, StepEnded());
     }
@@ -213,7 +213,7 @@ void Communicator::AwaitInput(Operation& operation) {
   }
 }
 
-// Its record is that of what was launched last: what this rank waits for.
+// The last launched operation's record applies: this rank waits for that operation.
 void Communicator::AwaitLaunched() {
   const auto note = [this](bool active) {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
@@ -227,8 +227,8 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// What is only launched goes on beside what comes next, and is recorded until it is seen to have
-// ended, or the next begins.
+// A launched operation runs concurrently with later work. Its record stays open until the operation
+// is seen to have ended, or the next one begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -250,7 +250,7 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
                                Elapsed(Clock::now() - doing.since) + " after that began.");
 }
 
-// Waits for the news that explains an error, and makes the error the reason if none comes.
+// Waits for a message that explains an error; without one, the error itself becomes the reason.
 std::string Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
@@ -268,7 +268,7 @@ std::string Communicator::Cause(const Error& error) {
   return abort_message_;
 }
 
-// Whether it was only launched.
+// Returns whether the operation was only launched.
 bool Communicator::Dispatch(Operation& operation) {
   if (!operation.device) {
     RunOnHost(operation);
@@ -355,7 +355,7 @@ void Communicator::CheckPeer(int peer) const {
                   std::to_string(peer) + ".");
 }
 
-// How many have been sent to a rank, or received from it.
+// The number of messages sent to a rank, or received from it.
 uint64_t& Communicator::Messages(Kind kind, int peer) {
   return (kind == Kind::kSend ? messages_to_ : messages_from_)[static_cast<size_t>(peer)];
 }
@@ -377,7 +377,7 @@ void Communicator::Check() {
   if (IsOverdue()) throw Error(Code::kCancelled, StepEnded());
 }
 
-// Whether nobody waits any longer for the end of what runs, which was canceled.
+// Whether the running operation was canceled and its patience has run out.
 bool Communicator::IsOverdue() {
   return cancellation_ && cancellation_->asked() &&
          cancellation_->Overdue(Clock::now(), progress_.Last(), patience_);
@@ -420,9 +420,9 @@ void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
   FlightLog::Instance().Ask("error", name_, message);
 }
 
-// Fails what follows on this rank, where an operation has been left half-done because the step has
-// ended. What called it may say why at once, by `StepFailed`; if it does not, the others hear that
-// much.
+// Fails later operations on this rank after the end of the step left an operation half-done. The
+// caller may report the cause at once with `StepFailed`; otherwise the other ranks receive only
+// this reason.
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;
@@ -474,7 +474,7 @@ void Communicator::Close() {
   fabric_.host = nullptr;
 }
 
-// Says farewell, and waits, but not for long, until the others do: their GPUs may still read this
+// Sends farewells and briefly waits for the other ranks' farewells: their GPUs may still read this
 // rank's memory.
 void Communicator::AwaitFarewells() {
   Frame farewell;

@@ -1,4 +1,4 @@
-// A group of ranks as one of them sees it: runs collectives in order, and fails them when it must.
+// A rank's view of its group: runs collectives in order and fails them when necessary.
 #pragma once
 
 #include <algorithm>
@@ -31,12 +31,12 @@ class Communicator : private Guard {
   struct Setup {
     std::string name;
     int rank = 0;
-    std::vector<std::string> names;    // what messages call each rank
-    std::vector<int> hosts;            // for each rank a number that its host alone has
-    std::vector<int> control;          // for each rank a connected stream socket; -1 for this one
-    std::vector<int> data;             // for each rank of another host a stream socket; else -1
+    std::vector<std::string> names;    // each rank's name in messages
+    std::vector<int> hosts;            // per rank: a number unique to its host
+    std::vector<int> control;          // per rank: a connected stream socket; -1 for this one
+    std::vector<int> data;             // per rank on another host: a stream socket; else -1
     TlsFiles tls;                      // for the sockets; empty for none
-    std::unique_ptr<Segment> segment;  // none for a rank alone on its host
+    std::unique_ptr<Segment> segment;  // null for a single rank on its host
     double silence_warning_seconds = 5;
     double silence_timeout_seconds = 60;
     double start_seconds = 300;
@@ -44,8 +44,7 @@ class Communicator : private Guard {
     double timeout_seconds = 600;
     double patience_seconds = 1;  // without progress, for an operation that is canceled
     std::string algorithm;
-    std::optional<DevicePath::Setup>
-        device;  // for what is on a GPU; its times and `warn` are these
+    std::optional<DevicePath::Setup> device;  // for device memory; the times and `warn` above apply
     std::function<void(const std::string&)> warn;
   };
   struct Statistics {
@@ -63,44 +62,45 @@ class Communicator : private Guard {
   const std::string& name() const { return name_; }
   int rank() const { return fabric_.topology.rank; }
   int size() const { return fabric_.topology.size; }
-  // Those of its operations in GPUs' memory; empty if it has none.
+  // The GPUs of its device operations; empty for none.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // Those of `DevicePath`.
+  // The kernels of `DevicePath`.
   const KernelModule* kernels() const { return kernels_.get(); }
-  // How many ranks reduce, gather and so on: all processes, or all their GPUs.
+  // The number of participants in a collective: all processes, or all their GPUs.
   int participants() const { return size() * std::max(1, static_cast<int>(gpus_.size())); }
 
-  // Runs a collective, after those before it; in this thread if there are none. Throws Error.
+  // Runs a collective after all earlier ones, in this thread if none are pending. Throws Error.
   void Run(Operation operation) { queue_.Run(std::move(operation)); }
-  // The same in the communicator's own thread; `done` may destroy what `operation` points to.
+  // Runs a collective in the communicator's own thread. `done` may destroy the buffers of
+  // `operation`.
   void Enqueue(Operation operation, Done done) {
     queue_.Enqueue(std::move(operation), std::move(done));
   }
-  // The same with what one of the GPUs brings to an operation of all of this process. Each comes to
-  // the same operations in the same order.
+  // Enqueues one GPU's part of an operation of all GPUs of this process. Every GPU must enqueue the
+  // same operations in the same order.
   void EnqueuePart(size_t gpu, Operation part, Done done);
 
-  // Fails what is pending, and all that follows, on every rank; the first message stays.
+  // Fails all pending and later operations on every rank. Only the first message counts.
   void Abort(Code code, const std::string& message);
-  // Says that this rank's step has failed, and why. Whoever waits for this rank fails with the
-  // message, or, where both go on, finds out that the other's step has not failed.
+  // Reports that this rank's step failed, and why. A rank that waits for this rank fails with the
+  // message. If both proceed, the failure shows as a difference in their step counts.
   void StepFailed(const std::string& message);
-  // Throws Error once operations fail; from any thread.
+  // Throws Error after an abort; from any thread.
   void CheckAborted();
-  // Waits for what is pending, says farewell, and frees everything but the object itself. Other
-  // threads may be in any call meanwhile.
+  // Waits for pending operations, sends farewells, and frees everything but the object itself.
+  // Other threads may be in any call meanwhile.
   void Close();
 
   Statistics statistics();
-  // Of the link to each rank; all zero for those of this host.
+  // TCP statistics per rank; all zero for ranks of this host.
   std::vector<TcpStatistics> links();
   Recorder& recorder() { return recorder_; }
-  // Args: how many records at most, and the earliest end of one, as for the recorder.
+  // Args: the maximum number of records and the earliest end of a record, as for the recorder.
   CommunicatorState State(size_t records, int64_t since);
 
  private:
-  // For waits for this process's GPUs. Those come to their end without another rank's program, and
-  // show no progress meanwhile, so that only the group's end ends them.
+  // Guards waits for this process's GPUs. These complete without another rank's program and show no
+  // progress meanwhile, so only the end of the group ends them.
   class GpuGuard : public Guard {
    public:
     explicit GpuGuard(Communicator& communicator) : communicator_(communicator) {}
@@ -147,12 +147,12 @@ class Communicator : private Guard {
   std::unique_ptr<DevicePath> device_;
   std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
   std::shared_ptr<const KernelModule> kernels_;   // the same
-  std::unique_ptr<Assemblies> assemblies_;        // where there are several
+  std::unique_ptr<Assemblies> assemblies_;        // set if there are several GPUs
   const double timeout_seconds_;
   const Cancellation::Seconds patience_;
 
   OperationQueue queue_;
-  const Cancellation* cancellation_ = nullptr;  // of what runs, for the thread that runs it
+  const Cancellation* cancellation_ = nullptr;  // of the running operation; used by its thread
   std::optional<uint64_t> launched_bytes_;      // of the last operation, if it was only launched
 
   std::mutex doing_mutex_;
@@ -162,14 +162,15 @@ class Communicator : private Guard {
   std::vector<uint64_t> messages_to_;    // sent to each rank so far
   std::vector<uint64_t> messages_from_;  // received from each rank so far
 
-  std::mutex abort_mutex_;  // also of the fabric's end
+  std::mutex abort_mutex_;  // also guards the fabric's destruction
   std::atomic<bool> aborted_{false};
-  // Whether the others do not know yet, since somebody may be about to say why; and until when.
+  // Whether the abort is withheld from other ranks because its cause may soon be known; and until
+  // when.
   std::atomic<bool> held_back_{false};
   Clock::time_point due_;
   Code abort_code_ = Code::kUnavailable;
   std::string abort_message_;
-  Statistics final_;  // once the fabric is gone
+  Statistics final_;  // set when the fabric is destroyed
   std::atomic<uint64_t> collectives_{0}, device_bytes_{0};
 };
 

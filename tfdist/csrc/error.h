@@ -10,18 +10,18 @@
 
 namespace tfdist {
 
-// What goes wrong in a collective.
+// Kinds of errors in a collective.
 enum class Code : int {
   kInvalidArgument = 1,  // the caller's mistake, found before anything was sent
   kMismatch = 2,         // the ranks did not call the same collective
   kUnavailable = 3,      // a rank was lost, or the communicator was aborted
   kClosed = 4,           // the communicator has been closed here
   kInternal = 5,
-  kCancelled = 6,  // the caller has asked for the end; never told to other ranks
+  kCancelled = 6,  // the caller canceled the operation; never sent to other ranks
 };
 
-// The longest message that ranks pass on to one another; the same for all ways, so that all raise
-// the same.
+// The maximum length of a message between ranks; the same on all paths, so that all ranks raise the
+// same message.
 constexpr size_t kLongestMessage = 1015;
 
 class Error : public std::runtime_error {
@@ -33,33 +33,33 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
-// What an error says, for the middle of a sentence.
+// Returns an error's message for use in the middle of a sentence.
 inline std::string ClauseOf(const Error& error) {
   std::string text = error.what();
   if (!text.empty() && text.back() == '.') text.pop_back();
   return text.empty() ? "the reason is unknown" : text;
 }
 
-// What ends a wait early.
+// Ends a wait early.
 //
-// Called again and again by whoever waits.
+// The waiting thread checks it periodically.
 class Guard {
  public:
   virtual ~Guard() = default;
-  // Throws Error when the wait is in vain: aborted, a rank lost, out of time.
+  // Throws Error if the wait cannot succeed: aborted, a rank lost, or timed out.
   virtual void Check() = 0;
-  // Notes that this rank has made progress: it has moved bytes, or begins another wait. Patience
-  // counts from then.
+  // Records progress of this rank: it moved bytes, or begins another wait. Patience counts from
+  // then.
   virtual void NoteProgress() {}
 };
 
-// The wish of whoever called an operation that it end soon.
+// A caller's request to end an operation soon.
 class Cancellation {
  public:
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  // Asks for the end, from any thread.
+  // Requests the end; from any thread.
   void Ask() {
     Rep none = 0;
     asked_.compare_exchange_strong(none, Clock::now().time_since_epoch().count());
@@ -67,9 +67,9 @@ class Cancellation {
 
   bool asked() const { return asked_ != 0; }
 
-  // Whether patience has run out at a time: it counts from the request, or from the last progress
-  // of the group if that is later. What all ranks have joined comes to its end meanwhile: at the
-  // end of the data TensorFlow cancels what a loop has still under way.
+  // Whether patience has run out at a time. It counts from the request, or from the group's last
+  // progress if later. Operations that all ranks have joined complete meanwhile: at the end of the
+  // data, TensorFlow cancels a loop's pending operations.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;
@@ -78,7 +78,7 @@ class Cancellation {
  private:
   using Rep = Clock::duration::rep;
 
-  std::atomic<Rep> asked_{0};  // when, or zero
+  std::atomic<Rep> asked_{0};  // time of the request, or zero
 };
 
 }  // namespace tfdist

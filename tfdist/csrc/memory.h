@@ -11,23 +11,23 @@ namespace tfdist {
 
 // Copies into memory that another core will read.
 //
-// Where a line lies that another core has read last, an ordinary store fetches it from there first.
-// Which way round that is fastest depends on what the cores share; measured on one machine between
-// two cores in GB/s of an all-reduce of 1 MiB: ordinary stores 6, CopyNear 19, CopyFar 7 where they
-// share a cache; ordinary stores 1.2, CopyNear 2, CopyFar 8 where they do not.
+// If another core read a cache line last, an ordinary store first fetches the line from that core.
+// Which copy is fastest depends on the caches that the cores share. Measured on one machine between
+// two cores, in GB/s of a 1 MiB all-reduce: with a shared cache, ordinary stores 6, CopyNear 19,
+// CopyFar 7; without, ordinary stores 1.2, CopyNear 2, CopyFar 8.
 
-// The processor's own string copy, which leaves the data in the caches.
+// Copies with the processor's string copy, which leaves the data in the caches.
 void CopyNear(void* to, const void* from, size_t bytes);
 
-// Past the caches, into memory.
+// Copies past the caches, directly into memory.
 void CopyFar(void* to, const void* from, size_t bytes);
 
-// How long it takes to read a word that another core has written, in the clock's own ticks; zero
-// where there is no such clock. And from how many ticks on the other core counts as far.
+// Returns the time to read a word written by another core, in clock ticks; zero without such a
+// clock. From kFarTicks on, the other core counts as far.
 unsigned long TicksToRead(const void* word);
 constexpr unsigned long kFarTicks = 250;
 
-// A list of buffers seen as one run of bytes, so that tensors need not be packed.
+// A list of buffers viewed as one contiguous byte range, so that tensors need not be packed.
 template <typename Byte>
 struct BasicPiece {
   Byte* data;
@@ -46,7 +46,7 @@ class BasicPieces {
 
   size_t bytes() const { return bytes_; }
 
-  // The same buffers, to be read.
+  // The same buffers, read-only.
   BasicPieces<const Byte> Const() const {
     std::vector<BasicPiece<const Byte>> pieces;
     for (const auto& [piece, begin] : pieces_) pieces.push_back({piece.data, piece.bytes});
@@ -66,7 +66,7 @@ class BasicPieces {
     }
   }
 
-  // The stretch that begins at `begin`: where it lies, and how long it is at most.
+  // The contiguous bytes that begin at `begin`: their address and maximum length.
   BasicPiece<Byte> At(size_t begin) const {
     const auto found = Find(begin);
     const size_t skipped = begin - found->begin;
@@ -99,10 +99,10 @@ class BasicPieces {
 using Pieces = BasicPieces<char>;
 using ConstPieces = BasicPieces<const char>;
 
-// Memory that is kept between collectives, since fresh pages are slow.
+// Memory kept between collectives, since fresh pages are slow.
 class Scratch {
  public:
-  // At least so many bytes, of any content; valid until the next call.
+  // At least `bytes` uninitialized bytes, valid until the next call.
   char* Take(size_t bytes) {
     if (bytes > bytes_) {
       memory_.reset(new char[bytes]);

@@ -1,4 +1,4 @@
-// The queue of operations of a communicator, and its progress.
+// A communicator's queue of operations, and its progress.
 #pragma once
 
 #include <atomic>
@@ -17,28 +17,28 @@
 
 namespace tfdist {
 
-// When the ranks of a group last made progress, as far as this one knows.
+// The time of the group's last progress, as known to this rank.
 class ProgressClock {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Notes progress of this rank; by the thread that runs its operations. Reads no clock.
+  // Records progress of this rank; called by the thread that runs its operations. Reads no clock.
   void Note() {
     count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  // A number that changes with each progress of this rank; the other ranks are told of it.
+  // A number that changes with each progress of this rank; sent to the other ranks.
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
 
-  // Notes progress of another rank; from any thread.
+  // Records progress of another rank; from any thread.
   void NoteOther() { last_ = Clock::now().time_since_epoch().count(); }
 
-  // When this rank or another one was last seen to make progress; from any thread. What this rank
-  // has noted since the last call counts from now.
+  // Returns the time when progress of any rank was last seen; from any thread. Progress of this
+  // rank since the last call counts as made now.
   Clock::time_point Last() {
     const uint32_t now = count();
     if (now != seen_) {
       NoteOther();
-      seen_ = now;  // last, so that no other thread takes the old time for the new one's
+      seen_ = now;  // last, so that no other thread pairs the new count with the old time
     }
     return Clock::time_point(Clock::duration(last_));
   }
@@ -49,26 +49,27 @@ class ProgressClock {
   std::atomic<Clock::rep> last_{0};
 };
 
-// Runs a communicator's operations one after the other: in the thread that asks, or in its own.
+// Runs a communicator's operations one at a time, in the calling thread or in its own.
 class OperationQueue {
  public:
-  // Null, or what went wrong; called in the queue's thread. It must not throw, nor wait for the
+  // Receives null or the error; called in the queue's thread. It must not throw or wait for the
   // queue.
   using Done = std::function<void(const Error*)>;
 
-  // Args: the communicator's name, for messages, and what runs one operation or throws Error.
+  // Args: the communicator's name, for messages, and a function that runs one operation or throws
+  // Error.
   OperationQueue(std::string name, std::function<void(Operation&)> execute);
 
   void Start();
-  // Runs an operation, after those before it; in this thread if there are none. Throws Error.
+  // Runs an operation after all earlier ones, in this thread if none are pending. Throws Error.
   void Run(Operation operation);
-  // The same in the queue's own thread; `done` may destroy what `operation` points to.
+  // Runs an operation in the queue's own thread. `done` may destroy the buffers of `operation`.
   void Enqueue(Operation operation, Done done);
-  // Refuses what comes from now on, and waits for what is pending. Returns false if another call
-  // does so already.
+  // Refuses new operations and waits for pending ones. Returns false if another call is already
+  // closing.
   bool Close();
 
-  // What waits behind the current operation, for people.
+  // Descriptions of the operations queued behind the current one.
   std::vector<std::string> Waiting();
 
  private:
@@ -87,7 +88,7 @@ class OperationQueue {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Task> tasks_;
-  bool busy_ = false;  // somebody runs an operation
+  bool busy_ = false;  // a thread is running an operation
   bool closing_ = false;
   std::thread thread_;
 };

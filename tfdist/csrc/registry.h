@@ -10,24 +10,24 @@
 
 namespace tfdist {
 
-// Returns the communicator's number, from 1; a number is never used again. Throws
-// Error(kInvalidArgument) if there is one of its name.
+// Registers a communicator and returns its number, from 1, never reused. Throws
+// Error(kInvalidArgument) if its name is already registered.
 int64_t Register(std::shared_ptr<Communicator> communicator);
 
-// Throws Error(kClosed) if there is none of this number any more.
+// Throws Error(kClosed) if no open communicator has this number.
 std::shared_ptr<Communicator> Find(int64_t number);
 
-// By the name of its group; a graph that was traced with one that has been closed goes on with its
-// successor. Throws Error(kClosed) if there is none.
+// Finds a communicator by its group's name. A graph traced with a communicator that has since been
+// closed continues with its successor. Throws Error(kClosed) if there is none.
 std::shared_ptr<Communicator> FindNamed(const std::string& name);
 
-// Takes a communicator out; null if there is none.
+// Removes a communicator and returns it; null if there is none.
 std::shared_ptr<Communicator> Remove(int64_t number);
 
-// All of them, oldest first.
+// Returns all communicators, oldest first.
 std::vector<std::shared_ptr<Communicator>> All();
 
-// Takes all of them out.
+// Removes and returns all communicators.
 std::vector<std::shared_ptr<Communicator>> RemoveAll();
 
 }  // namespace tfdist

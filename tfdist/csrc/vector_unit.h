@@ -6,26 +6,26 @@
 
 namespace tfdist {
 
-// The vector unit that this processor has, of those that code is compiled for.
+// The vector units that code is compiled for.
 enum class VectorUnit { kBaseline, kAvx2, kAvx512 };
 
-// The best one, or the one that was chosen.
+// Returns the chosen vector unit, or the best one of this processor.
 VectorUnit FindVectorUnit();
 
 // "baseline", "avx2" or "avx512".
 const char* NameOf(VectorUnit unit);
 
-// Chooses one, "" for the best; before anything is computed. Throws Error(kInvalidArgument) if it
-// is unknown, or this processor lacks it.
+// Selects a vector unit, "" for the best; call it before any computation. Throws
+// Error(kInvalidArgument) if it is unknown or this processor lacks it.
 void ChooseVectorUnit(const std::string& name);
 
 }  // namespace tfdist
 
-// The floating-point mode of everything that the core computes.
+// The floating-point mode of all computation in the core.
 //
-// A thread inherits the mode of the one that starts it; TensorFlow's threads flush denormal numbers
-// to zero, and so does a thread that has loaded a library built with -ffast-math. Ranks that reduce
-// the same values must get the same bits, whatever their threads have done before.
+// A thread inherits the mode of its creator. TensorFlow's threads flush denormal numbers to zero,
+// and so does a thread that has loaded a library built with -ffast-math. Ranks that reduce the same
+// values must get the same bits, regardless of their threads' history.
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -33,7 +33,7 @@ void ChooseVectorUnit(const std::string& name);
 
 namespace tfdist {
 
-// While it lives this thread rounds to nearest, ties to even, and keeps denormal numbers.
+// During its lifetime, this thread rounds to nearest, ties to even, and keeps denormal numbers.
 class FloatMode {
  public:
   FloatMode() : before_(Get()) { Set(kDefault); }

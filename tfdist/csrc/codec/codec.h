@@ -41,17 +41,17 @@ Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, boo
 // Not 0, and another one for another codec, most likely.
 uint32_t HashOf(const Codec& codec);
 
-// Bytes of so many values.
+// The encoded size of `count` values, in bytes.
 size_t EncodedBytes(const Codec& codec, size_t count);
 
 struct Encoding {
   const float* in;
-  // Added to `in` before, and afterwards what the decoded values lack; null for none. Where a block
-  // is not finite it stays.
+  // Added to `in` before encoding, then replaced by the encoding error; null for none. It is
+  // unchanged in blocks that are not finite.
   float* error;
   size_t count;
   uint8_t* out;
-  uint32_t seed;  // of what is random
+  uint32_t seed;  // seed of stochastic rounding
 };
 void Encode(const Codec& codec, const Encoding& encoding);
 

@@ -1,4 +1,4 @@
-// Encodes and decodes values on their way, for codecs of the core.
+// Encodes and decodes values in transit, with the core's codecs.
 #pragma once
 
 #include <cstddef>
@@ -11,40 +11,41 @@
 
 namespace tfdist {
 
-// What computes in a compressed all-reduce: the processor, or the GPU whose memory the values are
-// in.
+// The computation in a compressed all-reduce: on the processor, or on the GPU that holds the
+// values.
 //
-// A transfer whose values are encoded: which, by whom, and how.
+// A transfer of encoded values: its values, members, and codec.
 class CodedTransfer {
  public:
-  // Args: error_begin: where in the compression's error that of the transfer's first value lies.
+  // Args: error_begin: the offset of the transfer's first value in the compression's error.
   CodedTransfer(const Transfer& transfer, const Members& members, const Compression& compression,
                 size_t error_begin);
 
   const Codec& codec() const { return compression_.codec; }
   const Codec& sums_codec() const { return sums_codec_; }
-  // Whether a sum is the sign that most values have.
+  // Whether a sum is the sign of the majority.
   bool votes() const;
   int members() const { return static_cast<int>(members_.ranks.size()); }
   int me() const { return members_.me; }
 
   const ConstPieces& in() const { return transfer_.in; }
   const Pieces& out() const { return transfer_.out; }
-  // Of what was not sent so far; empty where nothing is fed back.
+  // The residual; empty without error feedback.
   const Pieces& error() const { return compression_.error; }
 
-  // Values of member j's part, and where they begin: among all of the transfer's, and in bytes of
-  // `in`, of `out` and of the error.
+  // The values of member j's part and their offsets: in the transfer's values, and in bytes of
+  // `in`, `out` and the error.
   size_t Count(int j) const;
   size_t Position(int j) const;
   size_t InBegin(int j) const { return transfer_.InBegin(j); }
   size_t OutBegin(int j) const { return transfer_.OutBegin(j); }
   size_t ErrorBegin(int j) const;
 
-  // Bytes of all that is encoded: what is sent, what everyone sends of the own part, and all sums.
+  // Sizes in bytes of the encoded values: those sent, all ranks' values of the own part, and all
+  // sums.
   size_t EncodedBytes() const;
 
-  // So many values, whole blocks, are encoded with one seed: that of the first of them.
+  // This many values, in whole blocks, are encoded with one seed: the seed of the first value.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
   uint32_t Seed(Stage stage, size_t position) const {
@@ -64,15 +65,15 @@ class CodedTransfer {
 
 class Coder {
  public:
-  // Values [begin, begin + count) of a part, and where they lie when encoded: whole chunks, unless
-  // the part ends.
+  // Values [begin, begin + count) of a part, and their encoded address: whole chunks, except at the
+  // part's end.
   struct Batch {
     size_t begin;
     size_t count;
     uint8_t* encoded;
     size_t bytes;
   };
-  // Everyone's encoded values of the own part, one part behind the other.
+  // All members' encoded values of the own part, one after the other.
   struct Arrived {
     uint8_t* encoded;
     size_t stride;
@@ -80,20 +81,19 @@ class Coder {
 
   virtual ~Coder() = default;
 
-  // Before anything else of a transfer, which stays until its end; returns memory for its encoded
-  // bytes.
+  // Begins a transfer, which must live until its end. Returns memory for its encoded bytes.
   virtual uint8_t* Begin(const CodedTransfer& transfer) = 0;
   // Chunks that are encoded, summed or decoded at once.
   virtual size_t ChunksAtOnce() const = 0;
 
-  // Says early which values are to be encoded later.
+  // Announces the values to be encoded later.
   virtual void Foresee(int, const Batch&) {}
   // Encodes values of member j's part.
   virtual void Encode(int j, const Batch& batch) = 0;
-  // Sums everyone's values of the own part, in the members' order, encodes the sums and decodes
-  // them into the result, so that all have the same bits.
+  // Sums all members' values of the own part in the members' order, encodes the sums, and decodes
+  // them into the result, so that all members have the same bits.
   virtual void AddUp(const Batch& sums, const Arrived& arrived) = 0;
-  // Before sums are sent.
+  // Called before sums are sent.
   virtual void Complete(const Batch&) {}
   // Decodes sums of member j's part into the result.
   virtual void Decode(int j, const Batch& sums) = 0;
@@ -102,11 +102,11 @@ class Coder {
 // Encodes, sums and decodes on the processor.
 class HostCoder : public Coder {
  public:
-  // Args: scratch: for what is encoded, until the transfer ends.
+  // Args: scratch: memory for encoded values, until the transfer ends.
   explicit HostCoder(Scratch& scratch) : scratch_(scratch) {}
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // Their values stay in the caches.
+  // Batches whose values stay in the caches.
   size_t ChunksAtOnce() const override { return 1; }
   void Encode(int j, const Batch& batch) override;
   void AddUp(const Batch& sums, const Arrived& arrived) override;

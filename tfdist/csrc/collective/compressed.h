@@ -7,21 +7,21 @@
 
 namespace tfdist {
 
-// Throws Error(kInvalidArgument) for what is no sum of float32, and where its codec or error is
-// none.
+// Throws Error(kInvalidArgument) unless the operation is a sum of float32 with a valid codec and
+// error.
 void CheckCompressible(const Operation& operation);
 
-// Whether anything of it is encoded: what does not leave a host stays as it is, unless asked for
-// otherwise, and so does what has no one to go to.
+// Whether any of its data is encoded. Data within a host stay unencoded unless requested, and so do
+// data without a destination.
 bool IsEncoded(const Topology& topology, const Compression& compression);
 
-// All members call this together. Each encodes its values of every part for the part's owner, which
-// decodes them, sums them in float32, and sends the sum, encoded again, to everyone: two errors,
-// however many members there are. The owner takes what it sent, so that all have the same bits.
+// All members call this together. Each encodes its values of every part for the part's owner. The
+// owner decodes them, sums them in float32, encodes the sum again, and sends it to all members: two
+// errors, regardless of the number of members. The owner keeps the sum as sent, so that all members
+// have the same bits.
 //
-// What an encoding loses goes into the error of the rank that encodes: of a part's values into
-// everyone's, of its sum into the owner's. So all that was ever brought along is what came out plus
-// the errors of all ranks.
+// The encoding rank adds the loss to its own error: every member for its values, the owner for its
+// sums. So the total of all inputs equals the total of all results plus the errors of all ranks.
 //
 // Args:
 //   error_begin: where in the compression's error that of the transfer's first value lies.

@@ -1,4 +1,4 @@
-// A collective to be run: what was asked for, independent of how it will be done.
+// Describes a requested collective, regardless of how it will run.
 #pragma once
 
 #include <functional>
@@ -20,50 +20,51 @@ class Assembly;
 
 class Coder;
 
-// How an all-reduce of float32 is made smaller on its way.
+// Compression of a float32 all-reduce.
 struct Compression {
   Codec codec;
-  // What this rank has not sent so far, as large as the values; it is added to them, and what is
-  // then not sent is left here. Empty for none.
+  // Error-feedback residual, the size of the input: added before encoding, replaced by the encoding
+  // error. Empty for none.
   Pieces error;
-  uint32_t seed = 0;          // of what is random; another one each time
-  bool within_hosts = false;  // not only what crosses hosts
-  Coder* coder = nullptr;     // what computes; null for the processor
+  uint32_t seed = 0;          // seed of stochastic rounding; different each time
+  bool within_hosts = false;  // compress traffic within hosts also
+  Coder* coder = nullptr;     // runs the codec; null for the processor
 };
 
 struct Operation {
   Fingerprint fingerprint;  // kind, type, reduction, root, shapes
   int peer = -1;            // of a send or a receive
-  int64_t enqueued = 0;     // when it was asked for, by the steady clock; set by the queue
-  bool overlaps = false;    // whether the program goes on beside it; for the recorder
+  int64_t enqueued = 0;     // request time, on the steady clock; set by the queue
+  bool overlaps = false;    // the program continues meanwhile; for the recorder
   ConstPieces in;
   Pieces out;
-  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing; looked
-  // at again once `allocate` has made room. None if the memory is the host's.
+  // For device memory: the event that must pass in its streams before use, null for none. Read
+  // again after `allocate`. Empty for host memory.
   std::optional<cuda::Event*> device;
-  // Whether it has ended once it runs on the GPU; what `awaits` comes behind it and has the result.
+  // launches: the operation is complete once it runs on the GPU. awaits: a later operation that
+  // waits for its result.
   bool launches = false;
   bool awaits = false;
-  // Where a process has several GPUs, what each of them brings, in their order; the memory and what
-  // belongs to it are theirs alone. They come together in the assembly.
+  // One operation per GPU, in order, if the process has several. Each part holds its own memory and
+  // related fields. The assembly combines the parts.
   std::vector<Operation> parts;
   std::shared_ptr<Assembly> assembly;
   std::optional<Compression> compression;  // of an all-reduce; a sum of float32
 
-  // Gathers and all-to-alls move rows, which may be empty, and of which ranks may bring different
-  // numbers: what goes to each rank (a gather has one number for all), and what comes from each.
+  // Gathers and all-to-alls move rows. Row counts may be zero and may differ between ranks: the
+  // rows sent to each rank (a single number for a gather) and received from each rank.
   size_t row_bytes = 1;
   std::vector<size_t> sent_rows;
   std::vector<size_t> received_rows;
 
-  // For results whose size is known only after the ranks have told their rows: given those that
-  // come from each rank, returns where they go. `received_rows` is then empty.
+  // Allocates results whose size depends on the other ranks' row counts. Receives the rows from
+  // each rank and returns the destination. `received_rows` is then empty.
   std::function<Pieces(const std::vector<size_t>& received_rows)> allocate;
 
-  // Kept until the operation is over, since it refers to it.
+  // Keeps the referenced objects alive until the operation ends.
   std::shared_ptr<void> kept;
 
-  // Whether its end is wished for; none where that cannot be.
+  // Cancellation request; null if the operation cannot be canceled.
   std::shared_ptr<Cancellation> cancellation;
 };
 

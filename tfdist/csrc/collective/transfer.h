@@ -11,7 +11,7 @@
 
 namespace tfdist {
 
-// The ranks that take part in a transfer, in an order that all of them know.
+// The ranks of a transfer, in an order known to all of them.
 struct Members {
   std::vector<int> ranks;
   int me = 0;  // this rank's position among them
@@ -19,36 +19,36 @@ struct Members {
 
 Members Everyone(const Topology& topology);
 
-// The ranks at this one's place on every host; each host has that place.
+// The ranks at this rank's position on every host; each host has that position.
 Members Counterparts(const Topology& topology);
 
-// The rows that the ranks have told each other, and room for what comes.
+// Exchanges row counts and allocates the result.
 //
-// Sets `operation.out` to room for the rows that come from each rank, which are believed only as
-// far as there is room for them. Where the caller has made the room already, they must be what it
-// expects. Returns the bytes that come from each rank. Throws Error(kMismatch) that names the first
-// rank whose rows cannot be, or Error(kInternal) where there is no memory.
+// Sets `operation.out` to room for the rows from each rank. Counts that exceed the available memory
+// are rejected. If the caller has already allocated the room, the counts must match it. Returns the
+// bytes from each rank. Throws Error(kMismatch) naming the first rank with an invalid count, or
+// Error(kInternal) if out of memory.
 std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
                              const std::vector<size_t>& rows);
 
-// What moves in a reducing or gathering collective, whatever it moves through.
+// The data of a reducing or gathering collective, regardless of the transport.
 //
-// One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering brings
-// everyone's values of a part to its owner, which reduces them; gathering brings the owner's result
-// to everyone; together they are an all-reduce.
+// One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering sends
+// all values of a part to its owner, which reduces them. Gathering sends the owner's result to all
+// participants. Together they form an all-reduce.
 struct Transfer {
   bool scatter = false;
   bool gather = false;
-  std::vector<size_t> part_bytes;  // for each participant; whole elements
+  std::vector<size_t> part_bytes;  // per participant; whole elements
   ConstPieces in;                  // all parts when scattering, else the own part
   Pieces out;                      // all parts when gathering, else the own part
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1.0;  // of the reduced values
-  // Whether scattered values become results of their partial type, to be reduced further.
+  // Whether scattered values yield results of their partial type, which are reduced further.
   bool widens = false;
 
-  // Where a part begins in `in`, and in `out`.
+  // The offset of a part in `in` and in `out`.
   size_t InBegin(int j) const { return scatter ? Begin(j) : 0; }
   size_t OutBegin(int j) const { return gather ? Begin(j) : 0; }
   size_t Begin(int j) const;

@@ -13,37 +13,38 @@
 
 namespace tfdist {
 
-// What this process has spent its steps on: waiting for input, for other ranks, for the network.
+// The time this process's steps spend waiting for input, for other ranks, and for the network.
 //
 // Nanoseconds of the steady clock, which all processes of a host share.
 int64_t Nanoseconds(std::chrono::steady_clock::time_point when = std::chrono::steady_clock::now());
 
-// Counts since the process began. Time in which the program goes on meanwhile is no waiting: it is
-// stalled only while an operation is pending that it cannot do without. Where several communicators
-// stall it at the same time, the time counts once.
+// Totals since the process started. Time in which the program works is not waiting: the program
+// stalls only while it needs a pending operation to continue. If several communicators stall it at
+// once, the time counts once.
 class Activity {
  public:
   struct Totals {
-    uint64_t steps = 0;       // that have got their input
-    int64_t input = 0;        // waiting for it, once it has come
-    int64_t input_since = 0;  // when the wait for it began that still lasts; 0 for none
-    int64_t waiting = 0;      // stalled until other ranks came
+    uint64_t steps = 0;       // steps that have received their input
+    int64_t input = 0;        // waiting for input that has since arrived
+    int64_t input_since = 0;  // start of the current wait for input; 0 for none
+    int64_t waiting = 0;      // stalled until other ranks arrived
     int64_t moving = 0;       // stalled while data moved
-    std::array<uint64_t, kKinds> operations = {};  // that have ended well, by kind
-    double bus_bytes = 0;                          // of them, as each link must carry at least
-    int64_t bus_moving = 0;                        // how long they took once all ranks had come
+    std::array<uint64_t, kKinds> operations = {};  // successful operations, by kind
+    double bus_bytes = 0;                          // their minimum bytes per link
+    int64_t bus_moving = 0;                        // their duration after all ranks had arrived
   };
 
   // Never destroyed: other threads may come here while the process ends.
   static Activity& Instance();
 
-  // A step waits for its input, and has got it; where the data ends there is no second call.
+  // Record that a step begins to wait for its input, and that it has received it. The second call
+  // is missing at the end of the data.
   void InputBegins();
   void InputEnds();
-  // An operation has stalled this process from `begin` on: until `arrived` for other ranks, until
-  // `end` for data.
+  // Records that an operation stalled this process from `begin`: until `arrived` for other ranks,
+  // until `end` for data.
   void Stalled(int64_t begin, int64_t arrived, int64_t end);
-  // Args: the bytes of all values, how many ranks there are, and how long they moved.
+  // Args: the bytes of all values, the number of ranks, and the duration of the transfer.
   void Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving);
   Totals Read();
 
@@ -56,7 +57,7 @@ class Activity {
   int64_t counted_until_ = 0;  // nothing counts twice
 };
 
-// What this process did when, for a timeline: kept only while it is asked for.
+// A timeline of this process's activity, kept only on request.
 class Spans {
  public:
   struct Span {
@@ -69,10 +70,10 @@ class Spans {
   // Never destroyed: other threads may come here while the process ends.
   static Spans& Instance();
 
-  // Forgets all, and keeps what comes from now on, or no longer.
+  // Clears all spans, and starts or stops keeping new ones.
   void Record(bool on);
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
-  // Without effect unless they are recorded. Beyond the most they are dropped.
+  // Has no effect unless spans are recorded. Spans beyond the maximum are dropped.
   void Add(const char* lane, const char* name, int64_t begin, int64_t end);
   std::vector<Span> Read();
 
@@ -84,7 +85,7 @@ class Spans {
   std::vector<Span> spans_;
 };
 
-// Adds the time that it lives.
+// Adds a span for its own lifetime.
 class SpanScope {
  public:
   SpanScope(const char* lane, const char* name);

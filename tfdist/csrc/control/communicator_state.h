@@ -44,7 +44,7 @@ class JsonWriter {
       const size_t bytes = Utf8Bytes(text, at);
       const auto byte = static_cast<unsigned char>(text[at]);
       if (bytes == 0) {
-        // A name or a message that was cut in the middle of a character, or a peer's.
+        // A name or message cut inside a character, or received from a peer.
         text_ += "\\ufffd";
       } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
@@ -63,7 +63,7 @@ class JsonWriter {
     text_ += '"';
     return *this;
   }
-  // What is JSON already: a value, or members of an object.
+  // Appends existing JSON: a value, or members of an object.
   JsonWriter& Raw(const std::string& json) {
     Separate();
     text_ += json;
@@ -77,7 +77,7 @@ class JsonWriter {
   const std::string& text() const { return text_; }
 
  private:
-  // How many bytes the character at a place takes; 0 if what is there is no UTF-8.
+  // Returns the length of the character in bytes; 0 if it is not valid UTF-8.
   static size_t Utf8Bytes(const std::string& text, size_t at) {
     const auto byte = [&](size_t i) {
       return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -92,7 +92,7 @@ class JsonWriter {
     for (size_t i = 1; i < bytes; ++i) {
       if ((byte(at + i) & 0xC0) != 0x80) return 0;
     }
-    // Longer than need be, half of a pair of UTF-16, or beyond the last character.
+    // An overlong encoding, a UTF-16 surrogate, or beyond the last character.
     if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
         (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) {
       return 0;
@@ -106,15 +106,15 @@ class JsonWriter {
   }
 
   std::string text_;
-  bool fresh_ = true;  // nothing to be separated from
+  bool fresh_ = true;  // no separator needed yet
 };
 
-// What a communicator knows of itself at one moment, as JSON for programs that read it later.
+// A snapshot of a communicator's state as JSON, for programs that read it later.
 struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;
   std::optional<std::string> aborted;  // why
-  std::vector<std::string> waiting;    // behind what runs
+  std::vector<std::string> waiting;    // behind the running operation
   std::vector<Watch::Known> others;
   std::vector<TcpStatistics> links;  // to each rank
   Recorder::Log log;

@@ -16,18 +16,17 @@
 
 namespace tfdist {
 
-// A flight recorder: the last collectives and messages of a communicator, as they went on this
-// rank.
+// A flight recorder: this rank's view of the last collectives and messages of a communicator.
 //
-// One collective or message. Times are nanoseconds of the steady clock; 0 where it has not
+// One collective or message. Times are nanoseconds of the steady clock; 0 for events that have not
 // happened.
 struct Record {
   Fingerprint fingerprint;
-  uint64_t number = 0;    // among all of the communicator, from 1
-  uint64_t bytes = 0;     // of what this rank gives or gets, whichever is more
+  uint64_t number = 0;    // counted over the communicator, from 1
+  uint64_t bytes = 0;     // the larger of this rank's input and output
   int32_t peer = -1;      // of a message
-  int32_t last = -1;      // the rank that this one has waited for last; -1 if for none
-  uint8_t algorithm = 0;  // that an all-reduce ran by
+  int32_t last = -1;      // the rank that arrived last in a wait; -1 for none
+  uint8_t algorithm = 0;  // of an all-reduce
   bool failed = false;
   int64_t enqueued = 0;
   int64_t begun = 0;
@@ -35,55 +34,57 @@ struct Record {
   int64_t ended = 0;
   int64_t between_begun = 0;  // of a hierarchical all-reduce, the part between the hosts
   int64_t between_ended = 0;
-  int64_t coding = 0;  // how long compression has taken of it
+  int64_t coding = 0;  // time spent on compression
 };
 
 class Recorder {
  public:
   static constexpr size_t kRecords = 1024;
 
-  // For each rank, an index of its host.
+  // Args: for each rank, the index of its host.
   explicit Recorder(const std::vector<int>& host_of);
 
-  // How many take part in a collective, if that is not one for each rank.
+  // Sets the number of participants in a collective, if it differs from the number of ranks.
   void SetParticipants(size_t participants) { participants_ = participants; }
 
-  // Whether all recorders of this process record the operations that begin from now on. They do,
-  // unless somebody measures what that costs.
+  // Selects whether all recorders of this process record later operations. Recording is on by
+  // default; turn it off only to measure its cost.
   static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }
 
-  // All that an operation named so needs exists, though operations before it may still run, and it
+  // The inputs of the named operation are ready, although earlier operations may still run and it
   // may not be enqueued yet. If it `stalls` this rank, the rank waits from now on.
   void Ready(uint64_t name, bool stalls);
-  // This rank has done what it could beside an operation that overlaps, if one runs or is to begin.
+  // This rank has finished the work that overlaps the current or next overlapping operation.
   void Stalls();
-  // The step has failed: what was ready may never begin.
+  // The step has failed: ready operations may never begin.
   void Forget();
 
-  // By the thread that runs the operation, in this order. Nothing here allocates memory.
+  // The following functions are called in this order by the thread that runs the operation. They
+  // allocate no memory.
   struct Beginning {
     int peer = -1;
     uint64_t bytes = 0;
     int64_t enqueued = 0;
-    bool stalls = true;  // whether this rank can do nothing before it ends
+    bool stalls = true;  // whether this rank is blocked until it ends
   };
   void Begin(const Fingerprint& fingerprint, const Beginning& beginning);
   void Chose(uint8_t algorithm);
-  // Another rank has joined the operation; the first call counts. `waited`: whether this one has
-  // waited for that; the clock is read only then.
+  // Another rank has joined the operation; only the first call counts. `waited`: whether this rank
+  // waited for it; only then is the clock read.
   void Arrived(int rank, bool waited);
   void BetweenHosts(bool begins);
   void Coded(int64_t duration);
-  // Args: bytes: as for the beginning, where they were not known by then.
+  // Args: bytes: as in `Beginning`, if not known then.
   void End(bool failed, uint64_t bytes = 0);
 
-  // The records, oldest first, and for each of them when each host's first rank was noticed: in
-  // microseconds after the beginning, -1 where none was. From any thread.
+  // The records, oldest first, with the time when the first rank of each host was noticed: in
+  // microseconds after the beginning, -1 for none. From any thread.
   struct Log {
     std::vector<Record> records;
     std::vector<std::vector<int64_t>> arrivals;
   };
-  // Args: how many records at most, and the earliest end of one; those that run are there always.
+  // Args: the maximum number of records and the earliest end of a record; running operations are
+  // always included.
   Log Read(size_t most = kRecords, int64_t since = 0);
 
  private:
@@ -93,8 +94,8 @@ class Recorder {
   };
   static constexpr size_t kMarks = 64;
 
-  // What changes in the current record until its end: written without the mutex, by the thread that
-  // runs the operation.
+  // The fields of the current record that change until its end; written without the mutex by the
+  // thread that runs the operation.
   struct Changing {
     std::atomic<uint8_t> algorithm{0};
     std::atomic<int32_t> last{-1};
@@ -119,63 +120,62 @@ class Recorder {
   const size_t hosts_;
   std::mutex mutex_;
   std::vector<Record> records_;
-  // hosts_ of them for each record: 1 + microseconds, 0 for none; written as what is in `Changing`.
+  // hosts_ entries per record: 1 + microseconds, 0 for none; written like `Changing`.
   std::vector<std::atomic<uint32_t>> arrivals_;
   Changing changing_;
   uint64_t written_ = 0;  // records before the current one
   bool open_ = false;
-  std::vector<uint64_t> seen_;  // for each rank the last record that it has arrived in
-  int64_t looked_ = 0;          // when the clock was read last
+  std::vector<uint64_t> seen_;  // per rank: the last record it arrived in
+  int64_t looked_ = 0;          // time of the last clock reading
   std::array<ReadyMark, kMarks> marks_;
   size_t marked_ = 0;
-  int64_t stalled_since_ = 0;  // 0 while this rank goes on beside its operations
-  bool stalls_ = false;        // whether the current operation does not let it
+  int64_t stalled_since_ = 0;  // 0 while this rank works during its operations
+  bool stalls_ = false;        // whether the current operation blocks this rank
   uint64_t overlapping_ = 0;   // ready, not begun
-  bool next_stalls_ = false;   // the first of them, by now
+  bool next_stalls_ = false;   // whether the first of them stalls this rank now
 };
 
-// What `Ready` knows an operation by.
+// The identifier of an operation for `Ready`.
 uint64_t HashOf(const Fingerprint& fingerprint);
 
-// Writes what the recorders of this process hold to a file, when something has gone wrong.
+// Writes the contents of this process's recorders to a file after an error.
 //
-// One file per process. It is written at once by a thread of its own, which needs nothing of
-// Python, and again when Python has given the stacks of its threads. Every writing is atomic.
+// Each process has one file. A separate thread, independent of Python, writes it at once, and again
+// when Python has supplied the stacks of its threads. Each write is atomic.
 class FlightLog {
  public:
   struct Settings {
     std::string path;
-    std::string header;  // members of the file's object that tell of this process, as JSON
+    std::string header;  // members of the file's object that describe this process, as JSON
     std::function<std::string()> communicators;  // an array, as JSON
     std::function<void(const std::string&)> warn;
   };
 
-  // Never destroyed: other threads may come here while the process ends.
+  // Never destroyed: other threads may use it while the process exits.
   static FlightLog& Instance();
 
-  // Throws Error if there is no descriptor or thread left. Once.
+  // Starts the log; call it once. Throws Error if no descriptor or thread is available.
   void Start(Settings settings);
-  // Has it written: "error", "stall" (this rank waits), "waited" (others wait for this one) or
-  // "signal"; of a communicator, "" for none. Returns at once;
-  // without effect before `Start`.
+  // Requests a write because of "error", "stall" (this rank waits), "waited" (other ranks wait for
+  // this one) or "signal". communicator: "" for none. Returns at once; has no effect before
+  // `Start`.
   void Ask(const char* kind, const std::string& communicator, const std::string& message);
-  // Of a collective or a message of this rank that has waited for long: what others are to be told
-  // of, so that they write their logs as well, those outside of the group included.
+  // Reports a stalled collective or message of this rank. Other workers, even outside the group,
+  // receive the report and write their logs as well.
   void Stalled(const std::string& communicator, const std::string& message);
-  // What has stalled so since the last call; "" for nothing.
+  // Returns the stalls reported since the last call; "" for none.
   std::string TakeStalled();
-  // The same as `Ask` on this signal from now on, after which a handler that was there before runs
-  // as well.
+  // Calls `Ask` on this signal from now on. An earlier handler still runs afterward.
   void AskOnSignal(int number);
 
-  // Writes to another path from now on, with another header, and forgets why it was written so far.
+  // Switches to another path and header, and drops the reasons so far.
   void Move(const std::string& path, const std::string& header);
-  // What the exchanges of this process's session have come to, as JSON.
+  // Sets the state of the session's exchanges, as JSON.
   void SetSession(const std::string& session);
-  // A descriptor that can be read whenever stacks are wanted.
+  // A descriptor that becomes readable when stacks are needed.
   int stacks_wanted() const { return stacks_wanted_; }
   void GiveStacks(const std::string& stacks);
-  // Waits until all that was asked for has been written, or for so long.
+  // Waits until all requested writes are complete, at most `seconds`.
   void Flush(double seconds);
 
  private:
@@ -204,9 +204,9 @@ class FlightLog {
   std::string stalled_;
   std::string stacks_;
   uint64_t requests_ = 0;      // so far
-  uint64_t written_ = 0;       // of them
-  uint64_t stacks_given_ = 0;  // for them
-  int last_error_ = 0;         // that has been warned of
+  uint64_t written_ = 0;       // requests already written
+  uint64_t stacks_given_ = 0;  // requests that have stacks
+  int last_error_ = 0;         // last error reported in a warning
 };
 
 }  // namespace tfdist

@@ -1,4 +1,5 @@
-// What Python asks of the batches of a dataset: the last one once more, or others of the same rows.
+// Python's requests about a dataset's batches: to repeat the last one, or to keep the number of
+// rows.
 #pragma once
 
 #include <atomic>
@@ -8,43 +9,42 @@
 
 namespace tfdist {
 
-// How much of a dataset one of its iterators has read, without the first batch, which is read
-// twice.
+// The position of an iterator in its dataset, without the first batch, which is read twice.
 struct RowCounts {
   int64_t batches = 0;          // of the dataset's own
   int64_t rows = 0;             // of these
-  int64_t pending = 0;          // of these, those that are still to be given
-  int64_t pending_batches = 0;  // in how many of the dataset's own they are
+  int64_t pending = 0;          // of these, the rows not yet returned
+  int64_t pending_batches = 0;  // the number of the dataset's own batches that hold them
 };
 
 class Replay {
  public:
-  // Has the next batch be the last one again.
+  // Makes the iterator return the previous batch once more.
   void Request() { wanted_ = true; }
   bool is_requested() const { return wanted_; }
-  // Before each batch: whether it has been asked for, which it is then no longer.
+  // Called before each batch: returns whether a repetition was requested, and clears the request.
   bool Take() { return wanted_.exchange(false); }
   void Count() { ++given_; }
   // The number of batches so far, without repetitions.
   int64_t given() const { return given_; }
 
-  // From now on a worker's part of a batch has as many rows as when `workers` share one of the
-  // dataset's own; the first one that is read tells how many rows those have, if `batch` is 0.
+  // Fixes a worker's rows per batch to its share when `workers` workers divide one of the dataset's
+  // own batches. If `batch` is 0, the first batch read determines its rows.
   void KeepRows(int64_t workers, int64_t batch);
   bool keeps_rows() const { return workers_ > 0; }
   void SetBatch(int64_t rows);
-  // The rows of a batch for so many workers; 0 if they are those of the dataset's own.
+  // The rows of a batch for `workers` workers; 0 for the dataset's own.
   int64_t RowsFor(int64_t workers) const;
-  // The rows of the dataset's own batches; 0 if none is known yet.
+  // The rows of the dataset's own batches; 0 if not yet known.
   int64_t batch() const { return batch_; }
-  // Has the next batch have so many rows.
+  // Makes the next batch have `rows` rows.
   void Want(int64_t rows) { rows_wanted_ = rows; }
   int64_t TakeWanted() { return rows_wanted_.exchange(0); }
-  // Whether a worker is given the whole batch, to look at, instead of its part.
+  // Selects whether a worker receives the whole batch, for inspection, instead of its part.
   void GiveWhole(bool whole) { gives_whole_ = whole; }
   bool gives_whole() const { return gives_whole_; }
   void Publish(const RowCounts& now, const RowCounts& before_last);
-  // Those of the iterator that was read last, or before its last batch was given.
+  // The position of the iterator read last, now or before its last batch was returned.
   RowCounts Counts(bool before_last) const;
 
  private:
@@ -54,10 +54,10 @@ class Replay {
   RowCounts now_, before_last_;
 };
 
-// Returns its number in this process, from 1; a number is never used again.
+// Registers a replay and returns its number in this process, from 1, never reused.
 int64_t RegisterReplay();
 
-// Throws Error(kClosed) if there is none of this number any more.
+// Throws Error(kClosed) if no replay has this number.
 std::shared_ptr<Replay> FindReplay(int64_t number);
 
 void RemoveReplay(int64_t number);

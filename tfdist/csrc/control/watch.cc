@@ -19,7 +19,7 @@ struct Header {
   uint8_t code;
   uint8_t active;
   uint8_t zero;
-  uint32_t bytes;  // that follow
+  uint32_t bytes;  // length of the payload
 };
 static_assert(sizeof(Header) == 8);
 
@@ -34,13 +34,14 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
 
-// No clock of this century counts further; sums of a few such times do not overflow.
+// No clock of this century exceeds it; sums of a few such times do not overflow.
 int64_t Time(int64_t nanoseconds) {
   constexpr int64_t kMost = int64_t{1} << 61;
   return nanoseconds > 0 && nanoseconds < kMost ? nanoseconds : 0;
 }
 
-// It will be printed: no line ends, nothing that a terminal obeys, also in UTF-8.
+// Makes text safe to print: removes line ends and terminal control characters, including UTF-8
+// ones.
 void MakePrintable(std::string* text) {
   unsigned char last = 0;
   for (char& c : *text) {
@@ -135,8 +136,8 @@ bool FrameReader::Feed(const char* data, size_t bytes,
 namespace {
 
 constexpr double kTickSeconds = 0.1;
-// A rank that is in one collective for longer tells the others at every tick, but not whenever they
-// tell it the same.
+// A rank that spends longer in one collective sends its status at every tick, unless the other
+// ranks send the same status.
 constexpr double kSlowSeconds = 0.1;
 constexpr double kBetweenSeconds = kTickSeconds / 2;
 // With many ranks, statuses are sent less often and read in batches, so that the cost for each rank
@@ -164,19 +165,19 @@ bool IsMessage(const Status& status) {
 struct Watch::Peer {
   std::unique_ptr<Stream> stream;
   FrameReader reader;
-  std::string waiting;  // to be sent
+  std::string waiting;  // bytes to send
   Clock::time_point heard = Clock::now();
   bool silent = false;           // a warning has been given
-  Clock::time_point heard_last;  // before that
+  Clock::time_point heard_last;  // the time before that
   Status status;
-  bool left = false;           // has said farewell
+  bool left = false;           // has sent its farewell
   bool parted = false;         // nothing more is sent to it
-  bool unread = false;         // TLS may hold bytes that the descriptor does not tell of
-  uint8_t failures = 0;        // steps of it that have failed
-  std::string failure;         // what it says of the last of them
-  uint64_t failed_after = 0;   // the last collective that it had joined by then
+  bool unread = false;         // TLS may hold bytes, which the descriptor does not show
+  uint8_t failures = 0;        // its failed steps
+  std::string failure;         // its message for the last failure
+  uint64_t failed_after = 0;   // the last collective it had joined by then
   Clock::time_point ended_at;  // when it left, or failed
-  bool lost = false;           // is not listened to any more, only told why
+  bool lost = false;           // no longer read from; only receives the reason
   bool gone = false;           // the connection has ended
   int64_t told_at = 0;         // the time in its last status
   int64_t told_came = 0;       // when that came
@@ -246,7 +247,7 @@ void Watch::Loop() {
   const double tick = std::min(kTickSeconds, interval);
   const int batch_ms = std::min(static_cast<int>(1000 * tick),
                                 static_cast<int>(peers_.size()) / kRanksPerBatchMillisecond);
-  // TLS may have read the first words together with the last of the handshake.
+  // TLS may have read the first frames together with the end of the handshake.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
   }
@@ -271,7 +272,7 @@ void Watch::Loop() {
       }
     }
     const auto now = Clock::now();
-    // Whoever was stopped itself cannot judge the others' silence.
+    // After this process was suspended, its peers' silence proves nothing.
     if (Seconds(now - last) > patience / 2) {
       for (const auto& peer : peers_) SetHeard(*peer, now);
     }
@@ -287,7 +288,8 @@ void Watch::Loop() {
       }
     }
     callbacks_.tick();
-    // Before what is told, so that nobody hears of what came after a failure first.
+    // Sample the status before sending queued frames, so that no peer sees an operation that
+    // followed a failure before the failure.
     const Doing doing = callbacks_.doing();
     {
       const std::lock_guard<std::mutex> lock(telling_mutex_);
@@ -312,8 +314,8 @@ void Watch::Loop() {
   }
 }
 
-// Lets the farewells arrive: what is still to be sent would be lost at the end of the connection,
-// and bytes that nobody has read would break it.
+// Waits for the farewells to arrive. Closing a connection drops unsent bytes, and unread bytes
+// reset it.
 void Watch::Part() {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -338,7 +340,7 @@ void Watch::Part() {
   }
 }
 
-// Reads what is of no use any more.
+// Reads and discards bytes that are no longer needed.
 void Watch::Drain(Peer& peer) {
   char bytes[4096];
   for (int reads = 0; reads < kMostReads; ++reads) {
@@ -353,7 +355,7 @@ void Watch::Read(int rank) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   char bytes[4096];
   peer.unread = false;
-  // Not without end: one that sends all the time must not keep this rank from the others.
+  // Bounded, so that one busy peer cannot starve the others.
   for (int reads = 0; reads < kMostReads && !peer.gone; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
@@ -362,7 +364,7 @@ void Watch::Read(int rank) {
       if (peer.left) {
         shutdown(peer.stream->descriptor(), SHUT_WR);  // It waits for that.
       } else {
-        // A process that dies with bytes unread resets the connection.
+        // A process that exits with unread bytes resets the connection.
         Lose(rank, got == 0 || errno == ECONNRESET
                        ? "its process has ended"
                        : std::string("the connection broke (") + std::strerror(errno) + ")");
@@ -417,7 +419,7 @@ void Watch::Handle(int rank, const Frame& frame) {
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
-  // One who never reads is silent, too, and will be lost for that.
+  // A peer that never reads counts as silent, and will be lost for that.
   if (peer.waiting.size() + bytes.size() <= kMostWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
@@ -453,7 +455,7 @@ std::vector<Watch::Known> Watch::Others() {
   return others;
 }
 
-// It is not listened to any more, only told why.
+// Stops reading from a rank; it only receives the reason.
 void Watch::Lose(int rank, const std::string& why) {
   {
     const std::lock_guard<std::mutex> lock(known_mutex_);
@@ -495,7 +497,7 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // What it has sent before may still be on its way.
+    // Its earlier frames may still be in transit.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -506,12 +508,12 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                       "closed it. Run the same number of steps on all ranks.");
       return;
     }
-    // That one will say why this rank's step has failed.
+    // That rank will report why this rank's step has failed.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // What it told may be old; and where it has joined this collective, the message comes after it.
+    // Its status may be outdated; if it has joined this collective, the message follows it.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
         !IsMessage(mine) && peer.status.sequence < mine.sequence &&

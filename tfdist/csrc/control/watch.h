@@ -19,7 +19,7 @@
 
 namespace tfdist {
 
-// What ranks tell each other beside the data: that they live, where they are, why they give up.
+// Messages between ranks apart from data: liveness, status, and reasons to abort.
 enum class FrameKind : uint8_t {
   kStatus = 1,
   kAbort = 2,
@@ -28,33 +28,33 @@ enum class FrameKind : uint8_t {
   kWaited = 5
 };
 
-// Where a rank is.
+// The current operation of a rank.
 struct Status {
-  uint64_t sequence = 0;    // of the last collective of the group that it has joined
-  bool active = false;      // whether it is in a collective or a message right now
+  uint64_t sequence = 0;    // of the last collective that it has joined
+  bool active = false;      // in a collective or a message right now
   int32_t peer = -1;        // of a message
-  uint32_t progress = 0;    // a number that changes whenever the rank makes progress
-  Fingerprint fingerprint;  // of what it is in
+  uint32_t progress = 0;    // changes whenever the rank makes progress
+  Fingerprint fingerprint;  // of the current operation
 };
 
 struct Frame {
   FrameKind kind = FrameKind::kStatus;
-  Status status;              // of a status or a farewell
-  int64_t sent = 0;           // when, by the sender's clock; of a status
-  int64_t echoed = 0;         // the time in the last status from whom this one goes to; 0 for none
-  int64_t echo_received = 0;  // when that came
+  Status status;                   // of a status or a farewell
+  int64_t sent = 0;                // send time, by the sender's clock; of a status
+  int64_t echoed = 0;              // `sent` of the receiver's last status; 0 for none
+  int64_t echo_received = 0;       // when that status arrived
   Code code = Code::kUnavailable;  // of an abort
-  uint8_t failures = 0;            // of a failure: steps that have failed, this one counted
-  std::string message;             // of an abort, a failure, or what the receiver is waited for in
+  uint8_t failures = 0;            // of a failure: failed steps, including this one
+  std::string message;             // of an abort, a failure, or a wait for the receiver
 };
 
 std::string Encode(const Frame& frame);
 
-// Puts frames together from bytes as they come. Trusts nothing: a length is bounded before it is
-// believed, and whatever is not a frame ends the stream.
+// Assembles frames from a byte stream. Trusts nothing: it bounds each length before use, and ends
+// the stream on anything but a frame.
 class FrameReader {
  public:
-  // Calls `use` for every frame that is complete. Returns false, for good, on anything else.
+  // Calls `use` for every complete frame. Returns false, permanently, after malformed input.
   bool Feed(const char* data, size_t bytes, const std::function<void(const Frame&)>& use);
 
  private:
@@ -62,11 +62,12 @@ class FrameReader {
   bool broken_ = false;
 };
 
-// How far another rank's steady clock is ahead of this one's, from frames that go both ways.
+// The offset of another rank's steady clock from this one's, measured from frames in both
+// directions.
 //
-// Four times of two frames, in nanoseconds: this rank has sent one at `sent`, the other has
-// received it at `received` and sent the next at `answered`, by its own clock, which came at
-// `came`. What a frame lets through is below 2^61.
+// Four times of two frames, in nanoseconds: this rank sent one at `sent`. The other rank received
+// it at `received` and sent the next one at `answered`, both by its own clock. That frame arrived
+// at `came`. A frame admits only values below 2^61.
 struct RoundTrip {
   int64_t sent = 0;
   int64_t received = 0;
@@ -75,13 +76,13 @@ struct RoundTrip {
 };
 
 // The estimate of Mills, "Internet time synchronization: the network time protocol" (1991): the
-// offset that a round trip shows is wrong by half of the time on the way at most. The shortest one
-// counts, until clocks may have drifted apart further than a newer one is wrong.
+// error of a measured offset is at most half of the transmission time. The shortest round trip
+// counts until possible clock drift exceeds the error of a newer one.
 class ClockOffset {
  public:
   bool measured() const { return measured_; }
   int64_t offset() const { return offset_; }
-  // How wrong the offset may be at a time of this rank's clock.
+  // The maximum error of the offset at a time of this rank's clock.
   int64_t uncertainty(int64_t now) const {
     return uncertainty_ + (now > at_ ? (now - at_) / kTicksPerDrift : 0);
   }
@@ -93,7 +94,7 @@ class ClockOffset {
     const int64_t wrong = on_the_way / 2 + (trip.came - trip.sent) / kTicksPerDrift;
     if (measured_ && wrong > uncertainty(trip.came)) return;
     measured_ = true;
-    // Halves first: what a peer sends may be anything.
+    // Halved first to avoid overflow: a peer may send any value.
     offset_ = (trip.received / 2 - trip.sent / 2) + (trip.answered / 2 - trip.came / 2);
     uncertainty_ = wrong;
     at_ = trip.came;
@@ -108,34 +109,34 @@ class ClockOffset {
   int64_t at_ = 0;
 };
 
-// How long frames from another rank were on their way, by its clock and this one's: where data
-// queues, they wait with it.
+// Transmission times of another rank's frames, by both clocks. Frames queue together with data.
 class OneWayDelay {
  public:
   int64_t frames() const { return frames_; }
-  int64_t nanoseconds() const { return nanoseconds_; }  // of all of them together
+  int64_t nanoseconds() const { return nanoseconds_; }  // sum over all frames
 
-  // A frame that was sent at one time, by the other's clock, and came at another, by this one's.
+  // Adds a frame, given its send time by the peer's clock and its arrival time by this rank's
+  // clock.
   void Add(int64_t sent, int64_t came, const ClockOffset& clock) {
     if (!clock.measured() || sent == 0) return;
-    // Halves: what a peer sends may be anything.
+    // Halved to avoid overflow: a peer may send any value.
     const int64_t delay = came / 2 - sent / 2 + clock.offset() / 2;
     ++frames_;
     nanoseconds_ += 2 * std::clamp<int64_t>(delay, 0, kMost / 2);
   }
 
  private:
-  static constexpr int64_t kMost = 60'000'000'000;  // of one frame
+  static constexpr int64_t kMost = 60'000'000'000;  // limit for one frame
 
   int64_t frames_ = 0;
   int64_t nanoseconds_ = 0;
 };
 
-// Watches over the other ranks of a group: who lives, who waits for whom, who has given up.
+// Monitors the other ranks of a group: liveness, waits, and aborts.
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank is in, and since when; and when the group was last seen to make progress.
+// A rank's current operation and its start, and the last progress of the group.
 struct Doing {
   Status status;
   Clock::time_point since;
@@ -146,43 +147,44 @@ class Watch {
  public:
   struct Settings {
     int rank = 0;
-    std::vector<std::string> names;  // for each rank
+    std::vector<std::string> names;  // per rank
     double silence_warning_seconds = 5;
     double silence_timeout_seconds = 60;
     double stall_seconds = 30;
     double timeout_seconds = 600;
-    double parting_seconds = 0.2;  // how long the farewells may take to arrive
+    double parting_seconds = 0.2;  // time limit for the arrival of farewells
   };
   struct Callbacks {
     std::function<Doing()> doing;
-    // What this rank was in when it joined a collective by its number, if that was not long ago.
+    // The fingerprint with which this rank joined a recent collective.
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
-    // Whether this rank has begun its side of a message that a rank sends to it or receives.
+    // Whether this rank has begun its side of a message from or to `rank`.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void()> progress;  // of another rank
     std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
-    std::function<void(const std::string& message)> stalled;     // beside a warning
-    std::function<void(const std::string& message)> waited_for;  // another rank has warned so
-    std::function<void()> tick;                                  // called again and again
+    std::function<void(const std::string& message)> stalled;     // together with a warning
+    std::function<void(const std::string& message)> waited_for;  // another rank has reported it
+    std::function<void()> tick;                                  // called periodically
   };
 
-  // How often a rank of so many tells the others of itself while an operation takes long.
+  // The interval of status frames during a long operation, for a group of `ranks` ranks.
   static double SlowStatusSeconds(size_t ranks);
 
-  // For each rank a stream, none for this one.
+  // Takes a stream for each rank except this one.
   Watch(Settings settings, Streams streams, Callbacks callbacks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
   void Start();
-  // Tells the others something, from any thread.
+  // Sends frames to the other ranks; from any thread.
   void Tell(const std::vector<Frame>& frames);
-  // Says farewell, stops the thread, closes the streams.
+  // Sends farewells, stops the thread, and closes the streams.
   void Stop();
 
-  // What is known of a rank by its control connection. Times are nanoseconds of the steady clock.
+  // The state of a rank as seen over its control connection. Times are nanoseconds of the steady
+  // clock.
   struct Known {
     int rank = 0;
     Status status;
@@ -192,7 +194,7 @@ class Watch {
     ClockOffset clock;
     OneWayDelay delay;
   };
-  // Of each other rank, from any thread.
+  // Returns the state of each other rank; from any thread.
   std::vector<Known> Others();
 
  private:
@@ -216,14 +218,14 @@ class Watch {
 
   const Settings settings_;
   const Callbacks callbacks_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // their streams belong to the thread
-  std::mutex known_mutex_;                    // of what `Others` reads of them
+  std::vector<std::unique_ptr<Peer>> peers_;  // their streams are used only by the thread
+  std::mutex known_mutex_;                    // guards the state that `Others` reads
   int wake_;                                  // an eventfd
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   std::mutex telling_mutex_;
-  std::string told_;              // frames to be sent
-  Clock::time_point warned_for_;  // when the patience began that warnings were given for
+  std::string told_;              // frames to send
+  Clock::time_point warned_for_;  // start of the period already warned about
   double next_warning_ = 0;
 };
 

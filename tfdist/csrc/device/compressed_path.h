@@ -21,33 +21,29 @@
 
 namespace tfdist {
 
-// The kernels of a compressed all-reduce, for the values of a transfer where its tensors lie on a
-// GPU.
+// Runs the kernels of a compressed all-reduce, for a transfer whose tensors are in device memory.
 class TransferCodec {
  public:
   TransferCodec(const Gpu& gpu, const KernelModule& kernels, const DeviceStream& stream)
       : gpu_(gpu), stream_(stream), codec_(kernels, stream.get()) {}
 
-  // Bytes that it takes on the GPU to see to so many values at once, and those of a list of a
+  // The device memory, in bytes, needed to process this many values at once, and for a list of a
   // transfer's tensors.
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 
-  // May free what the stream uses. Args: list_bytes: of all transfers that are given before
-  // `Restart`.
+  // May free memory that the stream uses. Args: list_bytes: for all transfers until `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
-  // Bytes that are left for lists, and all of them again, once the stream has done what it was
-  // given.
+  // The bytes left for lists; all of them are free again once the stream has finished its work.
   size_t list_bytes_left() const { return most_listed_ - listed_; }
   void Restart() { listed_ = 0; }
 
-  // Before anything else of a transfer, which stays until the last call for it. Each has the stream
-  // do its work, and returns at once.
+  // Begins a transfer, which must live until its last call. Each call queues work in the stream and
+  // returns at once.
   void Begin(const CodedTransfer& transfer);
   // Values [begin, begin + count) of member j's part: whole chunks, unless the part ends.
   void Encode(int j, size_t begin, size_t count, cuda::Address to) const;
-  // The same of the own part, of which everyone's encoded values lie `stride` bytes behind one
-  // another.
+  // The same for the own part. The ranks' encoded values are `stride` bytes apart.
   void Sum(size_t begin, size_t count, cuda::Address first, size_t stride, cuda::Address to) const;
   void Decode(int j, size_t begin, size_t count, cuda::Address from) const;
 
@@ -67,30 +63,30 @@ class TransferCodec {
   device::Run in_{}, out_{}, error_{};
 };
 
-// What is thrown where a GPU has no memory for encoded values. Args: bytes: that were asked for.
+// Returns the error for a GPU without memory for encoded values. Args: bytes: the requested size.
 Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error);
 
-// Compressed all-reduces of what is on a GPU: kernels encode, sum and decode, and what passes
-// through the host's memory and between ranks is encoded.
+// Compressed all-reduces of device memory: kernels encode, sum and decode; only encoded values pass
+// through host memory and between ranks.
 class DeviceCoder : public Coder {
  public:
   using OnHost = std::function<void(Operation&)>;
 
-  // Args: what ends waits early.
+  // Args: a guard that ends waits early.
   DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard);
 
-  // Whether it can run an operation: one of which nothing is summed without being encoded. Ranks
-  // that run it and such that do so on the host go together: what they send is the same.
+  // Whether it can run an operation: all summed values must be encoded. It interoperates with ranks
+  // that run the operation on the host, since all ranks send the same bytes.
   static bool Takes(const Topology& topology, const Operation& operation);
-  // Makes room for it. Throws Error where there is none.
+  // Allocates memory for it. Throws Error if there is not enough.
   void MakeRoom(const Topology& topology, const Operation& operation);
 
-  // Runs an operation whose memory is the GPU's. Args: how one is run on the host, which asks this
-  // for all that touches the memory.
+  // Runs an operation on device memory. Args: a function that runs it on the host and calls this
+  // object for all access to the memory.
   void Run(Operation& operation, const OnHost& on_host);
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // More than on the host, since each launch takes its time.
+  // Larger than on the host, because of the cost of each launch.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
   void Encode(int j, const Batch& batch) override;
@@ -115,27 +111,28 @@ class DeviceCoder : public Coder {
   Growing<DeviceMemory> device_encoded_;
   uint8_t* encoded_ = nullptr;   // in the host's memory,
   cuda::Address on_device_ = 0;  // and as much on the GPU
-  // When encoded values have come to the host's memory, by where they lie there.
+  // Events that mark the arrival of encoded values in host memory, by address.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;
 };
 
-// Which way the compressed all-reduces of a communicator go, and what runs them: encoded values go
-// from GPU to GPU by NCCL, or over the host's links.
+// Selects the transport of a communicator's compressed all-reduces, and runs them: encoded values
+// move between GPUs through NCCL, or over the host's links.
 class CompressedPath {
  public:
   // Args: ranks: this process's GPUs; guard: ends waits early.
   CompressedPath(const DeviceSetup& setup, const Routes::Ranks& ranks, Routes& routes, Guard& guard)
       : setup_(setup), ranks_(ranks), routes_(routes), guard_(guard) {}
 
-  // Whether an operation goes by NCCL, as all ranks find out together, and make room for it.
-  // Args: settle: waits for what was launched before.
+  // Whether an operation uses NCCL. All ranks decide this together, and allocate memory for it.
+  // Args: settle: waits for earlier launches.
   bool GoesByNccl(Fabric& fabric, const Operation& operation, const Parts& parts,
                   const std::function<void()>& settle);
-  // Has the GPUs' streams run one that does.
+  // Queues an operation that uses NCCL in the GPUs' streams.
   void Launch(const Parts& parts) { by_nccl_->Launch(parts); }
 
-  // Runs one that does not, if this process's kernels can. Args: how one is run on the host.
+  // Runs another operation if this process's kernels can. Args: a function that runs it on the
+  // host.
   bool RunOverLinks(const Topology& topology, Operation& operation,
                     const DeviceCoder::OnHost& on_host);
 
@@ -146,7 +143,7 @@ class CompressedPath {
   const Routes::Ranks& ranks_;
   Routes& routes_;
   Guard& guard_;
-  std::unique_ptr<NcclCoded> by_nccl_;       // made when it is used first
+  std::unique_ptr<NcclCoded> by_nccl_;       // created on first use
   std::unique_ptr<DeviceCoder> over_links_;  // the same
   bool announced_ = false;
 };

@@ -75,7 +75,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
-  // What is launched may use the buffers that a message passes through.
+  // Launched operations may use the buffers of a message.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
     MakeRoom(fabric, operation, parts);
@@ -101,7 +101,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// As all ranks do alike.
+// All ranks choose the same transport.
 DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
@@ -136,8 +136,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can go another way than through the host: a message in a group of two, since
-// in larger ones nobody else takes part in it.
+// Whether an operation can bypass host memory. A message can only in a group of two: in larger
+// groups the other ranks do not take part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -166,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same
-// of the others.
+// Waits for all ranks, which must cut their buckets alike: a part of a bucket is reduced with the
+// same part on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
@@ -180,7 +180,7 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
   Barrier(fabric, arrival);
 }
 
-// The same, and makes room for the rows that come from each.
+// Waits for all ranks, and allocates room for the rows from each.
 void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts) {
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
@@ -196,15 +196,15 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
     part.received_rows = rows;
     AwaitInput(gpu, part, ends);
   }
-  // Nobody takes part in the order of launches who still waits for a GPU.
+  // A rank enters the launch order only when its GPUs are ready.
   Operation ready;
   ready.fingerprint = operation.fingerprint;
   Barrier(fabric, ready);
 }
 
-// Until this process's GPUs have launched what comes before, in an order that all ranks agree on.
-// By then all have arrived, so that nobody waits for a program here. No two threads launch on a GPU
-// at once, which NCCL does not allow.
+// Waits until this process's GPUs have launched all earlier operations, in an order that all ranks
+// agree on. All ranks have arrived by then, so no rank waits for a program here. No two threads
+// launch on a GPU concurrently, which NCCL does not allow.
 std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
   std::deque<LaunchOrder::Turn> turns;
   std::vector<size_t> proposed;
@@ -263,7 +263,7 @@ bool DevicePath::HasPassed() const {
   return true;
 }
 
-// Throws Error where something has gone wrong on one of the GPUs, for which the others may wait.
+// Throws Error after a failure on one of the GPUs, since the others may wait for it.
 void DevicePath::Poll() const {
   for (const auto& rank : ranks_) {
     if (rank->nccl) rank->nccl->Poll();
@@ -275,7 +275,7 @@ void DevicePath::Poll() const {
   }
 }
 
-// A rank's work runs in one stream, so that what was launched before has passed, too.
+// A rank's work runs in one stream, so earlier launches have also passed.
 void DevicePath::AwaitResult() {
   const int64_t begin = Nanoseconds();
   int looks = 0;
@@ -305,18 +305,18 @@ bool DevicePath::Leave() {
   if (settled) {
     launched_.clear();
   } else {
-    GiveUp();  // Streams that wait do so until they are told not to.
+    GiveUp();  // Waiting streams continue to wait until they are released.
   }
   return is_read;
 }
 
-// What nobody waits for any more must not go on in memory that is freed.
+// Abandoned operations must not continue in memory that is freed.
 DevicePath::~DevicePath() {
   if (HasLaunched()) GiveUp();
 }
 
-// Each GPU by a thread of its own: a launch may wait until there is room in a queue, in which other
-// kernels wait for those of the next GPU.
+// Uses one thread per GPU: a launch may block on a full queue whose kernels wait for kernels of the
+// next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   Siblings siblings(guard_);
   const auto launch = [&](size_t i) {
@@ -326,8 +326,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a
-// choice.
+// Measures once up to which size kernels are faster than NCCL between these GPUs, if both are
+// available.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;

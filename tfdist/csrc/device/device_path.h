@@ -1,7 +1,7 @@
-// How a communicator runs collectives of what is on GPUs: the processes arrive on the host, so that
-// nothing waits on a GPU for a rank that never comes, then the data go one of three ways.
+// Runs collectives on device memory. Ranks first synchronize on the host, so that no GPU waits for
+// a missing rank; then one of three transports moves the data.
 //
-// Each GPU is a rank of these collectives: those of the first process come first, in their order.
+// Each GPU is a rank of these collectives, in the order of processes and of each process's GPUs.
 #pragma once
 
 #include <cstddef>
@@ -30,42 +30,42 @@ class DevicePath {
   using Setup = DeviceSetup;
   using OnHost = HostStaged::OnHost;
 
-  // Args: what ends waits early. Talks to nobody; throws Error where a GPU cannot be used.
+  // Args: a guard that ends waits early. Contacts no other rank; throws Error if a GPU is unusable.
   DevicePath(Setup setup, Guard& guard);
   ~DevicePath();
   DevicePath(const DevicePath&) = delete;
   DevicePath& operator=(const DevicePath&) = delete;
 
-  // Waits until a point in the program's stream has passed, or for what ends the wait; an error of
-  // the GPU shows in what is run next. Args: which GPU brings the part.
+  // Waits until the part's event has passed, or until `ends` returns true. A GPU error surfaces in
+  // the next operation. Args: the index of the GPU that contributes the part.
   void AwaitInput(size_t gpu, const Operation& part,
                   const std::function<bool()>& ends) const noexcept;
 
-  // Runs an operation whose memory is the GPUs', and waits for its result, unless it has only
-  // launched it, and returns so. Args: how one is run whose memory is the host's.
+  // Runs an operation on device memory and waits for its result. Returns true if the operation was
+  // only launched. Args: a function that runs an operation on host memory.
   bool Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
-  // Waits for the results of what was only launched. Throws Error if that has failed.
+  // Waits for launched operations. Throws Error if one has failed.
   void AwaitLaunched();
-  // Whether there is something to wait for.
+  // Whether launched operations are pending.
   bool HasLaunched() const { return !launched_.empty(); }
-  // Whether the GPUs have come to the end of what was launched.
+  // Whether the GPUs have finished all launched operations.
   bool HasPassed() const;
-  // Ends what has been launched, here and on the other ranks, whose memory it may use.
+  // Aborts launched operations here and on the other ranks, whose memory they may use.
   void GiveUp() noexcept;
 
-  // Of what has gone from GPU to GPU: what each of this process's brought or got, whichever is
-  // more.
+  // Bytes moved between GPUs: the larger of the input and the output of each of this process's
+  // GPUs.
   uint64_t moved_bytes() const { return moved_bytes_; }
 
-  // The GPUs of this process; they may live longer than the path.
+  // The GPUs of this process; they may outlive the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // The kernels of a process with one GPU, for what its program runs there by itself; null for
-  // none, and where all goes through the host's memory.
+  // The kernels of a single-GPU process, for operations that its program runs by itself. Null if
+  // there are none, or if all data pass through host memory.
   std::shared_ptr<const KernelModule> kernels() const;
 
-  // At the end, where nothing has failed: waits, but not for long, until this process's GPUs have
-  // read what they need of the others' memory. Whether others may still read this process's.
+  // Waits briefly, at a close without failure, until this process's GPUs have finished reading
+  // other ranks' memory. Returns whether other ranks may still read this process's memory.
   bool Leave();
 
  private:
@@ -89,15 +89,15 @@ class DevicePath {
 
   const Setup setup_;
   Guard& guard_;
-  std::vector<std::unique_ptr<DeviceRank>> ranks_;  // this process's
+  std::vector<std::unique_ptr<DeviceRank>> ranks_;  // one per GPU of this process
   std::vector<std::shared_ptr<const Gpu>> gpus_;
   HostStaged host_;
   Routes routes_;
   bool measured_ = false;
-  std::unique_ptr<NcclRanks> nccl_;        // made when it is used first
+  std::unique_ptr<NcclRanks> nccl_;        // created on first use
   std::unique_ptr<MessageCopies> copies_;  // likewise
   CompressedPath compressed_;
-  std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
+  std::vector<std::shared_ptr<void>> launched_;  // keeps their referenced objects alive
   uint64_t moved_bytes_ = 0;
 };
 

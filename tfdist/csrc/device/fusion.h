@@ -41,10 +41,9 @@ inline unsigned BlocksForTeams(uint64_t things) {
   return BlocksFor(things * device::kTeam, kMostBlocksAlone);
 }
 
-// Small tensors that go through NCCL in one call: packed into a buffer that NCCL knows, and
-// unpacked.
+// Small tensors that use NCCL in one call: packed into a buffer registered with NCCL, and unpacked.
 //
-// How the tensors of a bucket go: those that are large by themselves, the others in lists.
+// The division of a bucket's tensors: large ones separately, the others in lists.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;
   std::vector<device::List> lists;  // none with more than the buffer holds

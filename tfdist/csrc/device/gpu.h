@@ -10,8 +10,8 @@
 
 #include "error.h"
 
-// The few functions of CUDA's driver that are used, found when the process runs: so nothing of CUDA
-// is needed to compile, and what runs is the driver of the machine.
+// The CUDA driver functions in use, loaded at run time. Compilation needs no part of CUDA, and the
+// machine's own driver is used.
 
 namespace tfdist::cuda {
 
@@ -24,7 +24,7 @@ using Result = int;                  // CUresult
 using Device = int;                  // CUdevice
 using Address = unsigned long long;  // CUdeviceptr
 
-// CUipcMemHandle: tells another process of the host of an allocation.
+// CUipcMemHandle: lets another process of the host open an allocation.
 struct IpcHandle {
   char bytes[64];
 };
@@ -43,14 +43,14 @@ constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILI
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 constexpr unsigned kReached =
     0;  // CU_STREAM_WAIT_VALUE_GEQ: how two's complements of int64 compare
-constexpr int kOldestDriver = 12000;  // as cuDriverGetVersion tells it
+constexpr int kOldestDriver = 12000;  // as returned by cuDriverGetVersion
 
-// CUuuid: tells GPUs apart, also between processes.
+// CUuuid: identifies a GPU across processes.
 struct Uuid {
   char bytes[16];
 };
 
-// Name, what it takes. All return a Result.
+// Name and parameters. All return a Result.
 #define TFDIST_CUDA(F)                                                                      \
   F(cuInit, (unsigned))                                                                     \
   F(cuDriverGetVersion, (int*))                                                             \
@@ -93,7 +93,7 @@ struct Uuid {
   F(cuIpcGetMemHandle, (IpcHandle*, Address))                                               \
   F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                                 \
   F(cuIpcCloseMemHandle, (Address))
-// Null where there is none.
+// Null if the driver lacks it.
 #define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
 
 struct Driver {
@@ -104,63 +104,61 @@ struct Driver {
   int version = 0;  // such as 12040
 };
 
-// The same for the whole process; the first call tells which library, "" for the system's.
-// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is
-// missing.
+// Returns the process-wide driver. The first call selects the library, "" for the system's. Throws
+// Error(kInvalidArgument) if there is no usable driver, naming the missing function or library.
 const Driver& Load(const std::string& library = "");
 
-// Memory as the driver calls it, and as code does.
+// Conversions between device addresses and pointers.
 inline Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 template <typename T>
 T* PointerTo(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Throws Error(kInternal) with what the driver calls the error, unless all is well.
+// Throws Error(kInternal) with the driver's name for the error unless the call succeeded.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::cuda
 
 namespace tfdist {
 
-// How many threads and blocks share a kernel's work.
+// The numbers of threads and blocks that share a kernel's work.
 
 constexpr unsigned kKernelThreads = 512;
-// Of kernels that wait for nobody: from 256 blocks on, an H100 moves memory about as fast as it
-// copies.
+// For kernels that wait for no other rank: from 256 blocks on, an H100 moves memory about as fast
+// as it copies.
 constexpr uint64_t kMostBlocksAlone = 512;
 
-// The same on all ranks, whatever GPU they have.
+// The same on all ranks, regardless of their GPUs.
 inline unsigned BlocksFor(uint64_t vectors, uint64_t most) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
   return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
-// A GPU, and what belongs to it: memory, streams, events, kernels. Each frees what it has made.
+// A GPU and its resources: memory, streams, events, kernels. Each frees its own allocations.
 class Gpu {
  public:
-  // Args: its number among those that this process sees. The context is the one that TensorFlow
-  // uses.
+  // Args: its number among the GPUs visible to this process. Uses the same context as TensorFlow.
   explicit Gpu(int number);
   ~Gpu();
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
-  // Has this thread's calls of the driver go to this GPU.
+  // Makes this thread's driver calls address this GPU.
   void Use() const;
-  // The same for what frees, which can do nothing about an error.
+  // Variant for destructors, which cannot handle an error.
   void UseIfPossible() const noexcept;
   const std::string& name() const { return name_; }
-  // What its kernels are compiled for, such as "sm_90".
+  // The architecture its kernels are compiled for, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
-  // Its own among all GPUs.
+  // Unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
   // Whether its streams can wait for words in memory.
   bool has_stream_waits() const { return has_stream_waits_; }
-  // Lets what runs on this GPU use the memory of another one of this process. Throws Error where it
+  // Lets work on this GPU access the memory of another GPU of this process. Throws Error if it
   // cannot.
   void ReachInto(int number) const;
-  // Where it is in its host; parts of a GPU have one place.
+  // Its location in the host; all partitions of a GPU share one location.
   const std::string& place() const { return place_; }
 
  private:
@@ -173,12 +171,12 @@ class Gpu {
   bool has_stream_waits_ = false;
 };
 
-// What is thrown where a GPU has too little memory left.
-// Args: what the bytes are for, and the setting that makes do with fewer; what the driver has said.
+// Returns the error for insufficient GPU memory. Args: the purpose of the bytes, the setting that
+// reduces them, and the driver's error.
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error);
 
-// On the GPU; all zero.
+// Zero-filled memory on the GPU.
 class DeviceMemory {
  public:
   DeviceMemory(const Gpu& gpu, size_t bytes);
@@ -187,7 +185,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  // What another process of the host opens it by.
+  // Returns the handle with which another process of the host opens it.
   cuda::IpcHandle Share() const;
 
  private:
@@ -195,7 +193,7 @@ class DeviceMemory {
   cuda::Address address_ = 0;
 };
 
-// That of another process, of a GPU of this host.
+// Memory of another process on a GPU of this host.
 class PeerMemory {
  public:
   PeerMemory(const Gpu& gpu, const cuda::IpcHandle& handle);
@@ -210,7 +208,7 @@ class PeerMemory {
   cuda::Address address_ = 0;
 };
 
-// In the host's memory, for both; all zero.
+// Zero-filled host memory that the GPU can access.
 class MappedMemory {
  public:
   MappedMemory(const Gpu& gpu, size_t bytes);
@@ -227,7 +225,7 @@ class MappedMemory {
   cuda::Address address_ = 0;
 };
 
-// In memory of the host that somebody else has, for a GPU, too.
+// Makes existing host memory accessible to a GPU.
 class RegisteredMemory {
  public:
   RegisteredMemory(const Gpu& gpu, void* data, size_t bytes);
@@ -239,11 +237,12 @@ class RegisteredMemory {
 
  private:
   const Gpu& gpu_;
-  void* registered_ = nullptr;  // by this
+  void* registered_ = nullptr;  // null if another object registered it
   cuda::Address address_ = 0;
 };
 
-// What it is given runs in order, beside what other streams run, and before them where a GPU can.
+// Runs its work in order, concurrently with other streams and with higher priority if the GPU
+// supports it.
 class DeviceStream {
  public:
   explicit DeviceStream(const Gpu& gpu);
@@ -252,10 +251,10 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   cuda::Stream* get() const { return stream_; }
-  // Copies to or from a GPU, or within one; the host's memory has to be `MappedMemory` to come or
-  // go beside other work.
+  // Copies to, from or within a GPU. Only copies of `MappedMemory` on the host run concurrently
+  // with other work.
   void Copy(cuda::Address to, cuda::Address from, size_t bytes) const;
-  // Waits for all that it was given.
+  // Waits for all queued work.
   void Synchronize() const;
 
  private:
@@ -263,7 +262,7 @@ class DeviceStream {
   cuda::Stream* stream_ = nullptr;
 };
 
-// Whether a point in a stream has passed; the thread uses its GPU.
+// Whether an event has passed; the thread must use its GPU.
 bool HasPassed(cuda::Event* event);
 
 // A point in a stream.
@@ -275,7 +274,7 @@ class DeviceEvent {
   DeviceEvent& operator=(const DeviceEvent&) = delete;
 
   void Record(cuda::Stream* stream);
-  // What the stream is given from now on runs after this point.
+  // Makes later work of the stream run after this point.
   void HoldBack(cuda::Stream* stream) const;
   bool HasPassed() const;
   cuda::Event* get() const { return event_; }
@@ -285,8 +284,7 @@ class DeviceEvent {
   cuda::Event* event_ = nullptr;
 };
 
-// Compiled kernels, all of them loaded at once: to load one while others wait for it would wait for
-// them.
+// Compiled kernels, all loaded at once: loading a kernel while others wait for it would deadlock.
 class KernelModule {
  public:
   // Args: a binary for the GPU's architecture, and the names of its kernels.
@@ -295,7 +293,7 @@ class KernelModule {
   KernelModule(const KernelModule&) = delete;
   KernelModule& operator=(const KernelModule&) = delete;
 
-  // Runs a kernel in a stream, with arguments as it declares them.
+  // Launches a kernel in a stream, with the arguments that it declares.
   template <typename... Arguments>
   void Launch(const std::string& name, unsigned blocks, unsigned threads, cuda::Stream* stream,
               Arguments... arguments) const {
@@ -312,13 +310,13 @@ class KernelModule {
   std::unordered_map<std::string, cuda::Function*> functions_;
 };
 
-// Memory that is kept between operations, and grows with what they need.
+// Memory kept between operations, which grows on demand.
 //
 // Args: Memory: DeviceMemory or MappedMemory.
 template <typename Memory>
 class Growing {
  public:
-  // At least so many bytes, of any content; valid until the next call.
+  // At least `bytes` uninitialized bytes, valid until the next call.
   const Memory& Take(const Gpu& gpu, size_t bytes) {
     if (!memory_ || bytes > bytes_) {
       memory_ = nullptr;

@@ -39,10 +39,10 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
-// The ranks meet once for each chunk c: the sender comes when it has written c, the receiver when
-// it has read c - 2. So after that meeting the slot of c + 2, which held c - 2, is free. The first
-// two chunks are written before any meeting: the receiver has read all of the message before, since
-// it arrived for this one.
+// The ranks synchronize once per chunk c: the sender arrives after writing c, the receiver after
+// reading c - 2. That frees the slot of c + 2, which held c - 2. The first two chunks need no
+// synchronization: the receiver has read all of the previous message, since it has arrived for this
+// one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto meet = [&] {
@@ -270,7 +270,7 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
       Whole(operation, parts, on_host);
     }
   } catch (...) {
-    // What has been reduced goes up at once: its memory is the operation's until it has.
+    // Reduced data are copied to the GPU at once: their memory belongs to the operation until then.
     for (const auto& lane : lanes_) {
       SettleSoon(lane->down.get(), lane->fetched);
       SettleSoon(lane->up.get(), lane->returned);
@@ -284,7 +284,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All of them have the first one's result.
+    // All GPUs have the first one's result.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
@@ -398,7 +398,7 @@ char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_
   return in;
 }
 
-// Makes one process's operation of what several GPUs have brought.
+// Combines the parts of several GPUs into one operation of the process.
 void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {

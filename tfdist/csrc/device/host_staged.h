@@ -17,15 +17,15 @@
 
 namespace tfdist {
 
-// Messages between the two GPUs of a group, by copies: the sender's GPU writes to the receiver's
+// Messages between the two GPUs of a group by copies: the sender's GPU writes to the receiver's
 // staging buffers, so no kernel waits for another one.
 class MessageCopies {
  public:
-  // Args: this rank; the bytes of each of the two staging buffers; what ends waits early.
+  // Args: this rank; the size of each of the two staging buffers; a guard that ends waits early.
   MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard);
 
-  // Sends or receives, and waits for the end. Called by both ranks together, whose operations
-  // match, after they have met. Args: what this rank sees of the receiver's staging buffers.
+  // Sends or receives, and waits for the end. Both ranks call it after they have synchronized, with
+  // matching operations. Args: the receiver's staging buffers as seen by this rank.
   void Run(Fabric& fabric, const Operation& operation, cuda::Address staging);
 
  private:
@@ -35,35 +35,35 @@ class MessageCopies {
   DeviceRank& rank_;
   const size_t slot_bytes_;
   Guard& guard_;
-  std::deque<DeviceEvent> copied_;  // of each slot
+  std::deque<DeviceEvent> copied_;  // one per slot
 };
 
-// What GPUs of one host, or of one process, sum exactly before sums are encoded: each sums a share
-// of the values, which come to it by NCCL, in the ranks' order.
+// Exact sums over the GPUs of one host or process, before sums are encoded: each GPU receives a
+// share of the values through NCCL and sums it in the ranks' order.
 //
-// The next multiple of what kernels move at once.
+// Rounds up to a multiple of the unit that kernels move.
 inline size_t Aligned(size_t bytes) {
   return (bytes + device::kVectorBytes - 1) / device::kVectorBytes * device::kVectorBytes;
 }
 
 class ExactShares {
  public:
-  // Args: groups: the ranks, on whose "hosts" is summed; part: what this rank brings.
+  // Args: groups: the ranks, grouped by "host" for the sums; part: this rank's part.
   ExactShares(const Topology& groups, const Operation& part);
 
-  // Bytes of the largest share, and what all of this takes on the GPU: the same for all ranks.
+  // The size of the largest share, and the total device memory; the same on all ranks.
   size_t LargestShare() const { return largest_; }
   size_t Bytes() const { return slots_ * slot_; }
 
-  // Has the rank's stream do the work, in memory of so many bytes. What exchanges is called for all
-  // ranks of a process at once.
+  // Queue the work in the rank's stream, in `Bytes()` bytes of memory. The exchanges are called for
+  // all ranks of a process together.
   void Begin(const DeviceRank& rank, cuda::Address memory);
   void ExchangeValues() const;
   // Args: ended: a word of the GPU that is zero.
   void AddUp(cuda::Address ended) const;
   void ExchangeSums() const;
 
-  // This rank's share: whether it has one, which values it is of, and once added up, the sums.
+  // This rank's share: whether it has one, its values, and, after summation, the sums.
   bool HasShare() const { return Size(me_) > 0; }
   size_t begin() const { return Begins(me_); }
   Pieces sums() const { return Pieces(reinterpret_cast<char*>(Slot(0)), Size(me_)); }
@@ -79,26 +79,26 @@ class ExactShares {
 
   const std::vector<KernelAllReduce::Tensor> tensors_;  // cut alike on all ranks
   const std::vector<int> ranks_;                        // of this group
-  const size_t me_;                                     // this rank's place in it
-  std::vector<size_t> sizes_;                           // bytes of each one's share
+  const size_t me_;                                     // this rank's position in it
+  std::vector<size_t> sizes_;                           // bytes of each rank's share
   size_t largest_ = 0, slot_ = 0, slots_ = 0;
   const DeviceRank* rank_ = nullptr;
   cuda::Address memory_ = 0;
 };
 
-// Collectives of what is on GPUs, through the host's memory: there wherever a GPU is.
+// Collectives of device memory through host memory: available for any GPU.
 class HostStaged {
  public:
-  // Runs an operation whose memory is the host's.
+  // Runs an operation on host memory.
   using OnHost = std::function<void(Operation&)>;
 
-  // Args: this process's GPUs, and what ends waits early.
+  // Args: this process's GPUs, and a guard that ends waits early.
   HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guard& guard);
 
-  // Runs an operation whose memory is the GPUs'. An all-reduce goes in chunks, so that one is
-  // reduced while the next comes and the last goes back. What several GPUs bring is put together on
-  // the host first; messages and all-to-alls are for processes with one. Args: what each GPU
-  // brings.
+  // Runs an operation on device memory. An all-reduce is pipelined in chunks: one is reduced while
+  // the next is copied to the host and the previous one back. The parts of several GPUs are first
+  // combined on the host; messages and all-to-alls require a single GPU per process. Args: the
+  // GPUs' parts.
   void Run(const Operation& operation, const Parts& parts, const OnHost& on_host);
 
  private:
@@ -106,9 +106,9 @@ class HostStaged {
   // One GPU's copies to the host and back.
   struct Lane {
     explicit Lane(const Gpu& gpu);
-    // When they are needed first.
+    // Created on first use.
     void MakeChunks();
-    // Has what copies either way wait for the GPU's values, and for room for them.
+    // Makes both copy streams wait for the GPU's values and for room for them.
     void HoldBack(const Operation& part) const;
     void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const;
     void Return(const char* from, const Pieces& to, size_t begin, size_t bytes) const;

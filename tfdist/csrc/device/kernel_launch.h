@@ -25,21 +25,21 @@ namespace tfdist {
 // For a `KernelModule`.
 std::vector<const char*> KernelNames();
 
-// An all-reduce among the GPUs of one host by our own kernels, which read each other's memory. The
-// ranks meet in kernels that wait, or between kernels, while their streams wait.
+// An all-reduce among the GPUs of one host with our own kernels, which read each other's memory.
+// The ranks synchronize either in kernels that wait, or between kernels by streams that wait.
 //
 // The names of its kernels.
 std::vector<const char*> AllReduceKernelNames();
 
 class KernelAllReduce {
  public:
-  // One tensor of a bucket, and where its result goes; on the GPU.
+  // One tensor of a bucket and the address of its result; on the GPU.
   struct Tensor {
     cuda::Address in;
     cuda::Address out;
     size_t bytes;
   };
-  // What the ranks reach of each other's memory.
+  // The memory that ranks access of each other.
   struct Shared {
     cuda::Address staging;  // `StagingBytes` of them
     cuda::Address words;    // kWordBytes
@@ -50,25 +50,24 @@ class KernelAllReduce {
     uint32_t rank;
     std::vector<Shared> ranks;  // as this rank sees them; at most kMostRanks
     size_t buffer_bytes;        // of each of two buffers: a multiple of 16, the same on all ranks
-    size_t one_shot_bytes = 1 << 16;     // up to so many are reduced in one shot; not measured yet
+    size_t one_shot_bytes = 1 << 16;     // buckets up to this size are reduced in one shot; untuned
     double timeout_seconds = 600;        // of each wait of a kernel, and of `Launch`
-    StreamMeetings* meetings = nullptr;  // where streams wait, not kernels
+    StreamMeetings* meetings = nullptr;  // set if streams wait instead of kernels
   };
   static constexpr size_t kWordBytes = device::kMeetingWords * sizeof(uint64_t);
   static constexpr size_t StagingBytes(size_t buffer_bytes) { return 2 * buffer_bytes; }
 
   explicit KernelAllReduce(Setup setup);
 
-  // Has a stream reduce tensors, of the same sizes on all ranks; returns at once. Where streams
-  // wait, until they are told not to, it first waits until few launches are left, or the guard ends
-  // that.
+  // Queues a reduction of tensors, which have the same sizes on all ranks, and returns at once. If
+  // streams wait, it first waits until few launches are pending or the guard ends the wait.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
               Guard& guard);
 
-  // Ends all waits, and has what has not begun do nothing; from any thread.
+  // Ends all waits and disables work that has not begun; from any thread.
   void Abort() noexcept;
-  // Whether a wait has ended in vain, and so what was launched since has not been done. Final once
-  // the stream has passed.
+  // Whether a wait has failed, so that later launches had no effect. Final once the stream has
+  // passed.
   device::Outcome outcome() const;
 
  private:
@@ -84,32 +83,32 @@ class KernelAllReduce {
   device::Staging staging_{};
   device::Meeting meeting_{};
   size_t turn_ = 0;
-  DeviceEvent room_;  // some launches back, where streams wait
+  DeviceEvent room_;  // some launches back, if streams wait
   size_t launches_ = 0;
 };
 
-// Encodes, sums and decodes by kernels. All memory is on the GPU.
+// Encodes, sums and decodes with kernels. All memory is on the GPU.
 //
 // The names of its kernels.
 std::vector<const char*> CodecKernelNames();
 
 class KernelCodec {
  public:
-  // Args: room: as much as `RoomBytes` says of the most values that are given at once.
+  // Args: room: `RoomBytes` of the maximum number of values per call.
   KernelCodec(const KernelModule& kernels, cuda::Stream* stream)
       : kernels_(kernels), stream_(stream) {}
   static constexpr size_t RoomBytes(size_t values) {
     return device::kRooms * values * sizeof(float);
   }
 
-  // Each has the stream do its work, and returns at once. Args: error: a run of none for no
+  // Each call queues its work in the stream and returns at once. Args: error: empty for no
   // feedback.
   void Encode(const device::Batch& batch, const device::Place& in, const device::Place& error,
               cuda::Address room, cuda::Address to) const;
   void Decode(const Codec& codec, size_t count, cuda::Address from, const device::Place& out,
               cuda::Address room) const;
-  // Everyone's values, of which the own are `in`, encoded again by the codec of the batch, and
-  // decoded into `out`. Args: votes: whether a sum is the sign that most values have.
+  // Sums all ranks' values, with its own in `in`, encodes the sums with the batch's codec, and
+  // decodes them into `out`. Args: votes: whether a sum is the sign of the majority.
   void Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
            const device::Place& in, const device::Place& error, const device::Place& out,
            cuda::Address room, cuda::Address to) const;
@@ -122,22 +121,22 @@ class KernelCodec {
   cuda::Stream* const stream_;
 };
 
-// Sums the rows of all ranks into tensors by kernels, to the bits of the processor. All memory is
-// on the GPU.
+// Sums the rows of all ranks into tensors with kernels, bit-identical to the processor. All memory
+// is on the GPU.
 //
 // The names of its kernels.
 std::vector<const char*> ScatterKernelNames();
 
 class KernelScatter {
  public:
-  // Args: ranks: whose rows there are, one rank's behind the other's.
+  // Args: ranks: the number of ranks, whose rows are consecutive.
   KernelScatter(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream, size_t ranks)
       : gpu_(gpu), kernels_(kernels), stream_(stream), ranks_(ranks) {}
 
-  // What it needs until the stream has passed its work.
+  // Memory needed until the stream has finished its work.
   size_t ScratchBytes() const;
-  // Has the stream sum as `SumRows` does, and returns at once. Rows that ranks do not send, such as
-  // of an index of no value, make all sums NaN.
+  // Queues the work of `SumRows` and returns at once. Invalid rows, such as an index of no value,
+  // make all sums NaN.
   void Sum(const Row* rows, size_t count, const std::vector<RowSums>& tensors,
            cuda::Address scratch) const;
 
@@ -148,29 +147,28 @@ class KernelScatter {
   const size_t ranks_;
 };
 
-// Selects the values of a sparse gradient by kernels, to the bits of the processor. All memory is
-// on the GPU.
+// Selects the values of a sparse gradient with kernels, bit-identical to the processor. All memory
+// is on the GPU.
 //
 // The names of its kernels.
 std::vector<const char*> SelectKernelNames();
 
 class KernelSelect {
  public:
-  // Args: all: each tensor's; fewer than `kMostCandidates` all together.
+  // Args: all: the candidates of each tensor; fewer than `kMostCandidates` in total.
   KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream,
                const std::vector<Candidates>& all);
 
-  // What it needs from the first call until the stream has passed the last one's work.
+  // Memory needed from the first call until the stream has finished the work of the last one.
   size_t ScratchBytes() const;
 
-  // Has the stream bring what is kept up to date and find what to select, as `SelectLargest` and
-  // `SelectAbove` do, and returns at once.
-  // Args: selected: how many of each tensor.
+  // Queues the update of the residuals and the selection, as in `SelectLargest` and `SelectAbove`,
+  // and returns at once. Args: selected: the number of values to select from each tensor.
   void FindLargest(const std::vector<size_t>& selected, cuda::Address scratch);
   void FindAbove(float threshold, cuda::Address scratch);
-  // Where the number of rows is then, a uint32.
+  // The address of the resulting number of rows, a uint32.
   cuda::Address rows() const { return cuda::AddressOf(cuts_.all_rows); }
-  // Has the stream take what was found, as `TakeRows` does.
+  // Queues the removal of the selected values, as in `TakeRows`.
   void Take(Row* rows);
 
  private:
@@ -186,7 +184,7 @@ class KernelSelect {
   std::vector<device::Sources> lists_;
   uint32_t tensors_ = 0;
   size_t tiles_ = 0;
-  bool keeps_ = false;  // what is not sent
+  bool keeps_ = false;  // whether unsent values are kept
   device::Cuts cuts_{};
 };
 

@@ -19,9 +19,9 @@
 
 namespace tfdist {
 
-// Calls a function for several GPUs of a process at once, where each waits for the others.
+// Calls a function concurrently for several GPUs of a process that wait for each other.
 //
-// Ends the waits of all calls once one of them has failed.
+// Ends the waits of all calls once one call fails.
 class Siblings : public Guard {
  public:
   explicit Siblings(Guard& outer) : outer_(outer) {}
@@ -36,7 +36,7 @@ class Siblings : public Guard {
   std::atomic<bool> failed_{false};
 };
 
-// Throws the error of the one that has failed first, if any. Args: what the others look at.
+// Throws the error of the first failed call, if any. Args: a flag that the other calls check.
 inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
                    Siblings* siblings = nullptr) {
   if (count == 1) return call(0);
@@ -63,31 +63,31 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
   if (error) std::rethrow_exception(error);
 }
 
-// The order in which communicators launch what waits for other GPUs: the same on all of them.
-// Otherwise each of two GPUs might run first what waits for the second of the other's.
+// The order in which communicators launch operations that wait for other GPUs: the same on all
+// GPUs. Otherwise each of two GPUs might first run an operation that waits for the other GPU's
+// second one.
 //
-// The ranks of an operation, once all have come to it, propose a number each, and the largest is
-// the operation's: a GPU launches the operations of all its communicators by their numbers. Source:
-// Skeen's algorithm, in Birman and Joseph, "Reliable communication in the presence of failures",
-// 1987.
+// Once all ranks of an operation have arrived, each proposes a number, and the operation takes the
+// largest. A GPU launches the operations of all its communicators by their numbers. Source: Skeen's
+// algorithm, in Birman and Joseph, "Reliable communication in the presence of failures", 1987.
 //
-// Of one GPU.
+// The order of one GPU.
 class LaunchOrder {
  public:
-  // An operation's place in it, from its proposal until it has been launched or given up.
+  // An operation's place in the order, from its proposal until it is launched or abandoned.
   class Turn {
    public:
-    // Args: the communicator's own name among all, the same on all its ranks.
+    // Args: the communicator's unique name, the same on all its ranks.
     Turn(LaunchOrder& order, const cuda::Uuid& communicator);
     ~Turn();
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
     size_t proposed() const { return number_; }
-    // Args: the largest number that any GPU has proposed for the operation.
+    // Args: the largest number proposed by any GPU for the operation.
     void Settle(size_t largest);
-    // Waits until nothing else can come before it. Throws Error when that takes too long, or the
-    // guard says so.
+    // Waits until no other operation can precede it. Throws Error if the wait times out or the
+    // guard ends it.
     void Await(Guard& guard, double seconds);
 
    private:
@@ -99,7 +99,7 @@ class LaunchOrder {
     size_t number_ = 0;
   };
 
-  // That of a GPU of this process.
+  // Returns the order of a GPU of this process.
   static LaunchOrder& Of(int gpu);
 
  private:
@@ -109,22 +109,22 @@ class LaunchOrder {
   std::vector<Turn*> waiting_;  // turns that have not ended
 };
 
-// An operation of a process with several GPUs, each of which brings its part when its program comes
-// to it.
+// An operation of a process with several GPUs. Each GPU contributes its part when its program
+// reaches the operation.
 class Assembly {
  public:
-  // Null, or what went wrong.
+  // Receives null or the error.
   using Done = std::function<void(const Error*)>;
 
   explicit Assembly(size_t gpus) : parts_(gpus) {}
 
-  // Adds a GPU's part. `done` is called at the end of the operation, at once if that has come.
+  // Adds a GPU's part. `done` is called when the operation ends, or at once if it has ended.
   void Add(size_t gpu, Operation part, Done done);
-  // Waits for all parts, or for what ends the wait, and returns them in the order of the GPUs;
-  // empty if some are missing. Throws Error(kMismatch) where they are not alike, and
-  // Error(kUnavailable) that names a GPU whose part has not come in time.
+  // Waits for all parts, or until the wait is ended. Returns the parts in the order of the GPUs;
+  // empty if some are missing. Throws Error(kMismatch) if the parts differ, and Error(kUnavailable)
+  // naming a GPU whose part is late.
   std::vector<Operation> Await(double seconds, const std::function<bool()>& ends);
-  // Tells everyone how it ended.
+  // Reports the outcome to all parts.
   void End(const Error* error);
 
  private:
@@ -143,14 +143,14 @@ class Assembly {
   std::optional<Error> error_;
 };
 
-// The operations that some GPU has come to, and not yet all.
+// The operations that some GPUs, but not all, have reached.
 class Assemblies {
  public:
   explicit Assemblies(size_t gpus) : gpus_(gpus) {}
 
-  // The one that a GPU comes to now, and whether it is the first to.
+  // Returns the operation that a GPU has reached, and whether it is the first GPU to reach it.
   std::shared_ptr<Assembly> Next(size_t gpu, bool* is_first);
-  // Expects no more parts of an operation that has ended.
+  // Stops expecting parts of an operation that has ended.
   void Drop(const Assembly* ended);
 
  private:

@@ -1,5 +1,5 @@
-// The few functions of NCCL that are used, found when the process runs: so nothing of it is needed
-// to compile, and it is the NCCL that TensorFlow uses.
+// The NCCL functions in use, loaded at run time. Compilation needs no part of NCCL, and
+// TensorFlow's own NCCL is used.
 #pragma once
 
 #include <climits>
@@ -18,12 +18,12 @@ using Result = int;  // ncclResult_t
 using Type = int;    // ncclDataType_t
 using Op = int;      // ncclRedOp_t
 
-// ncclUniqueId: tells the ranks of a communicator how to find each other.
+// ncclUniqueId: lets the ranks of a communicator find each other.
 struct UniqueId {
   char bytes[128];
 };
 
-// ncclConfig_t as in 2.17 to 2.24. Newer ones go by its size and version, and set the rest.
+// ncclConfig_t as in 2.17 to 2.24. Newer versions use its size and version, and set the rest.
 struct Config {
   static constexpr int kUnset = INT_MIN;  // NCCL_CONFIG_UNDEF_INT
 
@@ -44,9 +44,9 @@ constexpr Type kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4;
 constexpr Type kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 constexpr Op kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kMean = 4;
 constexpr int kSymmetric = 1;   // NCCL_WIN_COLL_SYMMETRIC
-constexpr int kOldest = 22100;  // that of TensorFlow 2.18
+constexpr int kOldest = 22100;  // the version of TensorFlow 2.18
 
-// Name, what it returns, what it takes.
+// Name, return type, parameters.
 #define TFDIST_NCCL(F)                                                                 \
   F(ncclGetVersion, Result, (int*))                                                    \
   F(ncclGetErrorString, const char*, (Result))                                         \
@@ -66,7 +66,7 @@ constexpr int kOldest = 22100;  // that of TensorFlow 2.18
   F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))    \
   F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                \
   F(ncclRecv, Result, (void*, size_t, Type, int, Comm*, Stream*))
-// Null where a version lacks them.
+// Null in versions that lack them.
 #define TFDIST_NCCL_IF_PRESENT(F)                                          \
   F(ncclMemAlloc, Result, (void**, size_t))                                \
   F(ncclMemFree, Result, (void*))                                          \
@@ -83,22 +83,21 @@ struct Library {
   int version = 0;  // such as 22105 for 2.21.5
 };
 
-// The same for the whole process; the first call tells which library, "" for the system's.
-// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is
-// missing.
+// Returns the process-wide library. The first call selects it, "" for the system's. Throws
+// Error(kInvalidArgument) if there is no usable library, naming the missing part.
 const Library& Load(std::string library = "");
 
-// The functions of a library that is called `name`: `find` returns null for those that it lacks.
+// Loads the functions of a library called `name`: `find` returns null for missing ones.
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
 
-// Whether NCCL's own setting, NCCL_MULTI_RANK_GPU_ENABLE, lets several ranks have one GPU.
+// Whether NCCL's own setting, NCCL_MULTI_RANK_GPU_ENABLE, lets several ranks share a GPU.
 bool LetsRanksShareAGpu(const Library& library);
 
-// As people write it, such as "2.21.5".
+// The version as text, such as "2.21.5".
 std::string VersionOf(int version);
 
-// Throws Error with what NCCL says of the error, unless all is well: kUnavailable if a rank is
-// lost, else kInternal.
+// Throws Error with NCCL's message unless the call succeeded: kUnavailable if a rank is lost, else
+// kInternal.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::nccl

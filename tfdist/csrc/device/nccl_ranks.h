@@ -1,4 +1,4 @@
-// Collectives by NCCL, also of encoded values.
+// Runs collectives through NCCL, including compressed ones.
 #pragma once
 
 #include <cstddef>
@@ -17,24 +17,24 @@
 
 namespace tfdist {
 
-// Compressed all-reduces among GPUs by NCCL: what is encoded goes from one GPU's memory to the
-// others'.
+// Compressed all-reduces among GPUs through NCCL: encoded values move between the GPUs' memories.
 class NcclCoded {
  public:
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: topology: whose ranks are GPUs; ranks: this process's.
+  // Args: topology: its ranks are GPUs; ranks: this process's.
   NcclCoded(const Topology& topology, const Ranks& ranks);
   ~NcclCoded();
 
-  // Whether it can run an operation of which something is encoded; all ranks say the same.
+  // Whether it can run a compressed operation; the same answer on all ranks.
   bool Takes(const Parts& parts) const;
-  // Whether what was launched has to end before there is room for one that it takes.
+  // Whether earlier launches must end before there is room for an operation.
   bool IsFull(const Parts& parts) const;
-  // Makes room for it, if it has ended; whether all ranks have. Args: lack: why there is none here.
+  // Allocates room after earlier launches have ended; returns whether all ranks have room. Args:
+  // lack: the reason for missing room on this rank.
   bool MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts, std::string* lack);
 
-  // Has the GPUs' streams run an operation for which there is room; returns at once.
+  // Queues an operation that has room in the GPUs' streams; returns at once.
   void Launch(const Parts& parts);
 
  private:
@@ -45,32 +45,32 @@ class NcclCoded {
   const Topology& Groups(size_t gpu, const Operation& part) const;
 
   const Ranks& ranks_;
-  // All ranks as each of these GPUs sees them, on hosts, and with processes in the place of hosts.
+  // All ranks as each of these GPUs sees them, grouped by host, and grouped by process.
   std::vector<Topology> hosts_, processes_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // one for each GPU, once there is room
-  size_t agreed_ = 0;                         // for so many encoded bytes all ranks have room,
-  size_t refused_ = SIZE_MAX;                 // and for so many one has none
+  size_t agreed_ = 0;                         // all ranks have room for this many encoded bytes,
+  size_t refused_ = SIZE_MAX;                 // and some rank lacks room for this many
 };
 
-// The GPUs of a process as ranks of NCCL, which one thread launches together.
+// The GPUs of a process as NCCL ranks, launched together by one thread.
 class NcclRanks {
  public:
   struct Setup {
     nccl::UniqueId id;
     size_t first;         // of this process's ranks
     int size;             // of all processes
-    size_t buffer_bytes;  // for small tensors that are put together; the same on all ranks
+    size_t buffer_bytes;  // for packed small tensors; the same on all ranks
     double timeout_seconds;
-    bool fuses;                                    // whether all-reduces are to come
+    bool fuses;                                    // whether all-reduces will follow
     std::function<void(const std::string&)> warn;  // may be empty
   };
 
-  // Joins the others. All processes call this within one operation.
-  // Args: this process's GPUs, whose `nccl` and `fusion` are made; what may end waits.
+  // Joins the other processes. All processes call this within one operation. Args: this process's
+  // GPUs, with `nccl` and `fusion` set; a guard that may end waits.
   NcclRanks(Fabric& fabric, const Operation& operation,
             std::vector<std::unique_ptr<DeviceRank>>& ranks, const Setup& setup, Guard& guard);
 
-  // Has the GPUs' streams run a collective, or a message; returns at once.
+  // Queues a collective or a message in the GPUs' streams; returns at once.
   void Launch(const Fingerprint& asked, const Parts& parts);
 
  private:

@@ -1,4 +1,4 @@
-// The memory of other GPUs: how it is opened, and why it cannot be.
+// Opens the memory of other GPUs, and reports obstacles.
 #pragma once
 
 #include <cstddef>
@@ -15,72 +15,71 @@
 
 namespace tfdist {
 
-// What the ranks of a communicator tell each other about their GPUs, and reach of each other's
-// memory.
+// The introductions of a communicator's ranks, and access to each other's GPU memory.
 //
-// Of one GPU, as it is: copied between processes of one program.
+// Describes one GPU; copied as bytes between processes of one program.
 struct Introduction {
   cuda::Uuid gpu;
-  char place[32];           // of the GPU in its host
-  cuda::Uuid process;       // its own among all processes
-  cuda::Uuid communicator;  // its process's name for this one
-  int32_t number;           // among those that its process sees
+  char place[32];           // the GPU's location in its host
+  cuda::Uuid process;       // unique among all processes
+  cuda::Uuid communicator;  // the process's name for this communicator
+  int32_t number;           // among the GPUs visible to its process
   char model[64];
   char lack[384];           // why it has no kernels; "" if it has
-  cuda::IpcHandle staging;  // where it has kernels
+  cuda::IpcHandle staging;  // set if it has kernels
   cuda::IpcHandle words;
   cuda::Address staging_address;
   cuda::Address words_address;
   uint64_t buffer_bytes;
   int32_t nccl;  // its version; 0 for none
   uint8_t has_stream_waits;
-  uint8_t nccl_shares;  // whether NCCL is told to let ranks share a GPU, and can
-  char transport[8];    // that is asked for
+  uint8_t nccl_shares;  // whether NCCL is able and configured to let ranks share a GPU
+  char transport[8];    // the requested transport
 };
 
-// The introductions of all GPUs: those of each process after those of the one before. Called by all
-// processes within one operation, as what follows is. Throws Error(kMismatch) where processes have
+// Exchanges the introductions of all GPUs, in the order of the processes. All processes call this
+// and the following functions within one operation. Throws Error(kMismatch) if the processes have
 // different numbers of GPUs.
 std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
                                     const std::vector<Introduction>& own);
 
-// A number of each GPU, in the same order.
+// Exchanges a number per GPU, in the same order.
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
                             const std::vector<size_t>& own);
 
-// Some numbers, each the largest of all processes.
+// Returns, for each number, its maximum over all processes.
 std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
                                  const std::vector<double>& own);
 
-// Whether all is well on each process.
+// Whether all processes succeeded.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 
-// What the first process that cannot do something says about that, with its name; "" if all can.
-// Args: what this one says.
+// Returns the obstacle of the first process that has one, with its name; "" if none has. Args: this
+// process's obstacle.
 std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own);
 
-// That of the first process.
+// Returns the first process's value.
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
 
-// A name that nothing else has.
+// Returns a unique name.
 cuda::Uuid NewName();
 
 // This process's own name, the same for all its ranks.
 cuda::Uuid ThisProcess();
 
-// The memory of other GPUs, for the kernels of one.
+// The memory of other GPUs, as used by one GPU's kernels.
 class Peers {
  public:
-  // Opens it. Args: the one GPU, which is this of all ranks. Throws Error where the driver does not
-  // allow that.
+  // Opens the memory. Args: this rank's GPU, the handles of all ranks, and this rank's number.
+  // Throws Error if the driver refuses.
   Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank);
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
-  // Writes to the others' staging buffers and, once all GPUs have, reads what they have written,
-  // since drivers err. Both return whether all was as it should be.
+  // Check peer access, since drivers have bugs: one writes to the other GPUs' staging buffers; the
+  // other, once all GPUs have written, reads them back. Both return whether the check passed.
   bool Write() const;
   bool Read() const;
 
@@ -96,33 +95,33 @@ class Peers {
   const size_t rank_;
 };
 
-// Why the GPUs of a communicator cannot go a way; the same on all ranks.
+// Why a transport is unavailable; the same answer on all ranks.
 //
 // All GPUs of a communicator.
 struct DeviceTeam {
-  Topology topology;                // whose ranks are GPUs; `rank` is this process's first
-  std::vector<Introduction> ranks;  // what each has told
+  Topology topology;                // its ranks are GPUs; `rank` is this process's first
+  std::vector<Introduction> ranks;  // the introduction of each
   bool tls = false;
   bool may_share_gpu = false;
-  bool streams_wait = false;  // whoever shares a GPU
+  bool streams_wait = false;  // regardless of shared GPUs
 };
 
 // Whether streams wait for the other ranks, not kernels.
 bool StreamsWait(const DeviceTeam& team);
 
-// Why no kernel can reach another GPU's memory, as far as all of them know; "" if it may.
+// Why no kernel can access another GPU's memory, as far as all ranks know; "" if it can.
 std::string WhyNoKernels(const DeviceTeam& team);
 
 // Why NCCL is not used; "" if it can be.
 std::string WhyNoNccl(const DeviceTeam& team);
 
-// Two GPUs of different models, which take different times for a step; "" if there are none.
+// Names two GPUs of different models, whose step times differ; "" if there are none.
 std::string HowGpusDiffer(const DeviceTeam& team);
 
-// The bytes of the smallest buffer of all: what all cut their buckets by.
+// The size of the smallest buffer, by which all ranks cut their buckets.
 size_t LeastBuffer(const DeviceTeam& team);
 
-// Throws Error(kMismatch) where the ranks were told to go different ways.
+// Throws Error(kMismatch) if the ranks' settings request different transports.
 void CheckTransports(const DeviceTeam& team);
 
 }  // namespace tfdist

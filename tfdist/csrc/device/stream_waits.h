@@ -1,4 +1,4 @@
-// Waits of streams for one another, and measured times.
+// Lets streams wait for each other, and measures times.
 #pragma once
 
 #include <cstddef>
@@ -14,36 +14,36 @@ namespace tfdist {
 
 // How the host waits for a GPU.
 //
-// Waits until something on a GPU has passed, or for what ends the wait.
+// Waits until something on a GPU has passed, or until the wait is ended.
 void AwaitPassed(const std::function<bool()>& has_passed, const std::function<bool()>& ends);
 
-// Waits until a point in a stream has passed. The guard may end the wait by an Error, and so may
-// `check`, if there is one, which is called now and then.
+// Waits until an event has passed. The guard may end the wait with an Error, and so may `check`, if
+// any, which is called periodically.
 void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check = {});
 
-// Waits for what a stream was given, but not for long; whether that has passed. For ends after a
-// failure, where nothing can be done about another one.
+// Waits briefly for a stream's queued work, and returns whether it has finished. For cleanup after
+// a failure, when a further error cannot be handled.
 bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 
-// Where ranks meet whose streams wait by themselves, so that nothing occupies a GPU meanwhile: for
-// ranks that share one, where a kernel that waits may keep the one that it waits for from running.
+// Synchronizes ranks by stream waits, so that nothing occupies a GPU meanwhile. This is for ranks
+// that share a GPU, where a waiting kernel may prevent the awaited kernel from running.
 //
-// The words are in memory that a host's processes share: there the host ends a wait at once,
-// whatever the GPU's queues hold. A meeting has words of its own until it is over everywhere, so
-// what another rank writes late takes no end of a wait back.
+// The words are in memory shared by a host's processes, so the host can end a wait at once,
+// regardless of the GPU's queues. A meeting keeps its own words until it is over on all ranks, so
+// another rank's late write cannot undo the end of a wait.
 class StreamMeetings {
  public:
-  // How many meetings have words: at most so many may not be over yet.
+  // The number of meetings with words: the maximum number of unfinished meetings.
   static constexpr uint64_t kMost = device::kMostBlocks;
   static constexpr size_t kWordBytes =
       device::kMostRanks * device::kMeetingWords * sizeof(uint64_t);
 
-  // Args: kWordBytes that all ranks share, zero at the start.
+  // Args: kWordBytes shared by all ranks, zero-filled.
   StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
 
-  // The words of a rank for a meeting, as kernels of this one's GPU see them.
+  // The words of a rank for a meeting, as seen by kernels of this rank's GPU.
   uint64_t* WordsOf(uint32_t rank, uint64_t meeting) const;
-  // Has a stream wait until all other ranks have told this one that they have come.
+  // Makes a stream wait until all other ranks have reported their arrival.
   void Await(uint64_t meeting, cuda::Stream* stream) const;
   // Ends all waits of this rank; from any thread.
   void Release() noexcept;
@@ -56,13 +56,12 @@ class StreamMeetings {
   const uint32_t ranks_;
 };
 
-// Which of two ways is the faster one for all-reduces of each size, by trying.
+// Measures which of two transports is faster for all-reduces of each size.
 //
-// The sizes that are tried, ascending.
+// The measured sizes, ascending.
 std::vector<size_t> TriedSizes();
 
-// Up to how many bytes the first way is faster; 0 if it never is.
-// Args:
+// Returns the size in bytes up to which the first transport is faster; 0 if it never is.
 //   seconds: how long an all-reduce of so many bytes takes by the first way, or by the second.
 //   slowest: the same numbers, each the largest of all ranks; so that all come to one result.
 size_t WhereFirstIsFaster(

@@ -11,7 +11,7 @@ namespace tfdist {
 
 // The few values of a tensor that are sent, and what is kept of the others for the next time.
 //
-// What is selected from: `scale * in`, or what it adds up to with what was there before.
+// The values to select from: `scale * in`, or its sum with the earlier residual.
 struct Candidates {
   const float* in;
   float* error;     // becomes error + momentum, or error + scale * in without one; null for none
@@ -20,7 +20,7 @@ struct Candidates {
   float scale;
   float factor;
 
-  // What was selected from, once it has been.
+  // The values selected from, after the selection.
   const float* Values() const { return error ? error : in; }
   float Value(size_t index) const { return error ? error[index] : scale * in[index]; }
 };
@@ -29,18 +29,18 @@ constexpr size_t kMostCandidates = size_t{1} << 31;
 // Both bring `error` and `momentum` up to date, and return rising indices. Larger means of larger
 // magnitude; infinity is larger than all numbers, and what is not a number is larger still.
 
-// So many that none of the others is larger; where several are equal, the first ones.
+// Selects the given number of largest values; among equal values, the first ones.
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
 
-// All that are not smaller than a positive threshold.
+// Selects all values not smaller than a positive threshold.
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
 // Throws Error unless it is positive.
 void CheckThreshold(float threshold);
 
 // Makes rows of a sparse gradient from tensors, and tensors from rows.
 //
-// Moves selected values to as many rows: what is sent is no longer kept. Args: first: the index of
-// the first candidate among the values of all tensors.
+// Moves selected values to rows, one each, and removes them from the residual. Args: first: the
+// index of the first candidate among the values of all tensors.
 void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices, int32_t first,
               Row* rows);
 

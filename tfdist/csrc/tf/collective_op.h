@@ -1,4 +1,4 @@
-// What all of the kernels share: they hand a collective to its communicator and return at once.
+// The base of all kernels: they submit a collective to its communicator and return at once.
 #pragma once
 
 #include <memory>
@@ -22,8 +22,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  protected:
-  // Describes the collective and prepares its outputs; what it refers to must live until the end.
-  // Runs in TensorFlow's thread and must not wait.
+  // Describes the collective and prepares its outputs. Referenced objects must live until the end.
+  // Runs in TensorFlow's thread and must not block.
   virtual absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                                Operation* operation) = 0;
   virtual void Enqueue(Communicator* group, Operation operation, Communicator::Done done);
@@ -34,19 +34,19 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const Kind kind_;
   std::string communicator_;
   std::string key_;
-  bool overlaps_ = false;  // the program goes on beside it
+  bool overlaps_ = false;  // the program continues meanwhile
 };
 
 ConstPieces Read(const tensorflow::Tensor& tensor);
 Pieces Written(tensorflow::Tensor* tensor);
-// A list of tensors, inputs 1 to `count`, as one run of values, and the results' as outputs: in
-// place where TensorFlow allows.
+// A list of tensors, inputs 1 to `count`, viewed as one run of values, and the results as outputs:
+// in place if TensorFlow allows it.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
-// What keeps the tensors of such a list, and the results', after the end of the operation.
+// Keeps the tensors of such a list and the results alive after the operation.
 std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,
                                                           int count);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
-// A tensor of rows, of which ranks may bring different numbers.
+// A tensor of rows, whose number may differ between ranks.
 absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);
 ReduceOp ReductionNamed(const std::string& name);
 

@@ -18,15 +18,15 @@ class BatchSource {
 
   explicit BatchSource(std::shared_ptr<Replay> replay) : replay_(std::move(replay)) {}
 
-  // The last batch once more, the input's next one, or the next rows of its batches. If another
-  // number of workers than at first has to keep its rows, these are of so many workers.
+  // Returns the last batch again, the input's next batch, or the next rows of its batches. If a
+  // changed number of workers must keep its rows per batch, the rows are for that number.
   absl::Status Next(tensorflow::data::IteratorContext* context,
                     tensorflow::data::IteratorBase* input, int64_t workers, bool* ended);
   // The one that `Next` has found.
   const Batch& batch() const { return batch_; }
-  // Whether the next one is to be the last one once more.
+  // Whether the next batch repeats the last one.
   bool is_asked_again() const { return replay_ && replay_->is_requested(); }
-  // Frees the memory of a batch that is not needed any more, unless it may be asked for again.
+  // Frees the memory of a batch that is no longer needed, unless it may be requested again.
   void Release();
 
   absl::Status Save(const std::string& prefix, tensorflow::data::IteratorStateWriter* writer);
@@ -34,7 +34,7 @@ class BatchSource {
                        tensorflow::data::IteratorStateReader* reader);
 
  private:
-  // Between two rows of `read_`.
+  // A position between two rows of `read_`.
   struct Place {
     int64_t batches = 0;  // that are before it
     int64_t offset = 0;   // the rows of the next one that are
@@ -43,13 +43,13 @@ class BatchSource {
     }
   };
 
-  // Reads on until the batch of this number is there.
+  // Reads until the batch of this number is available.
   absl::Status ReadTo(tensorflow::data::IteratorContext* context,
                       tensorflow::data::IteratorBase* input, int64_t number, bool* ended);
-  // Moves a place so many rows on, or to the end of the data.
+  // Advances a position by a number of rows, or to the end of the data.
   absl::Status Find(tensorflow::data::IteratorContext* context,
                     tensorflow::data::IteratorBase* input, int64_t rows, Place* end);
-  // Has `batch_` be the rows from `begin_` to `end_`.
+  // Sets `batch_` to the rows from `begin_` to `end_`.
   absl::Status Take();
   // Whether rows of this batch can follow those of the ones before it.
   absl::Status Check(int64_t number) const;

@@ -16,7 +16,7 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
-// Some rows of a tensor, which refer to its memory where that is safe.
+// Some rows of a tensor, sharing its memory if that is safe.
 
 namespace tfdist::tf {
 
@@ -35,14 +35,13 @@ inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t sta
 
 namespace tfdist::tf {
 
-// A variable whose values are changed, and the memory that they are in: another value may be
-// assigned meanwhile.
+// A variable whose values are changed, and their memory: another value may be assigned meanwhile.
 struct Taken {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   tensorflow::Tensor values;
 };
 
-// What keeps variables while their values are changed.
+// Keeps variables alive while their values are changed.
 using Variables = std::vector<Taken>;
 
 // Copies bytes where tensors are.
@@ -68,13 +67,13 @@ class SelectOp : public tensorflow::OpKernel {
   void Compute(tensorflow::OpKernelContext* context) override;
 
  protected:
-  // What is selected from in a step.
+  // The candidates of a step.
   struct Asked {
     std::vector<Candidates> candidates;  // of each tensor
     std::vector<size_t> selected;        // how many of each, unless there is a threshold
     Variables variables;
   };
-  // What was selected, on the host.
+  // The selection, on the host.
   class Selected {
    public:
     Selected(const std::vector<Candidates>& candidates, const std::vector<size_t>& selected,

@@ -30,8 +30,8 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // Sparse updates have put the variable into a mode in which they change its buffer without
-    // looking who refers to it. The next one now copies the buffer first, and restores the mode.
+    // Sparse updates have switched the variable to a mode in which they change its buffer even if
+    // it is shared. The next update copies the buffer first, and restores the mode.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;
@@ -82,8 +82,7 @@ int64_t UndoLog::committed() const {
 
 }  // namespace tfdist::tf
 
-// The kernels by which a step counts or leaves no trace: they tell the undo log how far it has
-// come.
+// Kernels that make steps atomic: they report a step's progress to the undo log.
 
 namespace tfdist::tf {
 namespace {
@@ -131,7 +130,7 @@ class UpdateBeginsOp : public OpKernel {
 class StepPreparesOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
-  void Compute(OpKernelContext*) override {}  // that it waits for the variables is all
+  void Compute(OpKernelContext*) override {}  // its only purpose is to wait for the variables
 };
 
 class StepCommitsOp : public OpKernel {
@@ -187,7 +186,7 @@ REGISTER_KERNEL_BUILDER(
 }  // namespace
 }  // namespace tfdist::tf
 
-// The kernels that tell the recorder how far a step has come. They do nothing else.
+// Kernels that report a step's progress to the recorder. They do nothing else.
 
 namespace tfdist::tf {
 namespace {
@@ -217,7 +216,7 @@ class ReadyOp : public OpKernel {
         recorder.Stalls();
       }
     } catch (const Error&) {
-      // It has been closed, as its operation will say.
+      // The communicator has been closed, as its operation will report.
     }
   }
 
@@ -239,7 +238,7 @@ class InputEndsOp : public OpKernel {
   void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
 };
 
-// The beginning of a span, or its end, which takes the time that the beginning gave out.
+// The beginning of a span, or its end, which takes the beginning's output time.
 class SpanBeginsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -277,7 +276,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistInputEnds").Device(tensorflow::DEVICE_CPU), 
 }  // namespace
 }  // namespace tfdist::tf
 
-// Says whether the shapes of a step's rows are among those for which clusters are compiled.
+// Decides whether the shapes of a step's rows are among the shapes to compile clusters for.
 
 namespace tfdist::tf {
 namespace {
@@ -286,11 +285,11 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 
-// XLA compiles for each shape anew, which takes longer than many steps. So the first shapes are
-// compiled, and others once they have come often, up to a number that a step can have by mistake.
+// XLA compiles each new shape, which takes longer than many steps. So the first shapes are
+// compiled, and others once they are frequent, up to a limit per step.
 constexpr int kOften = 16;
 constexpr int kMost = 16;
-// Shapes whose times are counted at once: rows of ever new lengths must not fill the memory.
+// The number of shapes counted at once: rows of ever new lengths must not exhaust memory.
 constexpr size_t kMostCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
@@ -317,7 +316,7 @@ class ShapesFitOp : public OpKernel {
     std::lock_guard<std::mutex> lock(mutex_);
     if (compiled_.count(shapes) > 0) return true;
     if (compiled_.size() == kMost) return false;
-    // What comes often is soon counted again.
+    // Frequent shapes are soon counted again.
     if (times_.size() == kMostCounted && times_.count(shapes) == 0) times_.clear();
     if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
     compiled_.insert(shapes);
@@ -328,7 +327,7 @@ class ShapesFitOp : public OpKernel {
 
   std::mutex mutex_;
   std::set<std::vector<int64_t>> compiled_;
-  std::map<std::vector<int64_t>, int> times_;  // of those that are not compiled
+  std::map<std::vector<int64_t>, int> times_;  // of shapes that are not compiled
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);
@@ -336,7 +335,7 @@ REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), 
 }  // namespace
 }  // namespace tfdist::tf
 
-// The kernel that tells a graph which rank of how many this process is.
+// The kernel that returns this process's rank and the number of ranks to a graph.
 
 namespace tfdist::tf {
 namespace {

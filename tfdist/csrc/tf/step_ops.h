@@ -11,40 +11,39 @@
 
 namespace tfdist::tf {
 
-// The log of this process's running step; steps do not overlap.
+// The undo log of this process's running step; steps do not overlap.
 //
-// What is kept is a reference to a variable's buffer. TensorFlow's kernels copy a buffer before
-// they change it if anybody else refers to it, so only what a step does change is copied.
+// It keeps references to variables' buffers. TensorFlow's kernels copy a shared buffer before they
+// change it, so only changed variables are copied.
 //
-// A step that is taken back here may stand elsewhere. It can be redone if every rank writes what it
-// alone holds before it gives its part of something that all ranks wait for: then whoever has the
-// step knows that all had written these values.
+// A step that is rolled back here may have committed elsewhere. It can be redone if every rank
+// writes its worker-local state before it contributes to an operation that all ranks wait for: a
+// rank with the committed step then knows that all ranks had written these values.
 class UndoLog {
  public:
   using Variable = tensorflow::core::RefCountPtr<tensorflow::Var>;
 
   static UndoLog& Instance();
 
-  // A step begins. Args: complete: all that it writes is kept, so an update can be undone.
+  // Begins a step. Args: complete: all written variables are kept, so an update can be undone.
   void Begin(bool complete);
-  // The step may write this variable and then fail.
+  // Keeps a variable that the step may write before it fails.
   void Keep(Variable variable);
-  // The step has communicated all it has to, and now writes variables that are not kept.
+  // The step has finished communicating, and now writes variables that are not kept.
   void UpdateBegins();
-  // The step stands.
+  // Commits the step.
   void Commit();
-  // Restores what is kept, if a step has begun and does not stand. Returns whether that was all: an
-  // update of variables that are not kept has not begun.
-  // Args: redoable: keeps what it takes out, until the next step begins.
+  // Restores the kept variables if a step has begun and is not committed. Returns whether this
+  // undid the whole step, that is, no update of variables that are not kept had begun.
   bool RollBack(bool redoable);
-  // Puts back what the last roll-back has taken out, if it is redoable.
+  // Restores the values removed by the last roll-back, if it is redoable.
   void Redo();
-  // How many steps stand.
+  // The number of committed steps.
   int64_t committed() const;
 
  private:
   struct Kept {
-    // Exchanges the variable's value and this one.
+    // Swaps the variable's value and this one.
     void Swap();
 
     Variable variable;

@@ -11,17 +11,17 @@
 
 namespace tfdist {
 
-// A connection between two ranks in TLS, in which each has proven to be one of the job.
+// A TLS connection between two ranks, each of which has proven to belong to the job.
 class TlsStream : public Stream {
  public:
   // One end of a connection is its server.
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
-  // Goes on with the handshake as far as that goes without waiting, and says whether it is done;
-  // else descriptor() is to be polled for events(). After that of TLS both ends prove that they
-  // have the job's secret, by an HMAC of keys that this connection alone has (RFC 8446, 7.5): a
-  // proof that was given on another connection is worth nothing here. Throws Error(kUnavailable)
-  // that says why the two do not come together.
+  // Advances the handshake without blocking, and returns whether it is done. If not, poll
+  // descriptor() for events(). After the TLS handshake, both ends prove that they have the job's
+  // secret, by an HMAC of keys unique to this connection (RFC 8446, 7.5): a proof from another
+  // connection is worthless here. Throws Error(kUnavailable) with the reason if the handshake
+  // fails.
   bool Handshake();
   short events() const;
 
@@ -50,16 +50,16 @@ class TlsStream : public Stream {
   size_t proof_received_ = 0;
   Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
-  std::vector<char> out_;  // encrypted, and not sent yet from `sent_` on
+  std::vector<char> out_;  // encrypted; unsent from `sent_` on
   size_t sent_ = 0;
-  size_t taken_ = 0;      // bytes of the caller's that are in `out_`
+  size_t taken_ = 0;      // the caller's bytes that are in `out_`
   bool ended_ = false;    // the other end has closed the connection
   int socket_error_ = 0;  // errno of the socket, once it is broken
 };
 
-// Makes streams of the connections of a group: in the clear, or in TLS once all have shaken hands.
+// Makes streams from a group's connections: unencrypted, or in TLS once all handshakes are done.
 //
-// For each rank a stream, or none.
+// A stream per rank, or null.
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
 struct Connections {
@@ -67,9 +67,9 @@ struct Connections {
   Streams data;
 };
 
-// Args: this rank, what messages call each rank, for each rank two descriptors or -1, which are
-// taken over even where this fails, what TLS needs if it is wanted, and how long it may take to
-// begin. Of two ranks the lower one is the server. Throws Error that names who is missing.
+// Args: this rank; each rank's name in messages; two descriptors per rank, or -1, owned by this
+// call even if it fails; the TLS settings, if any; the time limit. Of two ranks, the lower one is
+// the server. Throws Error naming the missing ranks.
 Connections Connect(int rank, const std::vector<std::string>& names,
                     const std::vector<int>& control, const std::vector<int>& data,
                     const TlsFiles& files, double seconds);

@@ -1,4 +1,4 @@
-// Many sends and receives at once, over the links of a group.
+// Runs many sends and receives concurrently over a group's links.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ class Exchange {
   using OnBytes = std::function<void(size_t received)>;
   void Receive(int rank, void* data, size_t bytes, OnBytes on_bytes = {});
 
-  // Until all is done. Throws Error: mismatch, a rank lost, aborted.
+  // Runs until all transfers are complete. Throws Error: mismatch, a rank lost, aborted.
   void Run();
 
  private:

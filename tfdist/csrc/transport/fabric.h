@@ -21,12 +21,12 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // Takes as many bytes as go without waiting, perhaps none.
-  // Throws Error(kUnavailable) if the other end is gone.
+  // Transfers the bytes that it can without blocking, perhaps none. Throws Error(kUnavailable) if
+  // the other end is gone.
   virtual size_t Write(const char* data, size_t bytes) = 0;
   virtual size_t Read(char* data, size_t bytes) = 0;
 
-  // What can be polled for progress; -1 where the bell rings instead.
+  // The descriptor to poll for progress; -1 if the bell rings instead.
   virtual int descriptor() const { return -1; }
 };
 
@@ -47,7 +47,7 @@ class RingLink : public Link {
 // A link to a rank of another host, over a stream.
 class SocketLink : public Link {
  public:
-  // `name` is what messages call the other rank.
+  // Args: name: the other rank's name in messages.
   SocketLink(std::unique_ptr<Stream> stream, std::string name);
 
   size_t Write(const char* data, size_t bytes) override;
@@ -62,7 +62,7 @@ class SocketLink : public Link {
   const std::string name_;
 };
 
-// How one rank of a group reaches the others: its host's segment, and a link to every rank.
+// A rank's connections to its group: its host's segment, and a link to every rank.
 //
 // Who sits where. A host's ranks are in the order of their ranks in the group; so are the hosts,
 // by their first rank.

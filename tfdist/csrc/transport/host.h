@@ -30,7 +30,7 @@ class Host {
   Segment& segment() { return *segment_; }
   Guard& guard() { return guard_; }
 
-  // Says that this rank has joined a collective, with up to Arrival::kBytes of data.
+  // Announces that this rank has joined a collective, with up to Arrival::kBytes of data.
   void Arrive(const Fingerprint& fingerprint, const ConstPieces& data = {});
 
   // What a rank has brought to the collective that this one has joined last.
@@ -58,7 +58,7 @@ class Host {
   Bell& bell() { return segment_->progress(rank_).bell; }
   const Patience& patience() const { return patience_; }
 
-  std::atomic<uint64_t> copied_bytes{0};  // into the segment
+  std::atomic<uint64_t> copied_bytes{0};  // copied into the segment
 
  private:
   Progress& mine() { return segment_->progress(rank_); }

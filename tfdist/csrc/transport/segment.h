@@ -10,9 +10,9 @@
 
 namespace tfdist {
 
-// Lets ranks of one host wait for each other: spin briefly, give the core away, then sleep.
+// Lets ranks of one host wait for each other: spin briefly, yield the core, then sleep.
 //
-// A rank's bell, in shared memory. Whoever has made progress rings the bells of those asleep.
+// A rank's bell, in shared memory. A rank that makes progress rings the bells of sleeping ranks.
 struct alignas(64) Bell {
   std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> rings;
@@ -27,7 +27,7 @@ struct Patience {
   int spins;
   int yields;
 
-  // For so many ranks on this host.
+  // Args: the number of ranks on this host.
   static Patience For(int ranks);
 };
 
@@ -61,22 +61,22 @@ void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) 
   }
 }
 
-// The memory that the ranks of one host share: who has come how far, and room for data.
+// The shared memory of a host's ranks: their progress, and room for data.
 //
 // Processes share them: a lock would be one of each process.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
-// How far one rank of the host has come. The counts only grow.
+// The progress of one rank of the host. The counts only grow.
 struct alignas(128) Progress {
   std::atomic<uint64_t> arrived;    // collectives joined
-  std::atomic<uint64_t> published;  // chunks whose parts for others lie ready
-  std::atomic<uint64_t> reduced;    // chunks whose own part lies ready
+  std::atomic<uint64_t> published;  // chunks whose parts for other ranks are ready
+  std::atomic<uint64_t> reduced;    // chunks whose own part is ready
   std::atomic<uint64_t> finished;   // chunks that are no longer read here
   Bell bell;
 };
 
-// What a rank brings to a collective: its fingerprint, and all of its data if that is small.
+// A rank's arrival at a collective: its fingerprint, and all of its data if small.
 struct alignas(64) Arrival {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
@@ -91,18 +91,18 @@ struct alignas(128) Ring {
 
 class Segment {
  public:
-  // Chunks on their way at the same time, and arrivals kept.
+  // The number of chunks in flight, and of arrivals kept.
   static constexpr int kSlots = 3;
   static constexpr int kArrivals = 8;
 
-  // Of words by which the streams of GPUs wait for each other.
+  // The number of words with which GPU streams wait for each other.
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);
 
   // Maps a descriptor of `bytes` zero bytes, and closes it.
   Segment(int descriptor, size_t bytes, int ranks);
-  // Memory of the caller's, for ranks that are threads; it must be zero at the start.
+  // Uses the caller's memory, for ranks that are threads; it must be zero-filled.
   Segment(void* memory, size_t bytes, int ranks);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -115,8 +115,8 @@ class Segment {
                      static_cast<size_t>(rank)];
   }
 
-  // A rank's room for chunks, and the largest one. There is room for one more than are on their
-  // way, since a chunk that does not fit at the end begins at the front.
+  // A rank's room for chunks, and the maximum chunk size. There is room for one more chunk than are
+  // in flight, since a chunk that does not fit at the end begins at the front.
   size_t chunk_bytes() const { return chunk_bytes_; }
   size_t room_bytes() const { return (kSlots + 1) * chunk_bytes_; }
   char* room(int rank) { return rooms_ + static_cast<size_t>(rank) * room_bytes(); }
@@ -129,11 +129,11 @@ class Segment {
 
   void* stream_words() { return stream_words_; }
 
-  // Tells every rank of the host to give up; the first error stays.
+  // Makes every rank of the host abort; the first error is kept.
   void Abort(const Error& error);
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
   Error abort_error() const;
-  // Wakes whoever sleeps.
+  // Wakes sleeping ranks.
   void RingAll();
 
  private:

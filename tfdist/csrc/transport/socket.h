@@ -7,28 +7,28 @@
 
 namespace tfdist {
 
-// The bytes of a connected stream socket, as they are or in TLS.
+// The bytes of a connected stream socket, unencrypted or in TLS.
 //
 // One thread at a time may use it.
 class Stream {
  public:
   virtual ~Stream() = default;
 
-  // As recv() and send() on a socket that does not block: how many bytes, perhaps fewer than asked
-  // for; 0 at the end of what comes; -1 and errno, which is EAGAIN where nothing goes for now.
-  // After EAGAIN the next bytes to be written must begin with the same as before.
+  // Like recv() and send() on a nonblocking socket: return the number of bytes, possibly fewer than
+  // requested; 0 at the end of the input; -1 with errno, which is EAGAIN if the call would block.
+  // After EAGAIN, the next write must begin with the same bytes.
   virtual ssize_t Read(char* data, size_t bytes) = 0;
   virtual ssize_t Write(const char* data, size_t bytes) = 0;
 
-  // What can be polled after EAGAIN.
+  // The descriptor to poll after EAGAIN.
   virtual int descriptor() const = 0;
 };
 
-// A stream socket of this process, in the clear. A forked child does not keep it open: the death of
+// An unencrypted stream socket of this process. A forked child does not keep it open: the death of
 // its parent must close the connection.
 class Socket : public Stream {
  public:
-  // Takes over the descriptor.
+  // Takes ownership of the descriptor.
   explicit Socket(int descriptor);
   ~Socket() override;
   Socket(const Socket&) = delete;
@@ -42,18 +42,18 @@ class Socket : public Stream {
   const int descriptor_;
 };
 
-// What the kernel counts of a TCP connection.
+// The kernel's statistics of a TCP connection.
 struct TcpStatistics {
-  uint64_t acknowledged_bytes = 0;  // sent, and known to have come
-  uint64_t busy_us = 0;             // with something on its way
-  uint64_t pending_bytes = 0;       // written, and not known to have come
-  uint64_t bytes_per_second = 0;    // as acknowledged lately
+  uint64_t acknowledged_bytes = 0;  // sent and acknowledged
+  uint64_t busy_us = 0;             // time with data in flight
+  uint64_t pending_bytes = 0;       // written but not acknowledged
+  uint64_t bytes_per_second = 0;    // recent delivery rate
   uint32_t round_trip_us = 0;       // smoothed
-  uint32_t retransmits = 0;         // segments
+  uint32_t retransmits = 0;         // retransmitted segments
   uint32_t silent_ms = 0;           // since the last acknowledgment
 };
 
-// All zero where it is no TCP socket, or the kernel does not tell.
+// All zero if it is not a TCP socket or the kernel provides no statistics.
 TcpStatistics ReadTcpStatistics(int descriptor);
 
 }  // namespace tfdist

@@ -1,4 +1,4 @@
-// What kernels use of the machine that runs them: threads, words that others write, time.
+// The machine as kernels use it: threads, shared words, time.
 #pragma once
 
 #include <cstdint>
@@ -43,18 +43,18 @@ T* OfMemory(T* data) {
   return data;
 }
 
-// Memory that a block has for itself while it runs, of any content.
+// Uninitialized memory of a running block.
 inline uint32_t* BlockWords() {
   __shared__ uint32_t words[kBlockWords];
   return words;
 }
-// Waits for all threads of the block; whether the condition holds for all of them.
+// Waits for all threads of the block, and returns whether the condition holds for all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
 inline uint32_t TeamMask() { return 0xffffu << (threadIdx.x & kTeam); }
-// Waits for the team: what each has written before is seen by all of it.
+// Waits for the team; all of it then sees each thread's earlier writes.
 inline void MeetTeam() { __syncwarp(TeamMask()); }
-// What each of the team has, in their order.
+// The values of the team's threads, in order.
 template <typename T>
 inline void TellTeam(T own, T (&all)[kTeam]) {
 #pragma unroll
@@ -84,10 +84,10 @@ inline uint32_t LargestOfTeam(uint32_t own) {
 
 namespace tfdist::device {
 
-// Waits for all threads of the block: what each has written before is seen by all of it.
+// Waits for all threads of the block; all of them then see each thread's earlier writes.
 inline void MeetBlock() { AllOfBlock(true); }
 
-// This thread's place among all of the grid's, and how many there are.
+// This thread's index in the grid, and the number of threads.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }
 inline uint64_t ThreadsOfGrid() { return uint64_t{Blocks()} * ThreadsOfBlock(); }
 

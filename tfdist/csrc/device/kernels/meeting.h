@@ -1,4 +1,4 @@
-// How kernels wait for those of other ranks.
+// Lets kernels wait for kernels of other ranks.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// To look at the host's memory takes longer than to look at the GPU's own.
+// Reading host memory takes longer than reading the GPU's own.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
 // Waits until a word has reached a number.
@@ -39,15 +39,13 @@ inline bool IsOther(const Meeting& meeting, uint32_t rank) {
   return rank < meeting.ranks && rank != meeting.rank;
 }
 
-// Tells another rank that this block has come so far. What it has written before is then seen
-// there.
+// Reports this block's progress to another rank, which then sees this block's earlier writes.
 inline void Tell(const Meeting& meeting, uint32_t other) {
   StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
 }
 
-// Tells the other ranks that this block has come so far, and waits for the same block of theirs.
-// What each has written before is then seen by all. False if it has given up; the whole block
-// knows.
+// Reports this block's progress to the other ranks, and waits for the same block of each. All ranks
+// then see each other's earlier writes. Returns false, to the whole block, after an abort.
 inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
   bool met = AllOfBlock(true);
   const uint32_t other = Thread();

@@ -5,7 +5,7 @@
 
 #include "device/kernels/tiles.h"
 
-// What the kernels that sum rows are given.
+// Arguments of the kernels that sum rows.
 
 namespace tfdist::device {
 
@@ -36,7 +36,7 @@ struct RowRuns {
 
 }  // namespace tfdist::device
 
-// What the kernels that select values are given.
+// Arguments of the kernels that select values.
 
 namespace tfdist::device {
 
@@ -60,7 +60,7 @@ struct Tally {
   uint32_t equal;  // have that of the cut
 };
 
-// What kernels find out about the tensors of an operation, and tell the next ones.
+// Intermediate results about an operation's tensors, passed between kernels.
 struct Cuts {
   // Of each tensor. Selected are magnitudes above this one, and so many that are equal: the first
   // ones.
