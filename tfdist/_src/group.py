@@ -170,7 +170,7 @@ class Communicators:
                 _close(communicator, cause)
 
     def close_for_change(self, cause: str | None) -> None:
-        """Closes all communicators, including split ones of the user, whose ranks are obsolete."""
+        """Closes all communicators, including those split off by the user with the old ranks."""
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
@@ -334,7 +334,11 @@ class Group:
         self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
-        """Makes `regroup` fail, with a clause that begins with the feature that cannot change."""
+        """Makes `regroup` fail; only the first reason is kept.
+
+        Args:
+            reason: a clause for the message. It begins with the feature that prevents a change.
+        """
         self._fixed_because = self._fixed_because or reason
 
     def check_can_change(self) -> None:
@@ -375,7 +379,11 @@ class Group:
         self._renew_compressors()
 
     def _renew_compressors(self) -> None:
-        """Recreates the compressors' routes; checks that all workers have the same ones."""
+        """Makes new routes for the compressors that have any; called by all workers.
+
+        Raises:
+            ProgramMismatchError: the workers have routes for different values of `within_hosts`.
+        """
         living = filter(None, (reference() for reference in self._compressors))
         used = [compressor for compressor in living if compressor.routes]
         routes = json.dumps([compressor.routes for compressor in used])

@@ -403,7 +403,10 @@ class NativeCommunicator:
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
 
     def launches(self, plan: Sequence[Sequence[int]]) -> bool:
-        """Whether a plan's collectives end as soon as GPUs have started them."""
+        """Whether a plan's collectives may end as soon as GPUs have started them.
+
+        True for several collectives on GPUs, unless a callback watches operations' results.
+        """
         return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:

@@ -164,7 +164,7 @@ def assign(resource: tf.Tensor, value: tf.Tensor) -> None:
 
 
 def is_token(resource: tf.Tensor) -> bool:
-    """Whether `make` has created a resource."""
+    """Whether a resource was created by `make`."""
     return hasattr(resource, _MARK)
 
 

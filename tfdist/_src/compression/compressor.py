@@ -75,7 +75,10 @@ class Compressor:
         self._choose()
 
     def confirm(self) -> None:
-        """Checks this policy against the one that other workers change to; called by all together.
+        """Checks that the workers that call `change` change to this worker's policy.
+
+        Called instead of `change` if this worker already has its policy; all workers call one of
+        the two together.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -255,10 +258,11 @@ class Compressor:
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            with left_to_tensorflow():  # Workers may run different programs in it.
+            with left_to_tensorflow():  # Workers may have different parts in this sum.
                 totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
-        # The other gradients are complete only after the backward pass, so they are summed last.
+        # The other gradients are complete only after the backward pass. Summed first, they would
+        # delay the compressed ones.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]

@@ -213,7 +213,7 @@ class Exchange:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """The route's properties in a graph that depends on how workers are divided among hosts."""
+        """The properties of the route that become part of a graph, if its codec `follows_hosts`."""
         host = self.host
         leads = "all" if self.leaders is self.workers else self.leaders is not None
         return host.group is not None, host.num_leaders, host.index, host.stride, leads

@@ -199,7 +199,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
 
 @functools.cache
 def _say_that_files_are_shared_out(is_chief: bool) -> None:
-    """Reports once that AUTO yields different batches than one process, since it is the default."""
+    """Reports once that AUTO, the default, yields different batches than a single process."""
     if is_chief:
         say(
             "tfdist: The dataset reads files, of which each worker reads its share "

@@ -383,7 +383,7 @@ class BatchForm(NamedTuple):
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Returns the components with a row count other than the one that has the most bytes.
+    """Returns the components whose row count is not the one that covers the most bytes.
 
     Args:
         sizes: the numbers of rows and bytes of dense components, by component number.

@@ -167,7 +167,12 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
 
 
 def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
-    """The key of each variable of an optimizer: its model variable, and its index as a slot."""
+    """Returns the keys of an optimizer's variables: the owner, and an index among its variables.
+
+    Args:
+        owners: for each variable, the number of the model variable that it is a slot of; None for
+            variables of the whole optimizer.
+    """
     seen: Counter[int | None] = Counter()
     keys = []
     for owner in owners:
@@ -243,6 +248,7 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
     Only its updates see the product: the learning rate or schedule stays unchanged for other code
     that reads, sets or saves it. If interrupted training never left an earlier context, that
     context ends when another one is entered.
+
     Args:
         optimizer: an optimizer that updates variables.
         factor: returns the factor, a scalar; called when an update reads the learning rate.

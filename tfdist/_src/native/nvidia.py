@@ -133,7 +133,7 @@ def nccl_version(library: str) -> str:
         ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
     except (OSError, AttributeError) as error:
         raise NativeUnavailableError(f"NCCL cannot be used: {error}") from error
-    # Version 2.9 and later are encoded as 20900.
+    # The encoding since version 2.9: 20900 is 2.9.0.
     major, rest = divmod(number.value, 10_000)
     return f"{major}.{rest // 100}.{rest % 100}"
 

@@ -197,7 +197,7 @@ class NextGroup:
 
     @property
     def can_grow(self) -> bool:
-        """Whether the next group would admit the waiting processes."""
+        """Whether any processes wait to join, and the next group would admit them."""
         waiting = len(self.membership.waiting) if self.membership is not None else 0
         size, most = self._group.topology.size, self._most
         if not waiting or (most is not None and size >= most):
@@ -210,7 +210,7 @@ class NextGroup:
         return self._of_those_left(())
 
     def after(self, error: OthersLeave | StagesMissing) -> Session:
-        """Forms the group after one with missing stages or spare workers.
+        """Forms the group after one that lacks stages, or that some workers leave.
 
         Args:
             error: the reason.

@@ -162,7 +162,7 @@ def release(
     min_workers: int,
     steps: int,
 ) -> None:
-    """Releases the workers that received SIGTERM; called by all of them at the end of a step.
+    """Releases the workers that received SIGTERM; called by all workers at the end of a step.
 
     Returns if all workers have to leave: there are no others, the others could not continue, or
     their launcher would take the exit of one worker for the end of the job.

@@ -228,7 +228,7 @@ class Recovery:
 
     @property
     def can_grow(self) -> bool:
-        """Whether the next group would admit the waiting processes."""
+        """Whether any processes wait to join, and the next group would admit them."""
         return self._next.can_grow
 
     def release(self) -> None:

@@ -183,9 +183,9 @@ class Agreement:
     Attributes:
         steps: the number of committed training steps.
         source: the rank that knows the position in the training.
-        sources: for each rank, the rank with the same part of the model that sends it the state.
+        sources: for each rank, a rank with the same part of the model that has its state.
         takers: the ranks that receive state.
-        redo: the ranks that redo their last step.
+        redo: the ranks that redo the step that they have rolled back.
         newcomers: the ranks that have just joined.
         epoch: the epoch that all of them enter.
         seen: the largest number of callbacks, on any worker, that saw the end of the last batch.

@@ -249,7 +249,7 @@ def read_newest(
         wholes: the names, of `"model"` and the optimizers, whose state each worker holds entirely.
 
     Returns:
-        None if there is no snapshot.
+        None if there is no snapshot to resume from.
 
     Raises:
         SnapshotError: the snapshots are of another model, or all are damaged.

@@ -157,7 +157,7 @@ class SnapshotSeries:
         return self._complete[-1].step if self._complete else None
 
     def finish_last(self) -> bool:
-        """Waits for the last snapshot; returns whether all workers, which call this, wrote it."""
+        """Waits for the last snapshot; returns whether all workers wrote it; called by all."""
         self._writer.wait()
         if self._last is None:
             return False

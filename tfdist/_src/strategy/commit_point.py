@@ -57,7 +57,7 @@ class Progress:
         return self._undone
 
     def redo(self) -> None:
-        """Restores the writes of a rolled-back step that preceded its last communication.
+        """Redoes the writes of a rolled-back step that preceded its last communication.
 
         This is correct for worker-local state if the step is committed on another worker. All other
         state must be received from that worker; `restore` declares that this has happened.

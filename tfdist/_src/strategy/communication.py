@@ -83,7 +83,7 @@ def _obstacle(options: Options, *, any_gpus: bool) -> str:
 
     Args:
         options: the settings for TLS and the driver.
-        any_gpus: whether to use them even if gradients would leave the GPU.
+        any_gpus: whether to use the native collectives even if gradients would leave the GPU.
     """
     # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not any_gpus and tf.config.list_physical_devices("GPU"):

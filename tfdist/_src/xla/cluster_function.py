@@ -71,7 +71,7 @@ def has_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def is_has_rows(operation: Any) -> bool:
-    """Whether `has_rows` has added an operation."""
+    """Whether an operation was added by `has_rows`."""
     name = str(operation.name).rpartition("/")[2]
     return operation.type == "Identity" and name.partition("_")[0] == _HAS_ROWS
 

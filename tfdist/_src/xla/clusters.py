@@ -162,7 +162,8 @@ def own_operations(
     """
     found = _computed_from(program, given)
     found |= _only_for(program, found, {t.op for t in results})
-    # A constant in a gradient waits for the operation that it belongs to, and so follows it.
+    # TensorFlow makes a constant in a gradient wait for the operation that it is made for. If that
+    # operation is a worker's own, so is the constant.
     return found | {
         op
         for op in program.operations

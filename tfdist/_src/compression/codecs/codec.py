@@ -85,7 +85,7 @@ class Codec(abc.ABC):
         """
 
     def objection(self, optimizer: Any) -> str:
-        """The reason why a Keras optimizer is incompatible with this codec; "" if it is not."""
+        """The reason why this codec cannot be used with a Keras optimizer; "" if it can."""
         return ""
 
     def compresses(self, shape: Shape) -> bool:
