@@ -245,8 +245,8 @@ class Group:
         topology: as given, until `regroup`.
         session: as given, until `regroup`.
         options: as given.
-        elastic: whether the workers may change; set before data is distributed. If so, even a
-            single worker has communicators, and models see no static number of rows.
+        elastic: whether the workers may change; set before data is distributed. In an elastic
+            group, even a single worker has communicators, and models see no static number of rows.
         joiner: waits to be admitted to the running job that this process has found; None otherwise.
         membership: decides on the members of the group; None until it is needed.
         role_of: returns the role of a rank, as a clause for messages about its loss; None if all
@@ -295,7 +295,9 @@ class Group:
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
     ) -> NativeCommunicator | None:
-        """Returns a native communicator of some workers, created when all first call this.
+        """Returns a native communicator of some workers, opened at the first call.
+
+        All workers call this together.
 
         Args:
             name: the name of the groups, the same on all workers. There is one communicator for

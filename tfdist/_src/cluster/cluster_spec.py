@@ -133,7 +133,7 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """Returns a digest that is equal exactly if the cluster and generation are the same."""
+        """Returns a digest, equal for two processes exactly if cluster and generation are."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"

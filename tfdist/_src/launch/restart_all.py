@@ -33,7 +33,7 @@ _CAUSE_SECONDS = 1.0
 # Seconds in which the other workers may fail by themselves, and record the reason, before they are
 # stopped.
 _LAST_WORDS_SECONDS = 1.0
-# Seconds that another host waits for host 0's decision.
+# Seconds that a host other than host 0 waits for host 0's decision.
 _HOST_0_SECONDS = 3.0
 # Extra time allowed to a host beyond its workers' grace period.
 _HOST_SECONDS = 30.0
@@ -83,7 +83,7 @@ class Verdict:
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
-    SETTLING = enum.auto()  # They are gone; it waits for other hosts or host 0's verdict.
+    SETTLING = enum.auto()  # Its workers are gone; it waits for other hosts, or the verdict.
     WAITING = enum.auto()  # The next generation begins after a delay.
     ENDED = enum.auto()
 

@@ -125,7 +125,7 @@ class RemoteHost:
 
     Attributes:
         description: the agent's report; empty until it arrives.
-        told: whether the agent has received its command.
+        told: whether the agent has been sent the launcher's arguments.
         begun: the `time.monotonic()` at which it was started.
 
     Raises:
@@ -291,14 +291,14 @@ def is_this_machine(host: ListedHost) -> bool:
     return any(address in own or address.startswith("127.") for address in found)
 
 
-# The first and the longest delay, in seconds, before a lost host is dialed again.
+# The first and the longest delay, in seconds, before a lost host of an elastic job is dialed again.
 _RETRY_SECONDS = (5.0, 60.0)
 _MOST_RETRIES = 8
 # Signals, output and exits wake this process; this interval catches missed ones.
 _CHECK_SECONDS = 1.0
 # Time in which the launchers must end after a stop request; longer than their own grace period.
 _END_SECONDS = 60.0
-# Signs of life per host timeout.
+# The number of signs of life sent to a host in the silence after which it ends its launcher.
 _BEATS = 6
 
 
@@ -323,7 +323,8 @@ class HostsJob:
         task: the first message to each agent.
         signals: the signals that this process receives.
         timeout: seconds in which a host must answer.
-        silence: seconds without a sign of life after which a host ends its launcher.
+        silence: seconds without a sign of life from this process after which a host ends its
+            launcher.
     """
 
     def __init__(
@@ -464,7 +465,7 @@ class HostsJob:
     def _retry(self) -> None:
         """Reaches lost hosts of an elastic job again; host 0 admits their launchers."""
         now = time.monotonic()
-        if self._stopped or 0 not in self._running:  # It is ending, or no host is admitted.
+        if self._stopped or 0 not in self._running:  # The job is ending, or host 0 is gone.
             for host in self._running.values():
                 if not host.told:
                     host.end()

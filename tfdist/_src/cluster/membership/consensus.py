@@ -205,8 +205,8 @@ class AcceptorState:
 class Proposer:
     """One attempt of a member to have the next view decided.
 
-    It proceeds as soon as the quorum rule allows, and never decides before. The caller chooses
-    which further members to wait for, and how long.
+    It may proceed as soon as the quorum rule allows, and never decides before. The caller chooses
+    for which further members to wait before that, and how long.
 
     Args:
         view: the view whose members decide.

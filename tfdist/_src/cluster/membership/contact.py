@@ -172,7 +172,11 @@ class Contact:
         return inspect(self._calls, self.member, self._node.member.place, witnesses)
 
     def _replaced(self, answer: Header) -> bool:
-        """Looks for the last word of a member that must be dead, as another process replaced it."""
+        """Looks for a member's last word: it is dead if another process has its address.
+
+        Returns:
+            Whether to stop asking; otherwise, the last word may still be found.
+        """
         finding = self._find()
         if finding.dead:
             self._note_death(finding.last_word)

@@ -124,7 +124,7 @@ class Witness:
 
     Args:
         address: the `"host:port"` at which it listens.
-        options: `secret` and the TLS options authenticate both ends; `host` equals the workers'.
+        options: `secret` and the TLS options authenticate both ends; `host` is the workers'.
         announce: called with lines about rejected connections; writes to stderr by default.
 
     Raises:

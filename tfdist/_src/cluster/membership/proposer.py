@@ -75,7 +75,7 @@ class Campaign:
         view: the view whose members decide.
         terms: the conditions for forming the group.
         extra: added to the requests.
-        absent: members that have not arrived in time: the reason by incarnation. They vote, but the
+        absent: incarnation -> reason, for members that have not arrived in time. They vote, but the
             next view leaves them out, and the other members must be a majority. So one impatient
             member cannot leave out most of the others.
         deadline: the `time.monotonic()` at which the attempt times out.
@@ -314,7 +314,7 @@ def summary(
         new: the new group.
         states: the states of the last group's members.
         said: the members that have left with a last word.
-        absent: the members that have not arrived in time: the reason by incarnation.
+        absent: incarnation -> reason, for members that have not arrived in time.
     """
     late = absent or {}
     words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}

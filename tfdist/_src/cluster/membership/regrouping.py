@@ -95,7 +95,7 @@ class Entering:
         announce: called with lines that name the missing workers.
 
     Attributes:
-        absent: the members that have not arrived in time: the reason by incarnation.
+        absent: incarnation -> reason, for members that have not arrived in time.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Entering:
             nonlocal here, noticed
             here = frame.get("here") is True
             if here and not noticed:
-                # Until then, it waits for the others, and then begins to form the next group.
+                # Rank 0 waits for the others for up to `busy` seconds, then forms the next group.
                 noticed = True
                 self._deadline = time.monotonic() + self._terms.busy + self._terms.timeout
             return frame["kind"] in ("go", "decided")

@@ -124,7 +124,7 @@ class NameChecks:
             self._thread.start()
 
     def problem(self, addresses: Iterable[str]) -> str:
-        """Returns the first problem known so far.
+        """Describes the problems known so far.
 
         Args:
             addresses: the addresses that matter now.

@@ -264,7 +264,7 @@ class Rejections:
         return any(one.count for one in self._addresses.values())
 
     def tick(self, now: float) -> None:
-        """Reports the latest rejections, and forgets addresses without new ones."""
+        """Reports the rejections of periods that have ended, and forgets addresses without any."""
         for address, one in list(self._addresses.items()):
             if now - one.since >= _EVERY_SECONDS:
                 self._report(address, one)
@@ -313,7 +313,7 @@ class Acceptor:
         tls: the TLS contexts; None for connections without TLS.
         expected: the maximum number of workers that connect at the same time.
         screen: inspects the identity of an authenticated peer, and raises WireError to reject it.
-        on_accepted: receives a non-blocking connection; the peer's acceptance is on its way.
+        on_accepted: receives a connection, non-blocking, after the acceptance was sent to the peer.
         announce: called with lines about rejected connections.
         strangers: the maximum number of additional unauthenticated connections.
         answer_as: returns the identity to present to an admitted peer; `mine` by default.

@@ -160,7 +160,7 @@ class Handler(Protocol):
     """Receives the events of the connections, in the thread of `Connections`."""
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
-        """Called when a frame arrives. KeyError, TypeError and ValueError mean it is malformed."""
+        """Called when a frame arrives; raises KeyError, TypeError or ValueError if malformed."""
 
     def on_end(self, rank: int, reason: str, *, silent: bool) -> None:
         """Called once when a connection breaks, and never after `drop` or `close`."""

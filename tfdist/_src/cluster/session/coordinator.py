@@ -160,7 +160,7 @@ class PendingExchanges:
         return max((now - current.started for current in self._pending.values()), default=0.0)
 
     def crossed_waits(self, reports: Mapping[int, bytes]) -> set[CrossedWait]:
-        """Returns the waits for ranks in an exchange by ranks that have not joined it.
+        """Finds ranks that have not joined an exchange because they wait for a rank that has.
 
         Args:
             reports: the reports of the ranks, as JSON.

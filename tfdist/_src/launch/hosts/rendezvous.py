@@ -248,7 +248,8 @@ class _Server:
         newcomers: the listener.
         this_host: this host.
         options: `secret` and whether TLS is used.
-        closed: whether only launchers of the job can authenticate; only then a refusal ends it.
+        closed: whether only launchers of the job can authenticate. If so, an incompatible
+            host ends the job; otherwise it may be a stranger, and is only refused.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ def decode(kind: type[_T], value: object) -> _T:
 
     Args:
         kind: `int`, `float`, `str`, `bool`, an `IntEnum`, `tuple[X, ...]`, or a dataclass of these
-            and of `X | None`. A dataclass may raise ValueError for invalid
-            values of these types.
+            and of `X | None`. A dataclass may raise ValueError for invalid values of these types.
         value: a result of `json.loads`.
 
     Raises:

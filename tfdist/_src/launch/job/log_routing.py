@@ -130,7 +130,7 @@ class Output:
         self._starts: dict[int, int] = {}
 
     def begin(self, generation: int) -> None:
-        """Begins a generation, in a new folder, so that the files of earlier ones are kept.
+        """Begins a generation in its own folder, so that the files of earlier ones are kept.
 
         Raises:
             LaunchError: the folder cannot be created.

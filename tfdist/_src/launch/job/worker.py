@@ -1,10 +1,10 @@
 """A worker process: its command, environment, signals and progress, and the watchdog.
 
-The watchdog is a process that reads a pipe written to only by the launcher and its workers. Each
-worker writes its process group to the pipe before it executes its program; the launcher removes the
-group once the worker has exited. However the launcher dies, the kernel closes the pipe, and the
-watchdog sends SIGKILL to the remaining groups. Therefore workers and their child processes die with
-the launcher, except for a process that has moved to another session or process group.
+The watchdog is a process that reads a pipe from the launcher. Each worker writes its process group
+to the pipe before it executes its program, and keeps no end of the pipe afterwards. The launcher
+removes the group once the worker has exited. However the launcher dies, the kernel closes the pipe,
+and the watchdog sends SIGKILL to the remaining groups. Therefore workers and their child processes
+die with the launcher, except for a process that has moved to another session or process group.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class WorkerProcess:
     """Starts one worker.
 
     The worker leads its own session, so that Ctrl-C in the terminal reaches only the launcher. The
-    launcher decides how to signal the workers. One signal
-    reaches the worker and all its child processes.
+    launcher decides how to signal the workers. One signal reaches the worker and all its child
+    processes.
 
     Args:
         plan: the worker to start.
