@@ -36,7 +36,7 @@ class Batch:
         targets: targets and sample weights; None on a rank that does not read.
         rows: the number of rows of each replica, an int32 tensor.
         spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
-        asked: the ranks' requests for the end of the step; see `trainer.fit.step_exchange`.
+        asked: the ranks' requests for the end of the step; see `keras.fit.step_exchange`.
     """
 
     x: Any
