@@ -14,6 +14,7 @@ from tfdist._src.cluster.membership.consensus import AcceptorState
 from .world import World
 
 ACTIONS = 250
+RULE = consensus.may_go_on
 
 
 def play(seed, world=World):
@@ -91,7 +92,7 @@ def half_is_enough(view, present, dead):
 
 
 def the_dead_do_not_count(view, present, dead):
-    return consensus.may_go_on([m for m in view if m not in dead] or view, present, ())
+    return RULE([m for m in view if m not in dead] or view, present, ())
 
 
 @exhaustive
@@ -100,10 +101,10 @@ def the_dead_do_not_count(view, present, dead):
     [
         (World, half_is_enough),
         (Unread, the_dead_do_not_count),
-        (Unread, consensus.may_go_on),
-        (Rumoured, consensus.may_go_on),
-        (Impatient, consensus.may_go_on),
-        (Alone, consensus.may_go_on),
+        (Unread, RULE),
+        (Rumoured, RULE),
+        (Impatient, RULE),
+        (Alone, RULE),
     ],
 )
 def test_the_histories_find_what_a_weaker_rule_breaks(monkeypatch, world, rule):
