@@ -1,4 +1,4 @@
-"""Private attributes of Keras's and TensorFlow's objects are read in `tfdist/internals` alone."""
+"""Private attributes of Keras's and TensorFlow's objects are read in `tfdist/_src/internals` alone."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 
 LOAD = (
-    "from tfdist import native; core = native.load(); print(core.library.tiny(), core.build.folder)"
+    "from tfdist._src import native; core = native.load(); print(core.library.tiny(), core.build.folder)"
 )
 
 

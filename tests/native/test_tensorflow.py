@@ -21,7 +21,7 @@ REGISTER_OP("TfdistTiny").Output("y: int32").Attr("called: int = " + std::to_str
 
 LOAD_OPS = """
 import sys
-from tfdist import native
+from tfdist._src import native
 ops = native.load_ops()
 print(ops.tfdist_tiny.__name__, native.load_ops() is ops, native.load() is native.load())
 """
