@@ -38,10 +38,10 @@ class PipelineModel(FullModel):
         model: a Sequential or Functional model, or a function that returns one. With a function,
             no worker ever holds the variables of the full model; only values that the function
             reads from a file stay in CPU memory until the model is cut.
-        cuts: the name of the last layer of each stage but the last; by default the model is cut
-            so that the stages take equally long.
-        balance: the cost to balance among the stages: `"time"`, measured on the chief, or
-            `"parameters"`, computed from the parameter counts.
+        cuts: the name of the last layer of each stage but the last; by default, stages of about
+            equal cost are chosen.
+        balance: the cost to balance among the stages if `cuts` is not given: `"time"`, measured
+            on the chief, or `"parameters"`, computed from the parameter counts.
         remat: whether backward passes recompute the forward pass, which saves the memory of its
             intermediate values.
 
@@ -93,10 +93,10 @@ class PipelineModel(FullModel):
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs all stages; symbolic only, as no worker holds all of them.
+        """Runs all stages, symbolically only, since no worker holds all of them.
 
         Raises:
-            UnsupportedError: the model is called eagerly.
+            UnsupportedError: the model is called eagerly in a pipeline of several workers.
         """
         if tf.executing_eagerly() and self.distribute_strategy.pipeline_size > 1:
             raise UnsupportedError(
@@ -110,7 +110,7 @@ class PipelineModel(FullModel):
         return graph.pack_outputs(values)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Like `keras.Model.compile`; `run_eagerly` is not supported.
+        """Compiles the model like `keras.Model.compile`; `run_eagerly` is not supported.
 
         With `jit_compile=True`, XLA compiles each stage's passes and the update.
         """
@@ -197,7 +197,7 @@ class PipelineModel(FullModel):
             metrics.update_state(y, predictions, sample_weight)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function that `fit` calls for each step."""
+        """Makes the function that `fit` calls for every `steps_per_execution` batches."""
         check_variables(self)
         take_over_metrics(self)
         if force and self._steps is not None:
@@ -206,7 +206,7 @@ class PipelineModel(FullModel):
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """Makes the function that `evaluate` calls for each step."""
+        """Makes the function that `evaluate` calls for every `steps_per_execution` batches."""
         take_over_metrics(self)
         self.test_function = self._function("test")
         return self.test_function
@@ -261,13 +261,13 @@ class PipelineModel(FullModel):
         return run
 
     def reset_metrics(self) -> None:
-        """Like `keras.Model.reset_metrics`."""
+        """Resets the metrics and forgets the logs of the last step."""
         super().reset_metrics()
         if self._steps is not None:
             self._steps.logs = {}
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the metrics so far on all workers; only last-stage workers update them."""
+        """Returns the current metrics on all workers; only last-stage workers update them."""
         if tf.executing_eagerly() and self._steps is not None and self._steps.logs:
             return dict(self._steps.logs)
         return super().get_metrics_result()  # type: ignore[no-any-return]

@@ -176,7 +176,7 @@ class _Channel:
 
 # Maximum length of a row of text; a measured timeline may have very short actions.
 _MAX_CELLS = 400
-# For a rank's first stage, and for its other stages.
+# The colors of a rank's first stage, and of its other stages.
 _COLORS = {
     Kind.FORWARD: ("#9fc1e8", "#3f74b5"),
     Kind.BACKWARD: ("#f0b98a", "#bd6b24"),

@@ -103,10 +103,10 @@ def stage_costs(
 
 
 def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
-    """Returns the bytes that a stage receives from earlier stages and sends to later ones.
+    """Returns the bytes that each possible stage receives from earlier and sends to later stages.
 
-    Gradients flow back the same way. The model's inputs do not count, since a stage reads them
-    from the batch.
+    Floating-point values count twice, since their gradients flow back. The model's inputs do not
+    count, since a stage reads them from the batch.
     """
     producer = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
     uses: dict[Key, list[int]] = {}
@@ -132,7 +132,7 @@ def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
 
 
 def _memory(graph: Graph) -> Costs:
-    """Returns the bytes of a stage's variables, each counted once."""
+    """Returns the bytes of the variables of each possible stage, each variable counted once."""
     users: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for n, call in enumerate(graph.calls):
@@ -146,9 +146,9 @@ def _memory(graph: Graph) -> Costs:
 
 
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
-    """Adds an amount to all spans from `begin` or later that contain at least one user."""
+    """Adds an amount to each stage that starts at call `begin` or later and contains a user."""
     for user in sorted(set(users)):
-        # The spans with this call as the first user.
+        # The stages whose first user is this call.
         matrix[begin : user + 1, user + 1 :] += amount
         begin = max(begin, user + 1)
 
@@ -238,7 +238,7 @@ def partition(
     Raises:
         PartitionError: the model has no graph of layers or too few calls, `cuts` has unknown
             names or the wrong number of them, or no partition is within the limit.
-        ValueError: `balance` is neither of these.
+        ValueError: `balance` is neither `"time"` nor `"parameters"`.
 
     Example:
 

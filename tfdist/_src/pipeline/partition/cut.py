@@ -86,7 +86,7 @@ class Stage:
         Returns:
             The stage's `outputs`, with their masks.
         """
-        # Attention removes the masks from its inputs.
+        # Masked inputs are copied, since attention layers remove the masks from their inputs.
         inputs = {
             key: values[key] if get_keras_mask(values[key]) is None else copy(values[key])
             for key in self.inputs
@@ -97,9 +97,9 @@ class Stage:
     def losses(self) -> list[Any]:
         """Returns the losses of the latest call, apart from the compiled loss.
 
-        They stem from `add_loss`, from activity regularizers in the stage's layers, and from
-        regularizers of the variables that the stage owns. All stages together have the model's
-        `losses`, each once.
+        They are the losses from `add_loss` and from activity regularizers in the stage's layers,
+        and the regularization losses of the variables that the stage owns. All stages together
+        return each of the model's `losses` once.
         """
         regularized = [
             v for v in self.trainable_variables if v.regularizer and id(v) in self._owned
@@ -118,10 +118,10 @@ class Stage:
 
 
 class _Body(keras.layers.Layer):  # type: ignore[misc]
-    """Wraps the calls like a model.
+    """Makes Keras treat a stage's calls like a call of a model.
 
-    It provides Keras's call context and mixed-precision types, and the layers whose losses Keras
-    clears when a call begins.
+    Keras then sets the call context and the mixed-precision types, and clears the losses of the
+    tracked layers when the call begins.
     """
 
     def __init__(

@@ -136,6 +136,7 @@ class Graph:
         inputs: the model's inputs, in the order of `keras.tree.flatten`.
         outputs: its outputs, likewise; one may occur twice, or be an input.
         specs: the spec of each value.
+        functional: Keras's graph of the model, for the structure of its inputs and outputs.
     """
 
     model: keras.Model
@@ -171,7 +172,7 @@ class Graph:
 
 
 def copy(value: Any) -> Any:
-    """Copies a tensor, so that it has its own mask."""
+    """Copies a tensor and its mask, so that removing one's mask does not affect the other."""
     if value is None:
         return None
     result, mask = tf.identity(value), get_keras_mask(value)
@@ -181,12 +182,12 @@ def copy(value: Any) -> Any:
 
 
 def mask_of(value: Any) -> Spec | None:
-    """Returns the spec of the mask on a tensor, symbolic or not."""
+    """Returns the spec of the Keras mask on a tensor, symbolic or not; None for no mask."""
     mask = get_keras_mask(value)
     return None if mask is None else Spec.of(mask)
 
 
 def keys_in(arguments: Any) -> tuple[Key, ...]:
-    """Returns the values among arguments, each once, in order."""
+    """Returns the keys of the values among arguments, each once, in order."""
     flat: Sequence[Any] = keras.tree.flatten(arguments)
     return tuple(dict.fromkeys(leaf.key for leaf in flat if isinstance(leaf, Value)))

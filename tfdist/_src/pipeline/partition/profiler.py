@@ -58,7 +58,7 @@ class CallCost:
 
     Attributes:
         forward, backward: seconds.
-        parameters: the number of elements of the layer's weights, counted at every call.
+        parameters: the number of elements of the layer's weights, in full for every call of it.
         parameter_bytes: the bytes of all variables that it uses.
         output_bytes: the bytes of its outputs.
     """
@@ -190,7 +190,7 @@ def time_call(
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Returns the median of several runs, after a warm-up."""
+    """Returns the median duration of several runs in seconds, after a warm-up."""
     taken: list[float] = []
     run()
     tf.test.experimental.sync_devices()
@@ -204,7 +204,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
-    """Makes small positive numbers, zeros for possible indices, and masks that hide nothing."""
+    """Makes a tensor of small positive floats, of zeros (valid indices), or of True (full mask)."""
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
     if spec.dtype == tf.bool:
@@ -215,7 +215,8 @@ def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
 def equivalence(call: Call) -> Hashable:
     """Returns a key; calls with equal keys compute the same function of inputs and variables.
 
-    Such calls have the same class, and equal configs, other arguments and variable shapes.
+    Such calls are of the same class, with equal configs, equal arguments apart from tensors, and
+    variables of equal shapes and types.
     """
     positions = {key: n for n, key in enumerate(call.inputs)}
 

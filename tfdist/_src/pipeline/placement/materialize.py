@@ -28,11 +28,14 @@ from tfdist.errors import TfdistError, UnsupportedError
 def build(
     model: keras.Model | Callable[[], keras.Model],
 ) -> tuple[keras.Model, list[weakref.ref[Any]]]:
-    """Returns the model and, if a function makes it, the function's variables, without values.
+    """Returns the model and references to its deferred variables, which have no values yet.
+
+    Only a function makes deferred variables; a model passed as such has its values.
 
     Raises:
         ValueError: `model` is neither a Keras model nor a function that returns one.
-        UnsupportedError: it overrides `train_step` or a similar method, or has float8 layers.
+        UnsupportedError: the model overrides `train_step` or a similar method, or has float8
+            layers.
     """
     deferred: list[weakref.ref[Any]] = []
     if not isinstance(model, keras.Model):

@@ -54,7 +54,7 @@ def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
 
 
 def _compare(what: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
-    """Compares lists of names and descriptions; names may differ."""
+    """Compares all ranks' pairs of name and description; only the descriptions must be equal."""
     everyone = [json.loads(text) for text in group.exchange(what, json.dumps(mine))]
     for rank, items in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[0], items, fillvalue=("nothing", ""))
@@ -150,7 +150,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
                 f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
                 f"{workers[no]}. Set `trainable` identically on all workers."
             )
-        # A worker that has yet to join a group knows only its own stages.
+        # A worker that has yet to join a group is alone, so other stages' flags are unknown.
         wanted = bool(next(iter(known.values()), item.trainable))
         if item.trainable != wanted:
             item.trainable = wanted

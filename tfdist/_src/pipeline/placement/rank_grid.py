@@ -1,4 +1,4 @@
-"""The placement of ranks: the stages of each, and the pipelines that a group can form."""
+"""The arrangement of ranks in pipelines, at the start of a job and after workers have changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankGrid:
-    """The mesh axes `data` and `pipeline` of a job.
+    """The mesh of a job: its ranks along the axes `data` and `pipeline`.
 
     Ranks that hold the same stages sum their gradients, so they are adjacent, and on the same host
     if they fit. The traffic between stages is lighter and crosses hosts.
@@ -49,7 +49,7 @@ class RankGrid:
 
     @classmethod
     def of_one(cls, place: int, pipeline: int) -> RankGrid:
-        """Makes a mesh for rank 0 alone, at a place in its pipeline."""
+        """Makes the mesh of a rank that is alone: 0 at its place in the pipeline, -1 elsewhere."""
         return cls((tuple(0 if p == place else -1 for p in range(pipeline)),))
 
     def __str__(self) -> str:
@@ -70,12 +70,12 @@ class RankGrid:
         return next(ranks for ranks in self.pipelines if rank in ranks)
 
     def pipeline_rank_of(self, rank: int) -> int:
-        """Returns the pipeline rank of a rank."""
+        """Returns a rank's position in its pipeline."""
         return self.pipeline_of(rank).index(rank)
 
     @property
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each pipeline rank, the job's ranks with it, which hold the same stages."""
+        """For each pipeline rank, the job's ranks that have it and so hold the same stages."""
         return tuple(zip(*self.pipelines, strict=True))
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:

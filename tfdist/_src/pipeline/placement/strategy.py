@@ -79,7 +79,7 @@ def make_compressor(
             data, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
         )
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
-            # Other groups wait for this one, although it needs no parts.
+            # All workers must create parts together, even if this data group needs none.
             for create in (split, split_gpus) if on_gpus else (split,):
                 create("host", [])
                 create("carriers", [])
@@ -103,9 +103,9 @@ class PipelineExtended(ReplicatedExtended):
         mesh: their mesh.
         place: this worker's pipeline rank.
         full_size: the number of workers at the start of the job.
-        gpus: the device, if its gradients and messages stay on it.
-        connect: opens the communicators of a mesh; returns the communicators of the workers with
-            these stages: for values on their hosts, and for values of their replicas.
+        gpus: the device, if it is a GPU whose gradients and messages stay on it; else empty.
+        connect: opens the communicators of a mesh. Returns two communicators of the workers that
+            hold the same stages: for values on hosts, and for values of the replicas.
 
     Attributes:
         mesh: the mesh of the current group.
@@ -343,7 +343,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
 
 
 def _hosts_of(topology: Topology) -> list[int]:
-    """Returns the number of each worker's host, derived from the addresses."""
+    """Returns the index of each worker's host, derived from the workers' addresses."""
     names = [worker.address.rpartition(":")[0] for worker in topology.workers]
     return [names.index(name) for name in names]
 

@@ -159,7 +159,8 @@ __all__ = ["Receive", "Send", "Step", "lower"]
 
 # For each rank and each of its actions, the sends that follow it.
 _Sends: TypeAlias = list[list[list[Send]]]
-# For each channel and each of its messages, in order: the action that the receive precedes.
+# For each channel and each of its messages, in order: the index of the action right after the
+# receive.
 _Places: TypeAlias = dict[tuple[int, int], list[int]]
 
 

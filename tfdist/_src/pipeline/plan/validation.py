@@ -52,17 +52,18 @@ def check(
 
 
 def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> tuple[float, ...]:
-    """Returns the peak number of activations on each rank: one per stage and microbatch.
+    """Returns the peak number of activations that each rank keeps at once.
 
-    Activations are kept from the forward pass to the end of the backward pass (of W if split).
+    Each forward pass, of one microbatch through one stage, adds one activation. It is kept until
+    the backward pass ends (W if the pass is split).
 
     Args:
         schedule: a schedule that passes `check`.
         freed_by_input_gradient: the fraction of an activation that I already frees, from 0 to 1.
 
     Returns:
-        The number of activations on each rank, each for one stage. With v stages per rank, each is
-        about 1/v of the activations of a microbatch on that rank.
+        One number per rank. With v stages per rank, an activation covers one of them, so it takes
+        about 1/v of the memory that a microbatch takes on a rank.
 
     Example:
         >>> peak_activations(make_schedule("1f1b", ranks=4, microbatches=8))

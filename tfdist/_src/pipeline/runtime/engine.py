@@ -68,9 +68,11 @@ class Engine:
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._outputs: dict[Any, OutputPrograms] = {}
-        # The line that needs the outputs of all rows before the backward passes; "" if none does.
+        # The line of the loss that needs the outputs of all rows, so that all forward passes must
+        # precede the backward passes; "" if there is none.
         self._couples = ""
-        # Findings of all ranks about a training step.
+        # From the findings of all ranks: the transfers of loss and metrics, and the paths of the
+        # variables with sparse gradients.
         self._of_outputs: list[Transfer] = []
         self._sparse: frozenset[str] = frozenset()
         # Values that depend on trainable variables but get no gradient from the loss.
@@ -84,7 +86,7 @@ class Engine:
         return ValueSpecs(self._partition)
 
     def outputs(self, mode: str, targets: Any) -> OutputPrograms:
-        """Makes the programs on the model's outputs, for the rank with the last stage.
+        """Returns the programs that compute loss and metrics on the rank with the last stage.
 
         Args:
             mode: `"train"` or `"test"`.
@@ -144,7 +146,7 @@ class Engine:
         """Whether this rank needs the values of batches in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
         if self._strategy.extended.group.elastic:
-            return True  # A rank that reads knows the position in the data.
+            return True  # So that every rank knows the position in the data.
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     def scratch(self) -> list[tf.Variable]:
@@ -237,7 +239,7 @@ class Engine:
         )
 
     def findings(self, program: MicrobatchExecutor, rows: int) -> dict[str, Any]:
-        """Returns facts about this rank's gradients, found by building a program, for all ranks.
+        """Returns this rank's findings about a program's gradients, for `learn` on all ranks.
 
         Args:
             program: the program.
@@ -338,7 +340,7 @@ class Engine:
         return self.outputs(mode, targets).gradients
 
     def _found_coupling(self) -> str:
-        """Returns the line of a training loss that needs the outputs of all rows, or ""."""
+        """Returns the line of the training loss that needs the outputs of all rows, or ""."""
         losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
         return next((loss.couples for loss in losses if loss is not None and loss.couples), "")
 
@@ -410,7 +412,7 @@ def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
 
 
 def _share(group: Group, topic: str, build: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Builds something on each rank, and returns the reports of all ranks."""
+    """Calls `build` on each rank and returns the reports of all ranks; raises any rank's error."""
     error = None
     try:
         report = build()

@@ -204,7 +204,8 @@ def mean_loss(
     """
     weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
     loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
-    # Otherwise, a rank without losses would start at once and seem to wait here for the others.
+    # Otherwise, a rank without losses would begin the sum at the start of the step, and appear to
+    # wait for the other ranks throughout it.
     with tf.control_dependencies(outcome.last):
         sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
     return sum_

@@ -24,9 +24,11 @@ class Feed:
     Attributes:
         rows: the number of rows.
         inputs: the model's inputs, by key.
-        place: the number of its rows and of the batch's rows, and the batch index of its first row.
-        seed: the gradient with respect to the losses of stages' layers.
-        outputs: the model's outputs, on the rank with the last stage.
+        place: the number of its rows, the number of the batch's rows, and the index of its first
+            row in the batch.
+        seed: the gradient with which the backward pass of the stages' own losses starts: the
+            loss scale.
+        outputs: collects the model's outputs on the rank with the last stage; None elsewhere.
     """
 
     rows: Callable[[int], tf.Tensor]
@@ -125,7 +127,7 @@ class _Run:
         self._feed = feed
         forward = [s for s in program.steps if isinstance(s, Action) and s.kind is Kind.FORWARD]
         self._last_forward = {action.stage: action for action in forward}
-        # Control inputs: all outputs of the last action, and the outputs that may already be sent.
+        # Control inputs: of the next action or receive, and of the next send.
         self.last: list[tf.Tensor] = []
         self._ready: list[tf.Tensor] = []
         # Tensors from other ranks, by edge and microbatch.

@@ -1,8 +1,8 @@
 """The masks, loss and metrics of a pipeline's model, computed from its outputs and targets.
 
 A masked loss is divided by the number of unmasked entries in the batch, so the first microbatch
-needs the masks of the last. A few operations compute them from the inputs. To find these
-operations, the full model is traced, and they are cut out.
+needs the masks of the last. Usually, a few of the model's operations compute the masks from the
+inputs. The full model is traced to extract these operations.
 
 Loss and metrics equal the results for the whole batch. Computations that treat rows independently
 run for each microbatch. A loss that needs the outputs of all rows, such as the root of a mean,

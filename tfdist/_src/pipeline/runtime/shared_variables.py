@@ -59,7 +59,7 @@ class SharedVariables:
             )
             if part is not None and replicas is not None:
                 for variable in (*trained, *states):
-                    # If the model was built beforehand, each rank may have initialized it alone.
+                    # If the model was built beforehand, ranks may have different initial values.
                     root = ranks.index(self._owners[id(variable)])
                     variable.assign(part.broadcast(tf.convert_to_tensor(variable), root))
                 if trained:
@@ -73,7 +73,14 @@ class SharedVariables:
         return self._owners.get(id(variable), self._pipeline_rank) == self._pipeline_rank
 
     def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
-        """Returns for each shared variable whether its gradient here is dense or sparse."""
+        """Returns "dense" or "sparse" for the shared variables with a gradient on this rank.
+
+        Args:
+            stages: the `StageFunctions` of this rank.
+
+        Returns:
+            The kinds by the variable's index in `Partition.shared`, as a string for JSON.
+        """
         stages = list(stages)
         dense = {id(v) for stage in stages for v in stage.summed}
         sparse = {id(v) for stage in stages for v in stage.looked_up}
@@ -84,7 +91,7 @@ class SharedVariables:
         }
 
     def learn(self, kinds: Iterable[Mapping[str, str]]) -> None:
-        """Records the `gradient_kinds` of each rank; a sum is dense if any of its terms is."""
+        """Records the `gradient_kinds` of each rank; a sum is dense if any rank's gradient is."""
         for of_rank in kinds:
             for number, kind in of_rank.items():
                 key = id(self._shared[int(number)].variable)
@@ -175,7 +182,7 @@ class SharedVariables:
 
 
 def _as_signed(value: Any) -> tf.Tensor:
-    # Seeds are unsigned.
+    # Seeds are unsigned, but a change may be negative.
     value = tf.convert_to_tensor(value)
     return value if value.dtype.is_floating else tf.cast(value, tf.int64)
 

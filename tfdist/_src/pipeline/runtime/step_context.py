@@ -38,7 +38,7 @@ def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.T
 
 
 def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor) -> None:
-    """Counts a step and joins the collectives of the ranks that train.
+    """Counts a step on a rank that trains nothing, and joins the other ranks' collectives.
 
     Args:
         optimizer: this rank's optimizer, which has no gradients.
@@ -86,7 +86,7 @@ class PipelineStep(Step):
         results = list(values)
         if tf.get_static_value(self._rows):
             return results
-        # A pipeline without rows computes with another pipeline's rows.
+        # A pipeline without rows computes with another pipeline's rows, which must not count here.
         has = has_rows(self._rows)
         dense = []
         for i, value in enumerate(results):
@@ -115,7 +115,8 @@ class PipelineStep(Step):
         self._turns_at(variable).after(variable)
 
     def _turns_at(self, variable: Any) -> Turns:
-        # A stage's gradients become available all at once; with a late update, all gradients do.
+        # All gradients of a stage become available at once; before a late update, those of all
+        # stages do.
         late = self.late is not None
         return self._turns_of[None if late else self._engine.stage_of(variable)]
 
@@ -143,7 +144,7 @@ class PipelineStep(Step):
 
 
 def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: Step) -> LateUpdate:
-    """Does the communication that needs no optimizer; returns the rest of the update.
+    """Performs the communication that precedes the optimizer; returns the rest of the update.
 
     Args:
         model: the PipelineModel.

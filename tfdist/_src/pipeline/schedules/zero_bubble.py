@@ -10,7 +10,8 @@ from tfdist._src.pipeline.plan.schedule import Action, Costs, Kind, Schedule
 from tfdist._src.pipeline.plan.validation import peak_activations
 from tfdist._src.pipeline.schedules.one_f_one_b import BI, BW, B, F, Pass, interleave, number
 
-# Instead of running a W, a rank waits for an F or I that is due within this many quarters of a W.
+# The thresholds that `fill` tries. A rank idles instead of running a W if its next F or I will be
+# ready within this many quarters of the duration of a W.
 _WAITS = (0, 1, 2, 4)
 # Costs are rounded to 1/_TICKS of the largest, so that rounding errors never decide the order.
 _TICKS = 1000
@@ -80,6 +81,7 @@ class _Simulation:
         return Schedule(self._frame.name, tuple(map(tuple, self._done)))
 
     def _choose(self, rank: int, now: int) -> Action | None:
+        """Returns the action that a free rank begins now; None to wait."""
         left, due = self._left[rank], self._due[rank]
         if left and (left[0].kind is not Kind.FORWARD or self._kept[rank] < self._room):
             ready = self._ready(left[0])

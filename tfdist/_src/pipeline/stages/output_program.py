@@ -206,6 +206,6 @@ class OutputProgram:
 
 
 def _of_batch(tensor: tf.Tensor, batch: Symbol) -> Value:
-    """Returns the facts about a component of a batch."""
+    """Returns the layout and dimensions of a component of a batch."""
     dims = dims_of(tensor)
     return Value(rows(), (Dim(1, (batch,)), *dims[1:])) if dims else Value(WHOLE, dims)

@@ -106,7 +106,7 @@ def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
     return tensors
 
 
-# The results are not worth keeping if the inputs are available.
+# Operations whose results cost more to keep than to recompute.
 _CHEAP = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Shape"})
 
 
@@ -189,7 +189,7 @@ class _Graph:
     def free(self, op: tf.Operation) -> bool:
         """Whether running it again costs almost nothing and yields the same result."""
         if op not in self._free:
-            self._free[op] = False  # For cycles, as in loops.
+            self._free[op] = False  # Ends the recursion at cycles, as in loops.
             self._free[op] = self._is_free(op)
         return self._free[op]
 
@@ -269,7 +269,7 @@ def make_function(
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    # The shape of some operations is known only in Python.
+    # An imported graph lacks the shapes that were set in Python.
     result = tf.identity(tensor)
     result.set_shape(like.shape)
     return result

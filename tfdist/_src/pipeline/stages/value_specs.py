@@ -47,7 +47,7 @@ class ValueSpec:
         return tf.stack([size + per_row * rows for size, per_row in self.shape])
 
     def value(self, batch: Symbol) -> Value:
-        """Returns the facts about a tensor with this spec.
+        """Returns the layout and dimensions of a tensor with this spec.
 
         Args:
             batch: the symbol for the number of rows of the batch.
@@ -129,7 +129,7 @@ class ValueSpecs:
         return self._masks[key]
 
     def of_edge(self, edge: Edge) -> list[ValueSpec]:
-        """Returns the specs of the tensors that `partition.packing.pack` returns for an edge."""
+        """Returns the specs of the tensors that `partition.pack` returns for an edge."""
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 

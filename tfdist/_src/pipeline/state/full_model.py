@@ -35,7 +35,10 @@ from tfdist._src.pipeline.runtime.channels import propagating_errors
 from tfdist._src.sharding import FullState, full_variables, sharded_by, trained_by
 
 _Key: TypeAlias = tuple[int | None, int]
-"""A slot's model variable (its number among the trainable ones), and its index among its slots."""
+"""Identifies an optimizer variable: the number of its trainable variable, and its index there.
+
+The number is None for variables that belong to no trainable variable, such as the step counter.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,7 +464,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
 
     @property
     def is_cut_by_time(self) -> bool:
-        """Whether the stages depend on the run time of its layers on the chief."""
+        """Whether the model was cut by the run time of its layers on the chief."""
         return self._untracked.by_time
 
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -469,7 +472,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         return self._untracked.files.held(getattr(self, "optimizer", None))
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
-        """Like `keras.Model.load_weights`; each worker loads its part of the full model's file.
+        """Loads this worker's part of the full model's file, like `keras.Model.load_weights`.
 
         The file may have been saved by any number of workers or by a single process. As in Keras,
         the optimizer's state is also loaded if the optimizer is built; see `load_optimizer`.
@@ -531,7 +534,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         self._untracked.files.set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
-        """Not supported: a PipelineModel is made from another model and a strategy.
+        """Raises an error, since a PipelineModel is made from another model and a strategy.
 
         Raises:
             NotImplementedError: always.
