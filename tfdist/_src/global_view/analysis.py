@@ -22,7 +22,7 @@ class Analysis:
     Args:
         graph: a `FuncGraph`.
         inputs: facts about its inputs, in order.
-        batch: the number of rows of the batch.
+        batch: the symbol for the number of rows of the batch.
 
     Attributes:
         operations: the operations to run, in topological order.
@@ -162,7 +162,7 @@ def needed_operations(graph: Any) -> list[Any]:
 def _sorted(operations: list[Any]) -> list[Any]:
     """Sorts operations topologically, otherwise keeping their order.
 
-    The lists that the gradient of a loop adds to the loop are younger than the loop itself.
+    Their order of creation may differ: the gradient of a loop adds inputs to the existing loop.
     """
     numbers = {op: i for i, op in enumerate(operations)}
     missing: list[int] = []
@@ -213,7 +213,7 @@ def _is_inlined(call: Call) -> bool:
 
 
 def _once(call: Call) -> Decision:
-    """Returns the decision that one worker of a process uses a state for all of them."""
+    """Returns the decision that one worker of each process runs the operation for all of them."""
     decision = call.whole("state that devices share")
     decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
     decision.emit = by_one_worker

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._src.global_view.layout import ONE, Dim, product
 
-_MOST = 64  # elements
+_MOST = 64  # The number of elements up to which a tensor is evaluated.
 _RULES: dict[str, Callable[..., Any]] = {}
 
 
@@ -270,13 +270,13 @@ def _broadcast_gradient(op: Any, values: Any) -> Any:
         certain, possible = set(range(rank - len(given))), set(range(rank - len(given)))
         for axis, (a, b) in enumerate(zip(own, other, strict=True)):
             if a == ONE and (b != ONE or len(first) != len(second)):
-                # If the other size turns out to be one, a sum along it changes nothing.
+                # If the other size is one at run time, a sum along the axis changes nothing.
                 certain.add(axis)
                 possible.add(axis)
             elif a == ONE:
                 possible.add(axis)
             elif b == ONE:
-                pass  # If the own size turns out to be one, a sum along it changes nothing.
+                pass  # If the own size is one at run time, a sum along the axis changes nothing.
             elif a is None or (a.value is None and not (b is not None and a.is_same(b))):
                 possible.add(axis)
         results.append(Axes(frozenset(certain), frozenset(possible)))
@@ -400,7 +400,7 @@ def _subtract(a: Dim, b: Dim) -> Dim | None:
 def _maximum(a: Dim, b: Dim) -> Dim | None:
     if a.is_same(b):
         return a
-    # Symbols stand for sizes of at least one wherever this matters.
+    # Unknown sizes are assumed to be at least one.
     for one, other in ((a, b), (b, a)):
         if one.symbols and one.factor >= 1 and not other.symbols and other.factor <= 1:
             return one

@@ -1,4 +1,4 @@
-"""The terms of rules: facts about tensors, and decisions on how to partition operations."""
+"""The arguments and results of rules: facts about tensors, and how to partition operations."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class Decision:
         inputs: the required layout of each operand; None keeps its layout.
         outputs: the layout of each result.
         dims: the dimensions of each result, if more is known than the static shapes.
-        local_shapes: for each operand that is a shape, the index of the element to convert.
+        local_shapes: maps operands that are shapes for the whole batch to the index of the element
+            to convert to own rows.
         emit: adds the operation, if a plain copy is not enough.
         parts: the analyses of the functions that the operation calls.
-        values: the facts about the results, if all are known.
+        values: all facts about the results; None to derive them from `outputs` and `dims`.
         reason: the reason for gathering operands, for `explain`.
     """
 
@@ -56,12 +57,15 @@ class Decision:
 
 
 class Call:
-    """An operation as its rule sees it.
+    """An operation with the facts about its operands, the argument of its rule.
 
     Attributes:
         op: the operation.
         values: facts about its operands.
         analysis: the analysis of its graph.
+        type: the type of the operation.
+        layouts: the layouts of its operands.
+        batch: the symbol for the number of rows of the batch.
     """
 
     def __init__(self, op: Any, values: Sequence[Value], analysis: Any) -> None:
@@ -144,12 +148,12 @@ def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
 
 
 def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
-    """Returns the facts about a tensor that has one of two values.
+    """Returns the facts that hold for a tensor with either of two values.
 
     Args:
-        first: the first value.
-        second: the second one.
-        tensor: the tensor; its axes name the sizes that differ.
+        first: the facts about one value.
+        second: the facts about the other.
+        tensor: the tensor; a size that differs gets a new symbol for the tensor's axis.
     """
     if first.layout.kind == "unset" and second.layout.kind != "unset":
         return second
@@ -215,10 +219,13 @@ def _is_same(first: Any, second: Any) -> bool:
 def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
     """Translates the facts about a function's results for its caller.
 
+    The caller cannot refer to sizes of tensors inside the function. Their symbols are replaced by
+    symbols for the axes of the results.
+
     Args:
         values: the facts inside the function.
-        graph: the function's graph; the caller does not know its sizes.
-        tensors: the results in the caller; their axes name these sizes.
+        graph: the function's graph.
+        tensors: the results in the caller.
     """
     names: dict[Symbol, Symbol] = {}
     for value, tensor in zip(values, tensors, strict=True):

@@ -166,7 +166,7 @@ def where(op: Any) -> str:
 __all__ = ["Transfer", "report", "transfers", "where"]
 
 
-# Attributes that are names or depend on the machine.
+# Attributes that fingerprints ignore, since they are names or depend on the machine.
 _LEFT_OUT = frozenset(
     {
         "communicator",
@@ -247,7 +247,7 @@ class _Functions:
 
     def of(self, name: str) -> str:
         if name not in self._found:
-            self._found[name] = ""  # of a function that calls itself
+            self._found[name] = ""  # Ends the recursion if the function calls itself.
             definition = self._definitions.get(name)
             self._found[name] = "" if definition is None else self._of(definition)
         return self._found[name]
@@ -321,7 +321,7 @@ class Program:
         graph: the graph of the step.
         outputs: the results of the step.
         captured: as for `Fingerprints`.
-        updates: whether all workers write the same variables.
+        updates: whether to include the writes to variables, which all workers must then share.
 
     Attributes:
         values: the fingerprints, in order.

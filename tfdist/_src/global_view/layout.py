@@ -107,12 +107,13 @@ class Layout:
             "unset": no value has been written yet, as in a new list of tensors;
             "shared": a resource that the workers of one process share.
         axis: the axis of the rows.
-        outer: the rows' axis has size `outer * rows * inner`: `outer` repetitions of all rows,
-        inner: with `inner` elements per row.
+        outer: the number of repetitions of all rows along the axis, which has the size
+            `outer * rows * inner`.
+        inner: the number of consecutive elements of each row along the axis.
         how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any"; or
             "stack" if the workers' values are stacked along the first axis.
-        settled: whether workers without rows, which compute with a substitute, contribute nothing
-            to a partial sum.
+        settled: whether a worker without rows holds zero as its part of a partial sum. Otherwise,
+            it holds a value computed from substitute rows, which must not count.
     """
 
     kind: str

@@ -103,7 +103,8 @@ class Lane(Worker):
     def all_add(self, op: Any) -> bool:
         """Returns whether all replicas of the process add a collective.
 
-        Each replica adds different parts of compressed sums, but always at least one.
+        Replicas may add different parts of compressed sums. Each adds at least one, so the first
+        one counts as added by all.
         """
         if not is_left_to_tensorflow(op):
             return True
@@ -186,7 +187,7 @@ def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
 
 
 def _refine(value: tf.Tensor, tensor: tf.Tensor, layout: Layout) -> None:
-    """Copies static sizes from a tensor of the graph to its counterpart."""
+    """Copies static sizes from a tensor of the graph to its copy, except for the rows."""
     if tensor.dtype in (tf.variant, tf.resource) or layout.kind not in ("whole", "rows", "partial"):
         return
     if tf.is_symbolic_tensor(value) and not value.shape.is_fully_defined():
@@ -263,7 +264,7 @@ class Partition:
         return [self._tensors.in_layout(tensor, layout) for tensor, layout in pairs]
 
     def _run(self, results: Sequence[tuple[tf.Tensor, Layout]]) -> None:
-        """Adds all operations; gathers results that are available before updates begin."""
+        """Adds all operations; communicates available results before updates begin."""
         operations = self._analysis.operations
         numbers = {op: i for i, op in enumerate(operations)}
         users: dict[Any, list[Any]] = {op: [] for op in operations}
@@ -305,8 +306,8 @@ class Partition:
                 if id(tensor) in self._tensors.values and self._tensors.waits_for(tensor, layout)
             ]
             self._tensors.communicate(missing)
-            # The program's own collectives follow small ones, which are available earlier;
-            # updates follow all other communication.
+            # The operands of parked operations are communicated first, since they are small and
+            # available early. Then follow the program's own collectives, and at last, updates.
             if parked:
                 again, parked = parked, []
             elif collectives:
@@ -318,7 +319,8 @@ class Partition:
 
     def _controls(self, op: Any) -> Sequence[Any]:
         """Returns the control inputs that an operation waits for."""
-        # TensorFlow makes results wait for all effects; here, the new graph does that.
+        # TensorFlow makes a function's results wait for all its effects. The graph to which the
+        # function is added makes its own results wait.
         return () if op in self._results else op.control_inputs
 
     def _missing(self, op: Any) -> list[tf.Tensor]:

@@ -70,7 +70,7 @@ class Share:
 
 
 class Worker:
-    """A worker's rows of a batch, and values derived from their number, one per graph.
+    """A worker's rows of a batch, and values derived from their number, computed once per graph.
 
     Args:
         share: its rows.
@@ -92,7 +92,7 @@ class Worker:
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
-        """Computes a value once per graph, from no operand.
+        """Returns a value that depends on no operand, computed once per graph.
 
         Args:
             key: names the value.
@@ -177,7 +177,7 @@ class Worker:
         return self._chosen(self._of_all().leads, value, "sum")
 
     def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
-        """Returns this worker's contribution to a reduction; neutral if it has no rows."""
+        """Returns this worker's contribution to a reduction: neutral if it has no rows."""
         if self.share.counts is None:
             return value
         return self._chosen(self.share.counts, value, how)
@@ -190,7 +190,7 @@ class Worker:
             dtype = value.dtype
             number = self.constant(("neutral", how, dtype), lambda: neutral(tf.zeros([], dtype)))
             return tf.where(condition, value, number)
-        # A conditional copies nothing.
+        # Unlike `tf.where`, a conditional does not copy a large value.
         chosen = tf.cond(condition, lambda: value, lambda: neutral(value))
         chosen.set_shape(value.shape)
         return chosen
@@ -226,7 +226,7 @@ def _shape_with(size: tf.Tensor, sizes: Sequence[int | None], axis: int) -> tf.T
 
 
 def _front(axis: int, value: tf.Tensor) -> Any:
-    """Returns the axes with one of them moved to the front."""
+    """Returns the permutation of a tensor's axes that moves one of them to the front."""
     if value.shape.rank is None:
         return tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(value))], axis=0)
     return [axis, *(a for a in range(value.shape.rank) if a != axis)]
@@ -266,8 +266,10 @@ class Resharding:
         self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
         for tensor, whole in (known or {}).items():
             self._converted[id(tensor.deref()), WHOLE] = whole
-        self._stacks: dict[int, tf.Tensor] = {}  # the elements of lists, whole
-        self._wanted: dict[int, set[Layout]] = {}  # of partial sums
+        # By the id of a list: its elements for the whole batch, stacked.
+        self._stacks: dict[int, tf.Tensor] = {}
+        # By the id of a partial sum: the layouts that operations need it in.
+        self._wanted: dict[int, set[Layout]] = {}
 
     def waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
         """Whether a tensor must be communicated before it can have a layout."""
@@ -555,7 +557,7 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
-                # Unlike `set_shape`, it survives copying the graph, as XLA does.
+                # Unlike `set_shape`, this operation survives a copy of the graph, as for XLA.
                 if tensor.dtype != tf.variant:
                     result = tf.ensure_shape(result, tensor.shape)
                 self._keep(tensor, result)

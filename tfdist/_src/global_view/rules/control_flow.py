@@ -97,7 +97,7 @@ _ROUNDS = 8
 
 @rule("While", "StatelessWhile", own_values=True)
 def loop(call: Call) -> Decision | None:
-    """Repeats a function; finds the layouts of the loop's variables by a fixed point."""
+    """Repeats a function; the layouts of the loop's variables are a fixed point of its analysis."""
     body = call.attr("body").name
     values = list(call.values)
     part = call.analysis.part(call.op, body, values)
@@ -152,7 +152,7 @@ def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
 
 
 def _stable(before: Value, after: Value, tensor: Any) -> Value:
-    """Makes sizes that have changed once unknown from then on."""
+    """Keeps a size unknown after it has differed between two rounds."""
     content = after.content
     if isinstance(content, Value) and isinstance(before.content, Value):
         content = _stable(before.content, content, tensor)
@@ -222,7 +222,13 @@ def new_list(call: Call) -> Decision | None:
 
 
 def any_shape_at(where: int) -> Callable[..., Any]:
-    """Adds a list operation with unknown element shape, since elements may be own rows."""
+    """Returns a function that adds a list operation with an unknown element shape.
+
+    The elements may be own rows, so the shape for the whole batch would be wrong.
+
+    Args:
+        where: the index of the operand with the element's shape.
+    """
 
     def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
         changed = list(inputs)
@@ -250,7 +256,7 @@ def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
 
 
 def _without_content(element: Any) -> Value | None:
-    """Keeps only the dimensions of elements that may be unwritten or changed."""
+    """Returns the facts about elements without their contents, which may be unset or change."""
     if not isinstance(element, Value):
         return None
     content = element.content if isinstance(element.content, Value) else None
@@ -353,7 +359,9 @@ def _content_of(element: Any, tensor: Any) -> Any:
 def element_of_shape(
     where: int, output: int, layout: Layout, dims: Any, batch: Symbol, stacked: bool
 ) -> Callable[..., Any]:
-    """Adds an operation that reads an element of a list, which may be own rows.
+    """Returns a function that adds an operation that reads elements of a list.
+
+    An element may be own rows, so the shape for the whole batch would be wrong.
 
     Args:
         where: the index of the operand with the element's shape.
@@ -680,5 +688,5 @@ def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("FakeParam")
 def not_computed(call: Call) -> Decision | None:
-    """Fills in for a value of another branch; nothing reads it."""
+    """Handles the placeholder for a value that only another branch computes; nothing reads it."""
     return Decision([], [UNSET], values=[Value(UNSET, dims_of(call.op.outputs[0]))])

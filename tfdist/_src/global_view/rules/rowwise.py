@@ -53,6 +53,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
     return Decision(inputs, made, dims=dims)
 
 
+# For each type: the number of last axes on which it acts, and the operands with the other axes.
 _BEFORE = {
     **dict.fromkeys(["Softmax", "LogSoftmax"], (1, (0,))),
     **dict.fromkeys(["TopKV2", "TopK", "FFT", "IFFT", "RFFT", "IRFFT"], (1, (0,))),
@@ -260,6 +261,7 @@ def _transforms(call: Call, target: Layout) -> Layout | None:
     return None if call.layouts[1] == target else target
 
 
+# For each type: the operands with rows, which are the images and the gradients of the outputs.
 _FILTER_GRADIENTS = {
     **dict.fromkeys(
         names("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter"),

@@ -185,6 +185,7 @@ def empty(call: Call) -> Decision | None:
 
 
 def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
+    """Decides an operation that repeats operand `given` to the shape in operand `shape_at`."""
     shape, layout, dims = call.content(shape_at), call.layouts[given], call.dims(given)
     if call.has("local") or not is_plain(call.layouts[shape_at]) or shape is None or dims is None:
         return None if call.has("rows") or call.has("local") else call.all(layout)
@@ -215,7 +216,7 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
-    """Whether a value is repeated once for each row. If so, a sum is communicated first."""
+    """Whether a value is repeated once for each row, so that a sum is communicated beforehand."""
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
     return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)

@@ -1,6 +1,7 @@
 """Rules for random numbers, variables, the program's collectives, effects, and own values.
 
-Between the borders, all values are a worker's own, so operations are copied unchanged.
+A program can mark the borders of a computation whose values are a worker's own. Operations between
+the borders are copied unchanged.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def stateful_random_numbers(call: Call) -> Decision | None:
 
 @table.rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
-    """Computes values that may differ between workers, such as random numbers from Python."""
+    """Uses one worker's values, since others' may differ, such as random numbers from Python."""
     return _by_one(call, "no rule")
 
 
@@ -359,7 +360,7 @@ def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on values separately; gradients have already been computed."""
+    """Passes on values separately; only a gradient, already computed, needed them together."""
     return [tf.identity(x) for x in inputs]
 
 

@@ -15,7 +15,7 @@ EQUAL = "_tfdist_equal"
 """Marks operations whose results are equal on all workers, such as the program's sums."""
 
 ENTER = "_tfdist_enter"
-"""Marks the start of a worker's own computation, with the axes along which it may cut."""
+"""Marks the start of a worker's own computation, with the axes along which rows may be cut."""
 
 LEAVE = "_tfdist_leave"
 """Marks the end of a worker's own computation, where its values become its rows."""
@@ -64,12 +64,16 @@ def is_plain(layout: Layout) -> bool:
 
 
 def sums(layouts: Sequence[Layout]) -> tuple[list[Layout | None], Layout]:
-    """Returns the layouts of whole or partial terms of a sum or concatenation, and the result's."""
+    """Returns the layouts that the terms of a sum or concatenation need, and the result's layout.
+
+    Args:
+        layouts: the terms' layouts; each is whole or a partial sum.
+    """
     if all(v == PARTIAL_SUM for v in layouts):
         return [None] * len(layouts), PARTIAL_SUM
     return [None if v == SETTLED_SUM else SETTLED_SUM for v in layouts], SETTLED_SUM
 
 
 def same_rows(call: Call, which: Any) -> Layout | None:
-    """Returns the layout of the first of some operands that has rows."""
+    """Returns the layout of the first operand among `which` that has rows; None if none has."""
     return next((call.layouts[i] for i in which if call.layouts[i].kind == "rows"), None)
