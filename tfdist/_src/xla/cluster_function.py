@@ -46,7 +46,8 @@ def is_left_to_tensorflow(operation: Any) -> bool:
 def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Returns tensors if a condition holds, otherwise zeros; each depends on its own tensor only.
 
-    One conditional for all tensors copies nothing. XLA fuses a selection with adjacent operations.
+    Outside XLA, one conditional selects all tensors without copying them. XLA fuses a selection
+    with adjacent operations.
     """
     if not values:
         return []
@@ -77,6 +78,7 @@ def is_has_rows(operation: Any) -> bool:
 
 
 _PHILOX, _AUTO = 1, 3
+# Types for which XLA draws the same numbers, although they start with a prefix in `_OTHERS`.
 _SAME = (
     "StatelessRandomUniformFullIntV2",
     "StatelessRandomUniformIntV2",
@@ -84,6 +86,7 @@ _SAME = (
     "StatelessRandomGetAlg",
 )
 _CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
+# Prefixes of types for which XLA would draw other numbers.
 _OTHERS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 # Types of floats: the integer type of their bits, the mantissa's bits, and the bits of 1.0.
 _LAYOUTS = {
@@ -205,8 +208,8 @@ class Cluster:
         compiled = self._function(name, resources, jit=True)
         plain = self._function(name, resources, jit=False)
         if self._program.device_of(self._operations[0]).startswith("GPU"):
-            # Integers are in the host's memory there; an `If` that is not lowered does not support
-            # this.
+            # TensorFlow keeps a GPU's integers in host memory, which an `If` that is not lowered
+            # does not support.
             return list(tf.cond(fits, lambda: compiled(*tensors), lambda: plain(*tensors)))
         # `tf.cond` would add an operation for each tensor, at several µs each.
         branches = _calling(compiled), _calling(plain)

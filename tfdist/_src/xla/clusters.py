@@ -41,7 +41,7 @@ def communicates(operation: Any) -> bool:
 
 
 def node_communicates(node: Any) -> bool:
-    """The same for a node of a function."""
+    """Whether a node of a function is one of tfdist's, or a collective of TensorFlow's."""
     return bool(node.op.startswith(_COMMUNICATES))
 
 
@@ -60,7 +60,8 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
     _refuse_compiled_collectives(program)
     functions = program.functions_with(_is_no_part)
     found: set[Any] = set()
-    gathered: set[Any] = set()  # with a varying number of rows of other workers
+    # Operations whose results contain a varying number of other workers' rows.
+    gathered: set[Any] = set()
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
         theirs = communicates(op) or any(t.op in gathered for t in op.inputs if _varies(t))
@@ -137,8 +138,8 @@ def _varies(tensor: tf.Tensor) -> bool:
 
 
 _READ = "ReadVariableOp"
-# Some inputs make these return another input unchanged, to the last bit. Matrix products and sums
-# over an axis could do so, but are assumed to mix their inputs.
+# Operations that may return one input bit for bit, depending on the others, such as a product with
+# one. Matrix products and sums over an axis may do so too, but are assumed to mix their inputs.
 _MAY_KEEP = frozenset(
     [
         *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
@@ -250,11 +251,11 @@ class Unit:
 def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
     """Divides operations into clusters and operations left out, in an order to run them.
 
-    An operation belongs to the cluster of the first operation left out, in the program's order,
-    that needs it; operations that none of them needs are last. So a cluster waits only for what
-    this operation would wait for, and no two clusters wait for each other. A worker's own
-    operations are separated from operations whose results may have to be equal on all workers:
-    workers may differ in whether they compile their own.
+    An operation belongs to the cluster of the first left-out operation, in the program's order,
+    that needs it. Operations that no left-out operation needs form the last cluster. So a cluster
+    waits only for operations that its left-out operation would wait for anyway, and no two clusters
+    wait for each other. A worker's own operations are separated from operations whose results may
+    have to be equal on all workers: workers may differ in whether they compile their own.
 
     Args:
         program: the program.
@@ -297,10 +298,10 @@ def _needed_first(program: Program, boundaries: set[Any]) -> dict[Any, int]:
 
 
 def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
-    """Operations at the end of a function that wait for marks, which must not end a cluster.
+    """Operations at the end of a function that wait for marks, and so must not end a cluster.
 
-    Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark that any
-    operation other than a collective or such an end waits for is removed from `marks`.
+    Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark is
+    removed from `marks` if other operations than collectives and such ends wait for it.
     """
     ends: set[Any] = set()
     for op in program.operations:
@@ -351,10 +352,10 @@ def exchanging_lists(
 def _levels(
     program: Program, first: dict[Any, int], left_out: set[Any], own: set[Any]
 ) -> dict[Any, int]:
-    """Numbers that rise, within one boundary's operations, at each change between own and other.
+    """For each operation, a level that rises at each change from own operations to others or back.
 
-    Other operations may have to wait for own ones, as an update waits for a read of the same
-    variable.
+    Only sources of the same boundary count. Other operations may have to wait for own ones, as an
+    update waits for a read of the same variable.
     """
     levels: dict[Any, int] = {}
     for op in program.operations:
@@ -371,7 +372,7 @@ def _levels(
 def _only_read(program: Program, members: Sequence[Any]) -> list[Any]:
     """The reads of variables that a cluster does not write.
 
-    XLA would copy these variables; it changes the variables that a cluster writes in place.
+    XLA would copy these variables, whereas it updates in place the variables that a cluster writes.
     """
     inside = set(members)
     written = {

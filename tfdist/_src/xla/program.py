@@ -17,7 +17,7 @@ _SHAPES: dict[str, Callable[[list[int]], Any]] = {
     "Rank": len,
 }
 _MOST_ELEMENTS = 1024
-# The axes along which gradients are summed; their number is not in the graph.
+# Computes the axes along which to sum gradients; their number is not known statically.
 _AXES = "BroadcastGradientArgs"
 
 
@@ -57,12 +57,12 @@ class Program:
     def definition(self, operations: Sequence[Any], values: dict[Any, Any]) -> Any:
         """The `GraphDef` of some of the operations, with the constant operations that they need.
 
+        Control dependencies on other operations are left out.
+
         Args:
             operations: the operations; constant ones may be included.
             values: replacement values for some operations with a single output, which need not be
                 among the operations.
-
-        Control dependencies on other operations are left out.
         """
         made = tf.compat.v1.GraphDef(versions=self._definition.versions)
         constants = [op for op in self._constants_of(operations) if op not in values]

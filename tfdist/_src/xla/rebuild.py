@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class Rebuilt:
-    """A graph to add to the default graph.
+    """A graph that is divided into clusters, to add to the default graph.
 
     Args:
         graph: a `FuncGraph`.
