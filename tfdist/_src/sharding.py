@@ -90,7 +90,7 @@ class Bucket:
         return self.shard_size * self.ranks - self.size
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """A rank's shard as the index of its first element and its end index, without padding."""
+        """The index of the first element of a rank's shard, and its end index; without padding."""
         ends = rank * self.shard_size, (rank + 1) * self.shard_size
         return min(ends[0], self.size), min(ends[1], self.size)
 
@@ -243,7 +243,9 @@ def local_variables(device: str) -> Iterator[None]:
 
 
 class NeighbourCopies:
-    """A copy of the slots of the previous rank; rank 0 copies the last rank's slots.
+    """A copy of the previous rank's slots, from which they are recovered if that rank is lost.
+
+    Rank 0 copies the last rank's slots.
 
     Args:
         slots: for each kind of slot, this rank's slots, bucket by bucket.
@@ -347,7 +349,8 @@ class ShardedVariables:
         first = min(bytes_, FIRST_BYTES)
         groups = plan(specs, bytes_, first_bytes=first, alone_bytes=bytes_)
         sizes = [int(spec.shape.num_elements()) for spec in specs]
-        with registry.unnoted():  # If they change, everything is built and traced again.
+        # If the rank or the number of ranks changes, everything is built and traced again.
+        with registry.unnoted():
             self.rank, self.ranks = communicator.rank, communicator.size
         self.buckets: list[tuple[Bucket, list[int]]] = []
         self.shards: list[Shard] = []
@@ -466,7 +469,7 @@ class ShardedVariables:
         announce: Callable[[Sequence[tf.Tensor]], None] = lambda gathered: None,
         **how: Any,
     ) -> None:
-        """Assigns the variables, on all ranks, the values gathered from the ranks' shards.
+        """Gathers values from the ranks' shards, and assigns them to the variables on all ranks.
 
         Args:
             values: for each of `shards`, its value.
@@ -541,7 +544,7 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 class FullSlot:
-    """A full slot; this rank holds some shards of it.
+    """The slot of a full variable, of which this rank holds some shards.
 
     Args:
         sharded: the variables that the optimizer is built for.

@@ -117,8 +117,8 @@ class Held:
         start: the index of its first element in the flattened whole; None if it is the whole.
         is_own: whether its value differs between workers.
         device: for a worker-local value, the number of the device.
-        sum_here: for a value that counts as a sum over the workers: whether a restore with a
-            different number of workers sets this variable to the sum, or else to zero; None for
+        sum_here: for a value that is summed over the workers: True if a restore with a different
+            number of workers sets this variable to the sum, False if it sets it to zero. None for
             other values.
         total: that sum, if all workers know it.
     """
@@ -196,7 +196,7 @@ def read_all(
     """
     found: list[tuple[str, int | None, tf.Tensor]] = []
     for held in variables:
-        if held.total is not None:  # A worker-local value may be lost with its worker.
+        if held.total is not None:  # Unlike a worker-local value, it is not lost with a worker.
             if shared:
                 found.append((held.key, None, held.total.read_value()))
         elif held.is_own:
@@ -416,7 +416,7 @@ def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
 
 
 def load_codec_arrays(model: Any, rank: int, arrays: dict[str, Array]) -> None:
-    """Restores the state of this worker's codecs; later variables get their values when created.
+    """Restores the state of this worker's codecs, including variables that are yet to be created.
 
     Args:
         model: the model in training.

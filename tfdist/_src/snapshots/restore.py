@@ -193,7 +193,7 @@ def candidates(inventories: Sequence[Inventory]) -> list[Candidate]:
     return sorted(several, key=lambda c: (c.is_complete, c.snapshot), reverse=True)
 
 
-_LOOKED_AT = 5  # snapshots
+_LOOKED_AT = 5  # The number of snapshots among which `_last_complete` searches.
 POSITION = "position of the data of worker"
 FRESH = "beginning of the data of worker"
 VALIDATION = "validation data of worker"
@@ -211,7 +211,7 @@ class Restored:
         document: this worker's document, or the first available one if this worker is new.
         is_own: whether the document is this worker's own, from a job of the same size.
         values: the values of the variables; variables that the snapshot lacks are left out.
-        parts: everything else, until they are closed.
+        parts: contain everything else, until they are closed.
         lost: the names of state that could not be restored, for messages.
     """
 

@@ -106,7 +106,7 @@ class ShardState:
         self._redoable = False
 
     def begin(self) -> None:
-        """Begins once the optimizer has its variables.
+        """Makes training recoverable, once the optimizer has its variables.
 
         Raises:
             UnsupportedError: several optimizers are sharded, or a callback exchanges shards.

@@ -66,7 +66,7 @@ class SnapshotWriter:
             self._thread = None
 
 
-# The number of calls of `fit` of this process, by the folder of their snapshots.
+# The number of calls of `fit` in this process, by the folder of their snapshots.
 _calls: collections.Counter[Path] = collections.Counter()
 
 
@@ -109,7 +109,7 @@ class SnapshotSeries:
         self._meet(extended, self._run, goes_on=True)
 
     def find(self, model: keras.Model) -> SnapshotId | None:
-        """Reads the newest usable snapshot, for `read`; called by all workers.
+        """Reads the newest usable snapshot, which `read` then returns; called by all workers.
 
         Raises:
             SnapshotError: the snapshots are of another model, or all are damaged.
