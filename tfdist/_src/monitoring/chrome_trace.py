@@ -179,7 +179,8 @@ class _Worker:
         threads = dict.fromkeys(_thread(span) for span in worker.ops)
         lanes = [*_FIRST, *middle, *_LAST, *threads]
         self._lanes = {lane: n for n, lane in enumerate(lanes, start=1)}
-        self._places = {n: n for n in self._lanes.values()}  # from top to bottom
+        # By the number of a lane: its position from top to bottom.
+        self._places = {n: n for n in self._lanes.values()}
 
     def events(self) -> list[Event]:
         found = list(self._unnamed())
@@ -315,7 +316,7 @@ class _Worker:
 
 
 class OpProfile:
-    """Runs the process's only `tf.profiler` from `start` to `stop`.
+    """Runs `tf.profiler`, of which a process has only one, from `start` to `stop`.
 
     If the profiler fails, for example because
     `keras.callbacks.TensorBoard(profile_batch=...)` is using it, a message says so, and there are

@@ -88,13 +88,13 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Called when a connection ends."""
+        """Forgets a connection that ends."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Called twice a second."""
+        """Ends connections that take too long, and reports rejections; called twice a second."""
         now = time.monotonic()
         with self._lock:
             for one in [one for one, (_, at) in self._open.items() if now > at + _REQUEST_SECONDS]:
@@ -102,11 +102,11 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             self._rejections.tick(now)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Called for an exception while a connection is served."""
+        """Reports an exception that ended the service of a connection."""
         self.reject(client_address, str(sys.exc_info()[1]))
 
     def _drop(self, request: socket.socket, reason: str) -> None:
-        """Ends a connection, and so also its thread soon after."""
+        """Ends a connection; its thread then ends by itself."""
         with contextlib.suppress(OSError):
             peer = request.getpeername()
             request.shutdown(socket.SHUT_RDWR)

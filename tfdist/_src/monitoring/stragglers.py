@@ -91,7 +91,7 @@ class Measurement:
         links: Mapping[int, Traffic],
         hosts: Sequence[int],
     ) -> Measurement:
-        """The same, from the traffic of each link.
+        """Makes a measurement from the traffic of each link.
 
         Args:
             step, data, workers, network: as above.
@@ -111,7 +111,7 @@ class Measurement:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measurement:
-        """The same, from its values in order; all of them may be floats."""
+        """Makes a measurement from its values in order; all of them may be floats."""
         step, data, workers, network, best, peer, rate, hosts, delay = values
         return cls(step, data, workers, network, best, int(peer), rate, int(hosts), delay)
 
@@ -368,7 +368,7 @@ def communicators(records: int = 0) -> list[dict[str, Any]]:
 def by_rank(
     communicators: Sequence[Mapping[str, Any]], ranks: Mapping[str, int]
 ) -> dict[int, Counts]:
-    """The counts by the job's rank at the other end.
+    """The counts by the job's rank at the other end, summed over all connections to that rank.
 
     Gradients, pipeline messages, and reductions over several devices use separate communicators,
     and so separate connections.

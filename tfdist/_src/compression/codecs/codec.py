@@ -110,7 +110,7 @@ class Codec(abc.ABC):
         return tf.zeros(shape, tf.float32)
 
     def devices(self, exchange: Exchange) -> HostLeaders:
-        """How a worker's devices sum and divide gradients before the call of `sum`.
+        """The division of gradients among a worker's devices, which sum them before `sum`.
 
         Args:
             exchange: the route to the other workers.
@@ -149,7 +149,7 @@ class HierarchicalCodec(Codec):
         return exchange.leaders
 
     def _host_in(self, exchange: Exchange) -> HostLeaders:
-        """How the workers of a host divide gradients."""
+        """The division of gradients among the workers of a host."""
         return exchange.host
 
     @abc.abstractmethod

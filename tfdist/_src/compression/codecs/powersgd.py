@@ -22,7 +22,7 @@ class PowerSGD(HierarchicalCodec):
     A gradient is treated as an `m * n` matrix `M`, with its last axis as columns:
     `P = orthogonal(sum of M Q)`, `Q = sum of M^T P`, and `P Q^T` is the sum. The next step starts
     with this `Q`, and the approximation error of each host's `M` is added to its next gradient.
-    `32 * rank * (1 / m + 1 / n)` bits per value. Gradients that would not shrink stay exact.
+    A value takes `32 * rank * (1 / m + 1 / n)` bits. Gradients that would not shrink stay exact.
 
     All workers need the same kind of processor, because the products' last bits depend on it.
 
@@ -94,7 +94,7 @@ def _with_error(gradient: Gradient) -> tf.Tensor:
 
 
 def _scaled(factor: tf.Tensor) -> tf.Tensor:
-    # Only its directions matter; its squares must stay in the range of float32.
+    # Only the directions of a factor's columns matter, but its squares must not overflow float32.
     return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
 
 
@@ -115,6 +115,6 @@ def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: A
         without = error.read_value() - tf.reshape(gradient.value, [-1])
         error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
 
-    # The same on all hosts, because these are sums.
+    # The condition is the same on all hosts, because `right` is a sum over them.
     tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
     return tf.reshape(total, gradient.shape)

@@ -17,12 +17,13 @@ from tfdist._src.native import api
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer(Codec):
-    """A codec that runs in the core: fewer bits per value, encoded while being sent.
+    """A codec that runs in the core: values take fewer bits, and are encoded while being sent.
 
-    On GPUs, the core encodes there.
+    The core encodes gradients on a GPU on that GPU.
 
     Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
-    sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
+    sum and sends it to all hosts. So a value is encoded twice, for any number of hosts, and the
+    results are bitwise equal on all hosts.
 
     Attributes:
         error_feedback: whether to add the encoding error to the next step's gradient.
@@ -57,7 +58,7 @@ class Quantizer(Codec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def devices(self, exchange: Exchange) -> HostLeaders:
-        # The core also sums over GPUs, unless state of their sum is kept.
+        # The core also sums over GPUs, unless the codec keeps state for their sum.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
     def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
