@@ -70,7 +70,7 @@ def find_tensorflow() -> TensorFlowPackage:
         NativeUnavailableError: it is missing or incomplete.
 
     Example:
-        >>> find().version  # doctest: +SKIP
+        >>> find_tensorflow().version  # doctest: +SKIP
         '2.21.0'
     """
     spec = importlib.util.find_spec("tensorflow")

@@ -70,7 +70,7 @@ class _Gpu:
             self._copy(_address(arrived), self._landing)
             self._wait()
         except _Stuck:
-            self._renew()  # The unfinished copy keeps the old ones.
+            self._renew()  # The unfinished copy still uses the previous memory and stream.
             return Copy.STUCK, 0.0
         if arrived != owner._values:
             return Copy.WRONG, 0.0

@@ -31,14 +31,14 @@ _SUCCESS = 0
 
 
 class CompilationError(Exception):
-    """NVRTC has refused a program; the message is its log."""
+    """NVRTC could not compile a program, or a call of it failed; the message gives the reason."""
 
 
 class Nvrtc:
     """A loaded NVRTC.
 
     Args:
-        path: the library's path; its other half is in the same folder, or is found by name.
+        path: the library's path; its builtins library is in the same folder, or is found by name.
 
     Attributes:
         path: as above.
@@ -51,7 +51,7 @@ class Nvrtc:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # CUDA 13's library does not search its own folder for its other half.
+            # CUDA 13's library does not search its own folder for its builtins library.
             self._builtins = [ctypes.CDLL(str(p)) for p in path.parent.glob(_BUILTINS)]
             self._library = ctypes.CDLL(str(path))
             major, minor = ctypes.c_int(), ctypes.c_int()
@@ -170,7 +170,7 @@ _HEADERS = (
 )
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
-# As in the processor's code, a product is rounded before it is added, for identical bits.
+# As in the code for CPUs, a product is rounded before it is added, for identical bits.
 FLAGS = ("-std=c++17", "-default-device", "-fmad=false")
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})[af]?")
 
@@ -249,7 +249,7 @@ def compile_for(architecture: str, compiler: Nvrtc, flags: Sequence[str] = ()) -
         The binary, and the compiler's log.
 
     Raises:
-        nvrtc.CompilationError: the compilation failed; the message is the log.
+        CompilationError: the compilation failed; the message is the log.
     """
     options = [f"--gpu-architecture={architecture}", *FLAGS, *flags]
     source = (SOURCE / _UNIT).read_text()

@@ -44,7 +44,7 @@ class DriverError(NativeUnavailableError):
         status: its return value.
 
     Attributes:
-        call: both, for messages.
+        call: the function and its return value, for messages.
         status: as above.
     """
 
@@ -151,7 +151,7 @@ def folders(packages: Sequence[str]) -> list[Path]:
     return found
 
 
-# A separate process: a process that uses a broken link may hang forever, and so may its exit.
+# Copies run in a separate process, since a process that uses a broken link may hang, even at exit.
 _PROGRAM = "tfdist._src.native.gpu_copies"
 _COPY_SECONDS = 3.0
 

@@ -260,7 +260,7 @@ def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
     # Remove workers that wait for no other worker, repeatedly. The remaining ones are on a cycle or
     # lead to one.
     free = [worker for worker in into if not ways[worker]]
-    for worker in free:  # grows
+    for worker in free:  # The loop extends the list.
         for waiting in into[worker]:
             ways[waiting] -= 1
             if not ways[waiting]:
@@ -290,7 +290,7 @@ def _cycle(edges: list[Edge]) -> Cycle | None:
     return Cycle(tuple(edge.link for edge in edges)) if together else None
 
 
-# Attribute of a record -> its name for people.
+# The attributes of a record that must be equal on all ranks, with their names in messages.
 _AGREED = {
     "kind": "the kind",
     "name": "the name",
@@ -366,7 +366,7 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     )
 
 
-# The core appends this to a cause, with the operation that a rank noticed it in.
+# The core appends this to a cause, followed by the operation in which a rank noticed it.
 _NOTICED = " It was noticed in "
 
 

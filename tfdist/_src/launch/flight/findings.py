@@ -135,7 +135,7 @@ def describe_backlogs(found: Sequence[Backlog]) -> str:
     """Describes the data in transit, its senders and receivers, and where to look.
 
     Example:
-        >>> describe([Backlog("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
+        >>> describe_backlogs([Backlog("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
         'Data is on its way from worker 2 (c:1) to worker 0 (a:1): 0.4 MB, at 0.12 MB/s. Look at the network between them.'
     """  # noqa: E501
     senders, receivers = _ends(found)
@@ -386,7 +386,7 @@ Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
 
 @dataclass(frozen=True)
 class Written:
-    """The reason for a log: "error", "stall" (it waits), "waited" (others do) or "signal"."""
+    """The reason for a log: "error", "stall" (the worker waits), "waited" (others do), "signal"."""
 
     kind: str
     communicator: str
