@@ -63,7 +63,7 @@ SHARED = {
     "_keras_mask_dict": Sharing.SETTING,
     "saving_attr_skiplist_*": Sharing.SETTING,
     "saving_attr_skipset_*": Sharing.SETTING,
-    # Contexts that hold the value which they restore.
+    # Contexts that restore the previous value when they end.
     "autocast_scope": Sharing.SCOPE,
     "current_call_ctx": Sharing.SCOPE,
     "custom_objects_scope_dict": Sharing.SCOPE,

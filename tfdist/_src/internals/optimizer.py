@@ -83,7 +83,7 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
 
 
 def variables_written_by(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer's `apply` may write, including nested optimizers' ones."""
+    """The variables that an optimizer's `apply` may write, including those of nested optimizers."""
     parts = [*wrappers(optimizer), *updating_optimizers(optimizer)]
     # Metrics often log the learning rate, which Keras's optimizers only read.
     fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]

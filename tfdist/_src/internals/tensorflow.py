@@ -72,8 +72,8 @@ def read_threads(profile: bytes) -> Iterator[tuple[str, list[ProfiledOp]]]:
     Args:
         profile: the content of an `.xplane.pb` file.
 
-    Returns:
-        Names of thread pools and streams, each with its operations; several may have one name.
+    Yields:
+        The name of a thread pool or stream, and its operations; names may repeat.
 
     Raises:
         google.protobuf.message.DecodeError: the content is not a profile.

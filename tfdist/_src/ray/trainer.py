@@ -55,7 +55,7 @@ class TfdistBackend(Backend):  # type: ignore[misc]
     """Gives each worker its `TF_CONFIG`, and gives all workers a common secret."""
 
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
-        """Called by Ray when all workers run, and again after they have been restarted."""
+        """Configures the workers; Ray calls it when all of them run, and again after a restart."""
         addresses = worker_group.execute(_address)
         settings = {SECRET: new_secret(), **(backend_config.settings or {})}
         ray.get(

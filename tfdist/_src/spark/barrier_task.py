@@ -60,7 +60,7 @@ class BarrierTask:
         """Runs the worker, and yields the function's return value, on rank 0 only."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        # The executor's folder. The rows are in an unnamed file, so they vanish with the process.
+        # In the executor's folder. The rows are in an unnamed file, which ends with the process.
         with (
             tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
             tempfile.TemporaryFile(dir=name) as rows,
@@ -194,7 +194,7 @@ def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
                 yield data
             if deadline is not None and time.monotonic() > deadline:
                 break
-        while worker.exit_code() is None:  # It has closed its output.
+        while worker.exit_code() is None:  # The worker runs on after closing its output.
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     finally:
         os.close(process)

@@ -49,7 +49,7 @@ def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: in
             assert process.stdout is not None
             lines: list[str] = []
             try:
-                for line in process.stdout:  # A notebook shows only output printed here.
+                for line in process.stdout:  # A notebook shows only this process's output.
                     print(line, end="", flush=True)
                     lines = [*lines[1 - _TAIL_LINES :], line]
             except BaseException:

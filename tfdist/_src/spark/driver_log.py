@@ -141,7 +141,7 @@ class DriverLog:
 
 
 def _show(text: str, end: str = "\n") -> None:
-    with contextlib.suppress(OSError, ValueError):  # It has no reader any more.
+    with contextlib.suppress(OSError, ValueError):  # The output is closed.
         print(text, end=end, flush=True)
 
 

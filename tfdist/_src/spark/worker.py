@@ -1,7 +1,7 @@
 """Runs a function: `python -m tfdist._src.spark.worker FOLDER`.
 
-A separate process for each run, so that no state remains when the next training begins in the same
-Python process of Spark.
+Each run has a process of its own, so that no state remains when Spark begins the next training in
+the same Python process.
 """
 
 from __future__ import annotations
