@@ -1,1 +1,1 @@
-"""Helpers of the tests: ranks, groups, tiers, references; no tests."""
+"""Helpers for the tests: ranks, groups, tiers and references."""

@@ -1,7 +1,7 @@
-"""How long the code under test may wait."""
+"""Deadlines for the code under test."""
 
 from __future__ import annotations
 
-# Seconds beyond pytest's own limit for a test: what should end at once, and waits for such a
-# deadline instead, fails by that limit, and no machine is too slow for it.
+# More seconds than pytest's own limit for a test. Code that should end at once, but waits for this
+# deadline, fails by pytest's limit; code that works never reaches it, even on a slow machine.
 FAR = 3600.0

@@ -1,4 +1,4 @@
-"""How long tests take."""
+"""Records and predicts the durations of tests."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-# Of a test that is not recorded.
+# Assumed for a test whose duration is not recorded.
 UNKNOWN_SECONDS = 2.0
 RECORDED = pathlib.Path(__file__).with_name("durations.json")
-# How long an idle processor of the machine whose seconds are recorded takes to import TensorFlow.
+# The processor time in which the reference machine imports TensorFlow, if it is idle otherwise.
 _IMPORT_SECONDS = 7.0
 
 
 class Recorder:
-    """A plugin of pytest that writes the mean seconds of the cases of each test function.
+    """A plugin of pytest that records the mean duration of the cases of each test function.
 
-    Seconds are those of a machine of a certain speed, whichever machine records them.
+    Durations are converted to seconds of a reference machine, so that any machine can record them.
 
     Args:
-        file: where it writes. What the file has of other test functions stays.
-        speed: how many of that machine's seconds are one of this machine; by default it is measured
-            at the end.
+        file: the file to write; its entries of other test functions are kept.
+        speed: the seconds of the reference machine that correspond to a second of this machine; by
+            default, it is measured at the end.
     """
 
     def __init__(self, file: pathlib.Path, speed: float | None = None) -> None:
@@ -51,7 +51,7 @@ class Recorder:
 
 
 def expected(nodeids: Sequence[str], recorded: Mapping[str, float]) -> float:
-    """How many seconds some tests take, one after the other.
+    """Returns the seconds that tests take one after the other.
 
     Args:
         nodeids: the tests' names.
@@ -61,12 +61,12 @@ def expected(nodeids: Sequence[str], recorded: Mapping[str, float]) -> float:
 
 
 def function_of(nodeid: str) -> str:
-    """The test function of a case, as `tests/test_x.py::test_y`."""
+    """Returns the test function of a case, such as `tests/test_x.py::test_y`."""
     return nodeid.partition("[")[0]
 
 
 def _import() -> float:
-    """How long this machine takes to import TensorFlow, the best of three; in seconds."""
+    """Returns the processor seconds that this machine takes to import TensorFlow, best of three."""
     code = "import tensorflow, time; print(time.process_time())"
     command = [sys.executable, "-c", code]
     done = [subprocess.run(command, check=True, capture_output=True) for _ in range(3)]

@@ -1,6 +1,6 @@
-// A GPU for a TensorFlow without CUDA: its memory is the host's, and its one stream that of the
-// driver of threads which FAKE_CUDA is the path of. Whatever has no kernel for it runs on the CPU.
-// Each copy is held up a little, so that whoever does not wait for it is found out.
+// A GPU for a TensorFlow without CUDA. Its memory is the host's memory. Its only stream is the
+// stream of the simulated driver with the path FAKE_CUDA. Operations without a kernel for it run on
+// the CPU. Each copy is delayed a little, to reveal code that does not wait for it.
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -29,14 +29,14 @@ constexpr auto kHeldUp = std::chrono::microseconds(300);
 constexpr auto kLater = std::chrono::milliseconds(20);
 constexpr size_t kAlignment = 256, kBytes = size_t{1} << 28;
 
-// A function of the driver.
+// Calls a function of the driver.
 template <typename... Parameters>
 int Call(const char* name, Parameters... arguments) {
   static void* const driver = dlopen(std::getenv("FAKE_CUDA"), RTLD_NOW);
   return reinterpret_cast<int (*)(Parameters...)>(dlsym(driver, name))(arguments...);
 }
 
-// In the order of the stream.
+// Runs a task in the order of the stream.
 void Enqueue(std::function<void()> task) {
   void (*const run)(void*) = [](void* data) {
     const std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(data));
@@ -229,7 +229,7 @@ void FillPlatform(SP_PlatformFns* it) {
   it->destroy_timer_fns = [](const SP_Platform*, SP_TimerFns*) {};
 }
 
-// Gives what it is given, but only some time after it has come to an end for TensorFlow.
+// Copies its input, but only some time after the operation has ended for TensorFlow.
 class LaterOp : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;

@@ -1,4 +1,4 @@
-// The kernels for a GPU's tensors, where the tensors are a CPU's: see gpus.py.
+// The kernels for tensors of a GPU, applied to tensors of the CPU; see gpus.py.
 #include "tf/moving_ops.h"
 #include "tf/on_device.h"
 #include "tf/reducing_ops.h"
@@ -6,7 +6,7 @@
 namespace tfdist::tf {
 namespace {
 
-// Of the communicators of a process, some have GPUs.
+// Selects the kernel by the communicator: some communicators of a process have GPUs.
 template <typename Op>
 class Either : public OnDevice<Op> {
  public:

@@ -1,9 +1,9 @@
-"""Workers that train on GPUs which a driver of threads stands for, on any machine.
+"""Workers that train on simulated GPUs, on any machine.
 
-The libraries that stand for CUDA's driver and NCCL are those of the C++ tests. A TensorFlow built
-without CUDA (tensorflow-cpu) gets a GPU with a memory and a stream of its own, by a plugin. In one
-with CUDA there are kernels for GPUs, which could not run on that: its CPU is taken for a GPU, and
-the kernel that sums tensors of GPUs takes those of CPUs.
+The libraries that replace CUDA's driver and NCCL are those of the C++ tests; streams are threads. A
+TensorFlow built without CUDA (tensorflow-cpu) gets a GPU with its own memory and stream from a
+plugin. A TensorFlow built with CUDA has kernels for GPUs, which could not run on such a GPU. There,
+strategies treat the CPU as a GPU, and the collectives' kernels for GPUs take tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ from tfdist._src.options import NativeOptions
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
-# With these settings ranks can share a GPU since NCCL 2.30. Without the last two they could wait
-# for each other for room on it.
+# With these settings, ranks can share a GPU since NCCL 2.30. Without the last two, they could
+# deadlock, because each needs part of the GPU that another one occupies.
 NCCL_SHARES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_MAX_CTAS": "2",
 }
-# Keep the libraries; the first those of the C++ tests, too.
+# The folders of the compiled libraries; the C++ tests share the first one.
 _CACHE = _HERE.parents[1] / ".pytest_cache" / "d"
 _FAKES, _FOLDER = _CACHE / "csrc-plain", _CACHE / "gpus"
 
 
 def have_devices() -> bool:
-    """Whether TensorFlow places operations on GPUs here."""
+    """Whether TensorFlow can place operations on simulated GPUs, because it is without CUDA."""
     import tensorflow as tf
 
     return not tf.sysconfig.get_build_info()["is_cuda_build"]
 
 
 def variables(rank: int, transport: str, count: int = 1) -> dict[str, str]:
-    """The environment of a worker.
+    """Returns the environment variables of a worker with simulated GPUs.
 
     Args:
-        rank: its own.
-        transport: how sums are to be computed; "" for whichever is best.
-        count: how many GPUs each worker has.
+        rank: the worker's rank.
+        transport: how sums are computed; "" to decide by their size.
+        count: the number of GPUs of each worker.
     """
     made = _libraries()
     return {
-        "FAKE_CUDA": made["cuda"],  # in whose streams the others work
+        "FAKE_CUDA": made["cuda"],  # The other libraries use its streams.
         "FAKE_CUDA_FIRST": str(rank * count),
-        "FAKE_GPUS": str(count),  # for TensorFlow
+        "FAKE_GPUS": str(count),  # The number of GPUs that TensorFlow sees.
         "TFDIST_CUDA_LIBRARY": made["cuda"],
         "TFDIST_NCCL_LIBRARY": made["nccl"],
-        # What is faster here says nothing.
+        # Not by measured speeds, which mean nothing on simulated GPUs.
         "TFDIST_DEVICE_ALGORITHM": transport or "by_size",
-        "TFDIST_XLA": "0" if have_devices() else "1",  # it has no compiler for these
+        "TFDIST_XLA": "0" if have_devices() else "1",  # XLA cannot compile for simulated GPUs.
         "TESTS_GPU": made["tensorflow"],
     }
 
 
 def real(visible: str, transport: str, shared: bool) -> dict[str, str]:
-    """The environment of a worker with real GPUs.
+    """Returns the environment variables of a worker with real GPUs.
 
     Args:
-        visible: which it sees, as CUDA_VISIBLE_DEVICES says it.
+        visible: the GPUs that it sees, as in CUDA_VISIBLE_DEVICES.
         transport: as for `variables`.
-        shared: whether another worker has the same ones.
+        shared: whether another worker uses the same GPUs.
     """
     return {
         **(NCCL_SHARES if shared and transport == "nccl" else {}),
         "TFDIST_DEVICE_ALGORITHM": transport or "by_size",
         "CUDA_VISIBLE_DEVICES": visible,
-        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Others may have the same one.
-        "TESTS_FLOAT32": "1",  # CPUs do not round to fewer bits.
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Other workers may share the GPU.
+        "TESTS_FLOAT32": "1",  # No TensorFloat-32: CPUs do not round to fewer bits.
     }
 
 
 def stand_in() -> None:
-    """Gives TensorFlow in this process a GPU, or has the strategies take its CPU for one."""
+    """Gives TensorFlow in this process a GPU, or makes strategies treat its CPU as one."""
     import tensorflow as tf
 
     from tfdist._src.comm import gpu
@@ -89,7 +89,7 @@ def stand_in() -> None:
     from tfdist._src.native import gpu_kernels
     from tfdist._src.strategy import communication
 
-    # The driver of threads has its kernels built in.
+    # The simulated driver has built-in kernels.
     gpu_kernels.find = lambda architecture, options: os.devnull
     if have_devices():
         from tensorflow.python.framework import load_library
@@ -104,24 +104,24 @@ def stand_in() -> None:
 
 
 def launches() -> int:
-    """How many kernels of tfdist the driver has run in this process."""
+    """Returns the number of tfdist's kernels that the driver has run in this process."""
     return int(ctypes.CDLL(os.environ["TFDIST_CUDA_LIBRARY"]).fake_launches())
 
 
 def copies() -> int:
-    """How many copies the driver has run in this process, without those that TensorFlow makes."""
+    """Returns the number of copies that the driver has run in this process, except TensorFlow's."""
     return int(ctypes.CDLL(os.environ["TFDIST_CUDA_LIBRARY"]).fake_copies())
 
 
 def nccl_calls(function: str) -> int:
-    """How often a function of NCCL was called in this process."""
+    """Returns the number of calls of an NCCL function in this process."""
     library = ctypes.CDLL(os.environ["TFDIST_NCCL_LIBRARY"])
     return int(library.fake_nccl_calls(function.encode()))
 
 
 @cache
 def _libraries() -> dict[str, str]:
-    """Those that stand for others, and what TensorFlow loads."""
+    """Returns the paths of the replaced libraries, and of the library that TensorFlow loads."""
     for folder in (_FAKES, _FOLDER):
         folder.mkdir(parents=True, exist_ok=True)
     with store.held(_FOLDER / "lock", _SECONDS, print):

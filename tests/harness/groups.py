@@ -1,4 +1,4 @@
-"""The groups of workers that tests share, kept warm between them."""
+"""The groups of workers that tests share, kept warm between tests."""
 
 from tests.harness.ranks import Ranks
 
@@ -34,5 +34,5 @@ GROUPS = {
     "2x2 GPUs on 2 hosts": Ranks(2, devices=2, hosts=2, gpus=""),
 }
 
-# On which what two workers do by the native collectives is tried besides.
+# Groups on which tests of two workers with native collectives also run.
 OTHER_GROUPS = ["2 by TensorFlow", "2x2", "3", "1x2", "4", "1"]

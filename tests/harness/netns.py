@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with one cable between them."""
+"""Two hosts on one machine: network namespaces connected by a virtual cable."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def two_hosts(prefix: str, network: str) -> Iterator[list[str]]:
-    """The names of two namespaces, whose addresses are `network`.1 and `network`.2.
+    """Yields the names of two namespaces with the addresses `network`.1 and `network`.2.
 
-    The test is skipped where they cannot be made, which takes root.
+    Skips the test if they cannot be created, which requires root.
     """
     names = [f"{prefix}{os.getpid()}h{i}" for i in range(2)]
     try:

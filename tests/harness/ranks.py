@@ -22,38 +22,38 @@ from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# How many processes are kept warm; the groups not used for longest make room for others.
+# The maximum number of warm processes; the least recently used groups are stopped first.
 MOST = 16
 _warm: list[Ranks] = []
 
-# Ranks with even numbers and those with odd ones come from different processes, or all would see
-# sets in one order.
+# Even and odd ranks are forked from different processes, so that they iterate over sets in
+# different orders.
 _ZYGOTES = 2
 _zygotes: list[Zygote] = []
 
-# Runs a function whose models are compiled.
+# Runs a function with models that XLA compiles.
 _COMPILED = "tests.strategies.behaviours.xla:as_elsewhere"
 
 
 class RankError(AssertionError):
-    """A rank raised; the message holds every rank's traceback."""
+    """A rank has failed; the message contains the traceback of every failed rank."""
 
 
 class Ranks:
     """Worker processes that each hold a strategy and run functions with it on request.
 
     Args:
-        workers: how many processes; 0 for one plain process without a strategy.
-        devices: logical CPU devices, and so replicas, per process; or for each process its own.
+        workers: the number of processes; 0 for one plain process without a strategy.
+        devices: the number of logical CPU devices, and so of replicas, per process; or a number
+            for each process.
         native: whether they may use the native collectives.
-        hosts: on how many hosts they count as being, the first ones on the first; or for each its
-            host.
-        tls: each on a host of its own, with TLS between them.
-        strategy: whether they make a strategy at once, of all of them.
-        gpus: whether they train on GPUs, which threads stand for, and how these compute sums: by
-            "own" kernels, "nccl" or the "host"; None for none.
-        real_gpus: for each of them the real GPUs that it sees instead, as CUDA_VISIBLE_DEVICES says
-            it; () for none.
+        hosts: the number of hosts that they appear to run on, in rank order; or the host of each.
+        tls: whether each appears to run on its own host, with TLS between them.
+        strategy: whether each creates a strategy of all of them when it starts.
+        gpus: how sums are computed on simulated GPUs: by "own" kernels, by "nccl" or through the
+            "host", or "" to decide by their size; None for no simulated GPUs.
+        real_gpus: for each process, the real GPUs that it uses instead, as in
+            CUDA_VISIBLE_DEVICES; () for none.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Ranks:
         self._ports: Reservation | None = None
 
     def run(self, function: str, *args: Any, timeout: float = 240.0) -> list[Any]:
-        """Runs `package.module:function(strategy, *args)` on every rank at once.
+        """Runs `package.module:function(strategy, *args)` on all ranks concurrently.
 
         Raises:
-            RankError: a rank raised, died or did not answer in time.
+            RankError: a rank raised an error, ended or did not answer in time.
         """
         answers = self.answers(function, *args, timeout=timeout)
         errors = [f"rank {rank}: {value}" for rank, (done, value) in enumerate(answers) if not done]
@@ -103,9 +103,12 @@ class Ranks:
         timeout: float = 240.0,
         silent: Collection[int] = (),
     ) -> list[tuple[bool, Any]]:
-        """Like `run`, but gives for each rank whether it returned, and what or why not.
+        """Runs a function like `run`, but reports failures instead of raising an error.
 
-        Ranks that are expected to be `silent` are not waited for.
+        Does not wait for the ranks in `silent`.
+
+        Returns:
+            For each rank, whether the function returned, and its result or the reason.
         """
         if self in _warm:
             _warm.remove(self)
@@ -115,7 +118,7 @@ class Ranks:
         if self.workers and os.environ.get("TESTS_XLA"):
             function, args = _COMPILED, (function, *args)
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
+            with contextlib.suppress(BrokenPipeError):  # The reason is read below.
                 process.pipe.send((function, args))
         deadline = time.monotonic() + timeout
         return [
@@ -124,7 +127,7 @@ class Ranks:
         ]
 
     def wake(self, rank: int, timeout: float = 240.0) -> tuple[bool, Any]:
-        """The answer of a rank that was stopped and goes on now."""
+        """Continues a stopped rank, and returns its answer."""
         process = self._processes[rank]
         process.wake()
         return self._answer(process, time.monotonic() + timeout)
@@ -141,7 +144,7 @@ class Ranks:
         while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MOST:
             _warm[0].stop()
         if self._native and self.workers > 1:
-            # Here, where no test's clock runs.
+            # Compile here, since the deadline of the call has not started yet.
             with contextlib.suppress(NativeUnavailableError):
                 native.ensure(NativeOptions.from_environment())
         while len(_zygotes) < _ZYGOTES:
@@ -156,7 +159,7 @@ class Ranks:
                 "TF_NUM_INTEROP_THREADS": "4",
                 "TFDIST_COLLECTIVE_TIMEOUT": "200",
                 "TFDIST_START_TIMEOUT": "200",
-                # A machine that is busy with other work is no sign of death.
+                # On a busy machine, a late answer does not mean that a worker is lost.
                 "TFDIST_LINK_TIMEOUT": os.environ.get("TFDIST_LINK_TIMEOUT", "60"),
                 "TFDIST_SILENCE_WARNING": os.environ.get("TFDIST_SILENCE_WARNING", "60"),
                 "TFDIST_STALL_WARNING": os.environ.get("TFDIST_STALL_WARNING", "30"),
@@ -178,7 +181,7 @@ class Ranks:
                 environment["TF_CONFIG"] = json.dumps(
                     {"cluster": {"worker": addresses}, "task": task}
                 )
-            # A single worker takes them only if it is asked to.
+            # A single worker uses the native collectives only on request.
             asked = self.workers == 1 and self._gpus is not None
             communication = ("native" if asked else "auto") if self._with_strategy else None
             zygote = _zygotes[rank % _ZYGOTES]
@@ -200,9 +203,9 @@ def serve(pipe: Any, communication: str | None, devices: int) -> None:
     """A rank's main loop.
 
     Args:
-        pipe: to whoever asks.
-        communication: of its strategy; None for no strategy.
-        devices: how many replicas it has on CPUs.
+        pipe: the connection to the test's process.
+        communication: an argument of its strategy; None for no strategy.
+        devices: the number of replicas on CPUs.
     """
     import tensorflow as tf
 
@@ -242,10 +245,10 @@ def serve(pipe: Any, communication: str | None, devices: int) -> None:
 
 
 def _without_autotuning() -> None:
-    """Lets iterators end at once.
+    """Disables autotuning, so that iterators end at once.
 
-    The thread that tunes one may miss that it is told to end, and then sleeps on, for about as long
-    as the iterator has lived.
+    An iterator's tuning thread can miss the cancellation, and then keeps sleeping for about as long
+    as the iterator has existed.
     """
     import tensorflow as tf
     from tensorflow.python.data.ops.iterator_ops import OwnedIterator

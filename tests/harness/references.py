@@ -1,7 +1,7 @@
-"""What one process without a strategy gives: computed once, and kept between runs of the tests.
+"""Results of one process without a strategy, computed once and cached between test runs.
 
-The tests' sources and the versions of what they run on are part of the place, so that nothing is
-kept longer than it holds. `pytest --cache-clear` forgets everything.
+The cache's path depends on the tests' sources and on the versions of the packages that they use, so
+that no outdated result is used. `pytest --cache-clear` deletes all results.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _known: dict[str, bytes] = {}
 
 
 def keep_in(folder: pathlib.Path, *, tidy: bool) -> None:
-    """Keeps references in a folder from now on.
+    """Caches references in a folder from now on.
 
     Args:
-        folder: which exists.
-        tidy: removes those that have not been used for a week.
+        folder: an existing folder.
+        tidy: whether to remove references that have not been used for a week.
     """
     global _folder
     _folder = folder / _versions()
@@ -45,11 +45,11 @@ def keep_in(folder: pathlib.Path, *, tidy: bool) -> None:
 
 
 def reference(function: str, *args: Any) -> Any:
-    """What `package.module:function(None, *args)` returns in one process.
+    """Returns the result of `package.module:function(None, *args)` in one process.
 
     Args:
-        function: does the same each time.
-        args: no paths: what is in a file may change.
+        function: the function, which must be deterministic.
+        args: its arguments; no paths, since the contents of files may change.
     """
     name = hashlib.sha256(repr((function, args)).encode()).hexdigest()[:24]
     if name not in _known:
@@ -62,7 +62,7 @@ def reference(function: str, *args: Any) -> Any:
                 unfinished = file.with_name(f"{name}.{os.getpid()}")
                 unfinished.write_bytes(_known[name])
                 unfinished.rename(file)
-    return pickle.loads(_known[name])  # A new one each time: tests take things out of it.
+    return pickle.loads(_known[name])  # A new object each time, since tests change it.
 
 
 @functools.cache

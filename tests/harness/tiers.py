@@ -1,4 +1,4 @@
-"""What the default tests take of long lists; the exhaustive tier has the rest."""
+"""Selects the cases of long lists that run by default; the exhaustive tier runs the rest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ exhaustive = pytest.mark.exhaustive
 
 
 def some(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
-    """Values for `pytest.mark.parametrize`; all but some of them are exhaustive.
+    """Returns values for `pytest.mark.parametrize`; all except `always` are exhaustive.
 
     Args:
         values: the full list; tuples are values of several parameters.
-        always: those of it that the default tests take.
+        always: the values that also run by default.
 
     Raises:
-        ValueError: `always` names one that is not in the list.
+        ValueError: `always` has a value that is not in the list.
     """
     values = list(values)
     if strangers := [value for value in always if value not in values]:
@@ -27,10 +27,10 @@ def some(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
 
 
 def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Pairs for `pytest.mark.parametrize`, in which each value meets all others.
+    """Returns all pairs of a value and one of `others`, for `pytest.mark.parametrize`.
 
-    The default tests take one pair of each value, with another partner each time, so that each
-    partner is met too; where there are more partners than values, a value has several.
+    By default, each value runs with a different one of `others`, in rotation, so that each value
+    and each of `others` runs at least once.
     """
     rounds = max(len(values), len(others))
     default = {(i % len(values), i % len(others)) for i in range(rounds)}

@@ -1,4 +1,4 @@
-"""Processes that have imported TensorFlow already, and divide: an import takes seconds."""
+"""Processes that have imported TensorFlow and fork others, since an import takes seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Child:
     """A process that a zygote has forked.
 
     Attributes:
-        pipe: to it.
+        pipe: the connection to it.
     """
 
     def __init__(self, zygote: Zygote, pid: int, pipe: Connection) -> None:
@@ -31,18 +31,18 @@ class Child:
         self._exitcode: int | None = None
 
     def exitcode(self, seconds: float) -> int | None:
-        """The exit code, or the negative number of a signal; None if it runs still after a time."""
+        """Returns the exit code, or minus the signal; None if it still runs after `seconds`."""
         if self._exitcode is None and select.select([self._end], [], [], seconds)[0]:
             self._exitcode = self._zygote.bury(self._pid)
             os.close(self._end)
         return self._exitcode
 
     def wake(self) -> None:
-        """Has it go on after it has been stopped."""
+        """Continues the process after it was stopped."""
         signal.pidfd_send_signal(self._end, signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it, stopped or not, and waits for the end."""
+        """Kills the process, stopped or not, and waits for its end."""
         self.pipe.close()
         if self._exitcode is None:
             signal.pidfd_send_signal(self._end, signal.SIGKILL)
@@ -50,10 +50,10 @@ class Child:
 
 
 class Zygote:
-    """Forks processes that need not import anything any more.
+    """Forks processes that have already imported TensorFlow, Keras and tfdist.
 
     Args:
-        environment: what is read by the imports.
+        environment: environment variables that the imports read.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -61,7 +61,7 @@ class Zygote:
         process = multiprocessing.get_context("spawn").Process(
             target=_divide, args=(theirs,), daemon=True
         )
-        # Threads do not survive a fork.
+        # No further threads, since threads do not survive a fork.
         self._environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}
         with mock.patch.dict(os.environ, self._environment):
             process.start()
@@ -74,7 +74,7 @@ class Zygote:
         function: Callable[..., None],
         *args: Any,
     ) -> Child:
-        """Starts `function(pipe, *args)` in a process of its own, with this environment besides."""
+        """Starts `function(pipe, *args)` in a new process, with more environment variables."""
         ours, theirs = multiprocessing.Pipe()
         everything = {**os.environ, **self._environment, **environment}
         self._pipe.send((everything, function, args))
@@ -83,7 +83,7 @@ class Zygote:
         return Child(self, self._pipe.recv(), ours)
 
     def bury(self, pid: int) -> int:
-        """Gives the exit code of a child that has ended."""
+        """Returns the exit code of a child that has ended."""
         self._pipe.send(pid)
         return self._pipe.recv()
 
@@ -91,7 +91,7 @@ class Zygote:
 def _divide(pipe: Connection) -> None:
     import numpy as np
 
-    # By their own names, which changes nothing in Keras; that is left to those who use them.
+    # Importing these modules does not change Keras; forked processes change it if necessary.
     for name in (
         "tensorflow",
         "keras",
@@ -100,7 +100,7 @@ def _divide(pipe: Connection) -> None:
     ):
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # or each rank would look through all of TensorFlow again and again
+    gc.freeze()  # Otherwise, each rank's collector would scan all of TensorFlow's objects.
     with contextlib.suppress(EOFError):
         while True:
             request = pipe.recv()
