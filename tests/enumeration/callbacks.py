@@ -1,4 +1,4 @@
-"""Every callback of `keras.callbacks`: what it is told, what it writes, and how `fit` goes on."""
+"""Every callback of `keras.callbacks`: its calls, its files, and its effect on `fit`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.enumeration.training import (
 from tests.strategies.behaviours.common import fit, outcome, scope
 
 Folder = pathlib.Path
-# Creates callbacks that may use a folder, and what reads their results after `fit`.
+# Callbacks, which may use a folder, and a function that returns their results after `fit`.
 Created = tuple[list[Any], Callable[[], Any]]
 
 HOOKS = [
@@ -95,12 +95,12 @@ def _training(
 
 
 def _acting(*create: Callable[[], Any]) -> Callable[[Folder], Created]:
-    """Callbacks that only act on the training."""
+    """Creates callbacks without results of their own, which only affect the training."""
     return lambda folder: ([make() for make in create], lambda: None)
 
 
 class Recorder(k.Callback):
-    """Notes each hook with its logs, the learning rate, and the weights after each batch."""
+    """Records each call with its logs, the learning rate, and the weights after each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ def _table(file: Folder, separator: str) -> list[dict[str, float]]:
 
 
 def _checkpoints(name: str, **settings: Any) -> Callable[[Folder], Created]:
-    """The weights in all files that are left."""
+    """Creates a `ModelCheckpoint`, whose result is the weights in all remaining files."""
 
     def create(folder: Folder) -> Created:
         return [k.ModelCheckpoint(str(folder / name), **settings)], lambda: _saved(folder)
@@ -207,7 +207,7 @@ class _StopsAfter(k.Callback):
 
 
 def _resumed(**settings: Any) -> Program:
-    """A training that stops within its second epoch, and is continued by another one."""
+    """A training that stops within its second epoch, and is resumed by another call of `fit`."""
 
     def program(strategy: Any) -> dict[str, Any]:
         with shared_folder(strategy) as folder:
@@ -250,7 +250,7 @@ def _board(folder: Folder) -> Created:
 
 
 def _events(folder: Folder) -> list[Any]:
-    """What the files of a board hold, without times."""
+    """Returns the contents of TensorBoard's files, without times."""
     found = []
     for file in sorted(folder.rglob("*.tfevents.*")):
         part = file.parent.name
@@ -267,7 +267,7 @@ def _events(folder: Folder) -> list[Any]:
 
 
 def _sent(folder: Folder) -> Created:
-    """What reaches a server; only the chief sends."""
+    """Creates a `RemoteMonitor`, whose result is the received requests; only the chief sends."""
     file = folder / "sent"
     requests = mock.MagicMock()
     requests.exceptions.RequestException = OSError
@@ -291,7 +291,7 @@ def _sent(folder: Folder) -> Created:
 
 
 def _progress(folder: Folder) -> Created:
-    """The figures that a progress bar prints."""
+    """Creates a progress bar, whose result is the losses that it prints."""
     printed = io.StringIO()
     bar = k.ProgbarLogger()
     finish = bar.on_epoch_end
@@ -305,7 +305,7 @@ def _progress(folder: Folder) -> Created:
 
 
 def _not_a_number(strategy: Any) -> dict[str, Any]:
-    """A loss that is not a number in the second batch of the second epoch ends `fit`."""
+    """A loss of NaN in the second batch of the second epoch ends `fit`."""
     with scope(strategy):
         model = _model(metrics=[])
     x = _data()["x"]
@@ -326,7 +326,7 @@ def _not_a_number(strategy: Any) -> dict[str, Any]:
     history = fit(model, dataset, epochs=4, callbacks=[Spoiled(), k.TerminateOnNaN(), recorder])
     losses = [note[2]["loss"] for note in recorder.seen[1:] if note[0] == "on_train_batch_end"]
     return outcome(
-        _model(metrics=[]),  # Its own weights are no numbers any more.
+        _model(metrics=[]),  # The weights of the trained model are NaN.
         finite=[
             np.isfinite(losses).tolist(),
             np.isfinite(history["loss"]).tolist(),
@@ -336,7 +336,7 @@ def _not_a_number(strategy: Any) -> dict[str, Any]:
 
 
 def _whole_list(strategy: Any) -> dict[str, Any]:
-    """A `CallbackList` that the user makes, with Keras's own history."""
+    """A `CallbackList` made by the user, with Keras's own history."""
     with scope(strategy):
         model = _model()
     recorder = Recorder()
@@ -346,7 +346,7 @@ def _whole_list(strategy: Any) -> dict[str, Any]:
 
 
 class Unfreezing(k.Callback):
-    """Trains a layer that was frozen when the model was compiled."""
+    """Unfreezes a layer that was frozen when the model was compiled."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.model.get_layer("hidden").trainable = True

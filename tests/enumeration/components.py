@@ -1,4 +1,4 @@
-"""What Keras's other public modules offer to models and steps, by module and name."""
+"""Programs with the parts of models and steps from Keras's other public modules, by module."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _register(
     {
         f"{name}{'/seed' if seeded else ''}": _initialized(name, **({"seed": 3} if seeded else {}))
         for name in public_classes(keras.initializers, object)
-        if name not in ("STFT", "STFTInitializer")  # Of layers:STFTSpectrogram.
+        if name not in ("STFT", "STFTInitializer")  # Part of layers:STFTSpectrogram.
         for seeded in (False, True)
         if not seeded or "seed" in inspect.signature(getattr(keras.initializers, name)).parameters
     },
@@ -130,7 +130,7 @@ _register(
 
 
 class _Spread(keras.regularizers.Regularizer):
-    """Depends on all rows at once, if it is given activities."""
+    """A regularizer that depends on all rows at once if it is applied to activities."""
 
     def __call__(self, x):
         return 0.1 * ops.max(ops.abs(x)) + 0.1 * ops.std(x)
@@ -410,7 +410,7 @@ _register(
 
 
 class _Correlating(keras.distillation.DistillationLoss):
-    """Of the relations between rows."""
+    """Compares the similarities between rows."""
 
     def compute_loss(self, teacher_outputs, student_outputs, **kwargs):
         def relations(x):
@@ -505,7 +505,7 @@ _register("applications", {name: _application(name, size) for name, size in _SIZ
 
 
 def _through(convert: Callable[[keras.Model, pathlib.Path], keras.Model]) -> Program:
-    """Trains a model, makes another one of it in the scope, and trains that too."""
+    """Trains a model, converts it to another one in the scope, and trains that one."""
 
     def program(strategy: Any) -> dict[str, Any]:
         with scope(strategy):
@@ -600,7 +600,7 @@ _register(
 
 
 def _exported(strategy: Any) -> dict[str, Any]:
-    """A trained model that is exported, and computes elsewhere."""
+    """Trains and exports a model, and runs the exported model after loading it."""
     with scope(strategy):
         model = _sequential(layers.Dense(5, "tanh"), layers.BatchNormalization())
         model.compile(adam(), "mse")
@@ -704,7 +704,7 @@ def _boxes() -> np.ndarray:
 
 
 def _of_boxes(compute: Callable[[Any, Any], Any]) -> Training:
-    """Two boxes for each row are moved by a dense layer."""
+    """Trains a dense layer that moves two boxes in each row."""
 
     def create() -> keras.Model:
         boxes = keras.Input((2, 4))
@@ -714,7 +714,7 @@ def _of_boxes(compute: Callable[[Any, Any], Any]) -> Training:
 
 
 def _moves(boxes: Any) -> list[Any]:
-    """Angle, translations, scale and shears of each row."""
+    """Returns the angle, the translations, the scale and the shears of each row."""
     return [ops.full_like(boxes[:, 0, 0], by) for by in (10.0, 0.1, 0.05, 1.1, 5.0, 3.0)]
 
 
@@ -784,7 +784,7 @@ def _series() -> Any:
 
 
 def _by_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """The same batches on any number of workers, though they come from files."""
+    """Makes workers divide batches rather than files, so that any number has the same batches."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)
@@ -970,7 +970,7 @@ _ELSEWHERE = ("callbacks", "layers", "losses", "metrics", "ops", "optimizers")
 
 
 def missing() -> set[str]:
-    """The public symbols without a program here, and outside the modules that have their own part.
+    """The public symbols without a program here, except in modules that have their own part.
 
     A class or function that has a program under one public name needs none under another.
     """

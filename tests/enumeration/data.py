@@ -22,7 +22,7 @@ from tests.enumeration.training import (
 )
 from tests.strategies.behaviours.common import fit, outcome, scope
 
-# What `fit` takes of the form, and what `evaluate` takes.
+# Arguments of `fit`; `evaluate` takes some of them.
 Arguments = dict[str, Any]
 
 
@@ -59,19 +59,19 @@ def _generator() -> Any:
 
 
 def _finite_generator() -> Any:
-    """Batches with None in the place of weights."""
+    """Yields batches with None instead of weights."""
     for start in range(0, ROWS, 7):
         yield _x()[start : start + 7], _y()[start : start + 7], None
 
 
 def _with_an_empty_batch() -> tf.data.Dataset:
-    """Batches of which the first has no rows."""
+    """Returns a dataset whose first batch has no rows."""
     first = tf.data.Dataset.from_tensors((_x()[:0], _y()[:0]))
     return first.map(lambda x, y: (x[:0], y[:0])).concatenate(_rows())
 
 
 def _ragged_batches() -> tf.data.Dataset:
-    """Batches whose rows have another length each: 11, 1 and 6 rows."""
+    """Returns a dataset of batches of different sizes: 11, 1 and 6 rows."""
     starts = tf.data.Dataset.range(3)
 
     def batch(i):
@@ -296,7 +296,7 @@ _STRUCTURES: dict[str, Program] = {
 
 
 class Lengths(layers.Layer):
-    """The mean of what a table has for each row's words, of which there may be any number."""
+    """Averages the embeddings of each row's words; rows may differ in their number of words."""
 
     def __init__(self):
         super().__init__()
@@ -321,7 +321,7 @@ def _words(count: int) -> tf.RaggedTensor:
     return tf.RaggedTensor.from_row_lengths(integers(9, sum(lengths)), lengths)
 
 
-# A model, and inputs of a number of rows.
+# By kind: a function that creates a model, and one that creates inputs with a number of rows.
 _BATCHES: dict[str, tuple[Callable[[], keras.Model], Callable[[int], Any]]] = {
     "arrays": (_classifier, lambda count: numbers(count, 4)),
     "tensors": (_classifier, lambda count: tf.constant(numbers(count, 4))),
@@ -362,20 +362,20 @@ PROGRAMS: dict[str, Program] = {
     **{
         f"{form}/{compiled}": _program(FORMS[form], COMPILED[compiled])
         for form, compiled in itertools.product(FORMS, COMPILED)
-        # Keras's eager loss of no rows is not a number.
+        # Keras's eager loss of a batch without rows is NaN.
         if not (form == "dataset with an empty batch" and compiled == "eager")
     },
     **{
         f"{more}/{compiled}": _program(MORE[more], COMPILED[compiled])
         for more, compiled in itertools.product(MORE, COMPILED)
-        # Keras counts validation in steps of executions only when they divide.
+        # Keras runs exactly `validation_steps` only if `steps_per_execution` divides it.
         if not (more == "validation_steps" and compiled == "three steps at once")
     },
     **_STRUCTURES,
     **_BY_BATCH,
 }
 
-# Each form with three settings of `compile`, which change.
+# Each form with three settings of `compile`, in rotation.
 COVERING = [
     name
     for i, form in enumerate({**FORMS, **MORE})

@@ -1,4 +1,4 @@
-"""The differences from one process that are allowed, and what has no program."""
+"""The allowed differences from one process, and the public symbols without a program."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
 
 
 def unexpected(part: str, missing: set[str]) -> set[str]:
-    """Those of the symbols without a program that the table above does not name."""
+    """Returns the symbols without a program that the table above does not contain."""
     patterns = WITHOUT_A_PROGRAM[part]
     return {name for name in missing if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
 
 
 def unused(part: str, missing: set[str]) -> list[str]:
-    """The patterns of the table above that no symbol needs any more."""
+    """Returns the patterns of the table above that match no symbol."""
     return [p for p in WITHOUT_A_PROGRAM[part] if not fnmatch.filter(missing, p)]
 
 
@@ -89,16 +89,16 @@ _HEADING = "## Where several workers differ from one process"
 
 
 def pattern_of(name: str) -> str | None:
-    """The pattern in `differences()` of a program that may differ; None if it may not."""
+    """Returns the pattern in `differences()` that allows a program to differ, or None."""
     return next((p for p in differences() if fnmatch.fnmatchcase(name, p)), None)
 
 
 @functools.cache
 def differences() -> dict[str, str]:
-    """By pattern of programs' names: why they differ from one process, or are refused.
+    """Returns the reasons why programs differ from one process or fail, by patterns of their names.
 
-    The source is the documentation's table: what its first column names as `keras.layers.X` and its
-    second one does not call exact.
+    The reasons are in the documentation's table. Its first column contains the symbols, such as
+    `keras.layers.X`. Rows whose second column begins with "exact" are not differences.
     """
     section = _DOCUMENTED.read_text().partition(_HEADING)[2].partition("\n## ")[0]
     found = {}

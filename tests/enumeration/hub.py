@@ -1,6 +1,6 @@
 """Models of KerasHub, with tiny configurations, and the layers, losses and metrics of Keras RS.
 
-Both packages are imported when a program runs, since they are an extra.
+Both packages are optional, so they are imported when a program runs.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ IMAGES: dict[str, dict[str, Any]] = {
 
 # With float32, rounding alone changes their results by more than 1e-5.
 _IN_DOUBLE = ("Bloom", "EdRec", "FNet")
-# Its layers do not compute with float64, so small updates keep what rounding changes below 1e-5.
+# Its layers do not compute with float64, so small updates keep the effect of rounding below 1e-5.
 _SLOWLY = ("Mixtral",)
 
 
@@ -329,7 +329,7 @@ def _task(name: str, of: str, **options: Any) -> Callable[[], keras.Model]:
 
 
 def _of_task(name: str) -> Program:
-    """A program of a task, by the part of its name after its backbone's."""
+    """Makes the program of a task; the end of its name, after its backbone's, is its kind."""
     kind = next(k for k in _KINDS if name.endswith(k))
     of = _BACKBONES.get(name, name.removesuffix(kind) + "Backbone")
     if kind in ("CausalLM", "Seq2SeqLM"):
@@ -581,7 +581,7 @@ PROGRAMS: dict[str, Program] = {
 
 DEFAULT: list[str] = []
 
-# By pattern: why public classes have no program.
+# The reasons why public classes have no program, by patterns of their names.
 _NOT_YET = "has no small configuration here yet"
 _OTHER_MODELS = f"joins models of several kinds; {_NOT_YET}"
 WITHOUT_A_PROGRAM: dict[str, str] = {

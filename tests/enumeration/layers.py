@@ -24,9 +24,9 @@ from tests.enumeration.training import (
 
 Shape = tuple[int, ...]
 
-# By name: what creates the layer, or a function of the inputs, and the shapes of its inputs
-# without the batch. A dense layer precedes it, so that gradients go through the layer. Names after
-# a slash are variants.
+# By name: a function that creates the layer (or a function of the inputs), and the shapes of its
+# inputs without the batch. A dense layer precedes it, so that gradients pass through the layer. The
+# part of a name after a slash is a variant.
 DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "Activation": (lambda: k.Activation("swish"), (3,)),
     "ActivityRegularization": (lambda: k.ActivityRegularization(0.1, 0.2), (3,)),
@@ -172,7 +172,7 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "ZeroPadding1D": (lambda: k.ZeroPadding1D(1), (2, 3)),
     "ZeroPadding2D": (lambda: k.ZeroPadding2D(1), (2, 1, 3)),
     "ZeroPadding3D": (lambda: k.ZeroPadding3D(1), (1, 1, 2, 3)),
-    # Normalization by what is known before the training.
+    # Normalization by statistics that are known before the training.
     "Normalization": (
         lambda: k.Normalization(mean=[0.5, 0.0, 1.0], variance=[2.0, 1.0, 0.5]),
         (3,),
@@ -180,7 +180,7 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "Normalization/adapted": (lambda: _adapted(k.Normalization(), numbers(9, 3, seed=4)), (3,)),
 }
 
-# Layers that take images; gradients may not go through them.
+# Layers that take images; some have no gradients.
 IMAGES: dict[str, Callable[[], Any]] = {
     "AugMix": lambda: k.AugMix(value_range=(0, 1), seed=1),
     "AutoContrast": lambda: k.AutoContrast(value_range=(0, 1)),
@@ -269,7 +269,7 @@ def _tied(tokens: Any) -> Any:
 
 
 def _ends(inputs: Any, middle: Any) -> keras.Model:
-    """A model with a dense head on the values of the layer."""
+    """Returns a model with a dense head on the output of a layer."""
     if middle.dtype != "float32":
         middle = keras.ops.cast(middle, "float32")
     if len(middle.shape) > 2:
@@ -353,7 +353,7 @@ def _spectrogram(create: Any) -> Program:
 
 
 class Boxes(keras.Model):
-    """Trains on the largest permitted number of boxes of each image."""
+    """Trains on at most two boxes of each image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,7 +371,7 @@ def _boxes() -> tuple[Any, ...]:
 
 
 class Stateful(keras.Model):
-    """A subclassed layer of each abstract kind: state, a loss and a regularizer of its own."""
+    """A model with a custom layer that has state, a loss and a regularizer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -457,10 +457,10 @@ class Later(keras.Model):
 
 
 class Augmented(keras.Model):
-    """Has a `Sequential` that is built in its first step, where Keras knows whether it trains.
+    """A model with a `Sequential` that is built in its first step, when Keras knows it trains.
 
-    `Resizing` has the default `training=True`. The `Sequential` keeps what it was first called
-    with, and makes the layers behind it train, as the model does not take the argument.
+    `Resizing` has the default `training=True`. The `Sequential` keeps the value of its first call,
+    and makes the layers after it train, since the model's call has no such argument.
     """
 
     def __init__(self) -> None:
@@ -477,7 +477,7 @@ class Augmented(keras.Model):
         return x
 
 
-# Keras fails in one process, too: the layers keep constants of the graph that they are made in.
+# Keras also fails in one process: these layers keep constants of the graph that created them.
 _OF_THEIR_GRAPH = (
     *("Dense/activity", "Dense/sequence", "Normalization", "Normalization/adapted"),
     "TextVectorization",

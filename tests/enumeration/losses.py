@@ -1,4 +1,4 @@
-"""Every loss of `keras.losses`, in each reduction and in each place where a program calls one."""
+"""Every loss of `keras.losses`, with each reduction, in each place where programs call losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.enumeration.training import (
 from tests.strategies.behaviours.common import outcome, scope
 
 CLASSES = 3
-# Losses that are one number for a batch, also without a reduction.
+# Losses that are one number for a batch, even without a reduction.
 _OF_THE_BATCH = ("Circle", "circle", "Dice", "dice", "Tversky", "tversky")
 REDUCTIONS = ("sum_over_batch_size", "sum", "none", "mean_with_sample_weight")
 _OF_INTEGERS = (
@@ -70,12 +70,12 @@ def _targets(name: str) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """A loss in a place of a program.
+    """The use of a loss in a place of a program.
 
     Args:
-        name: of a class or a function of `keras.losses`.
-        reduction: None for a function, which has none.
-        way: a key of `WAYS`.
+        name: the name of a class or a function in `keras.losses`.
+        reduction: the reduction; None for a function, which has none.
+        way: the place, a key of `WAYS`.
         weighted: whether the rows have weights.
     """
 
@@ -92,7 +92,7 @@ class Use:
         return WAYS[self.way](self)(strategy)
 
     def loss(self) -> Any:
-        """What `compile` takes."""
+        """Returns the loss as an argument of `compile`."""
         if self.reduction is None:
             function = getattr(keras.losses, self.name)
             return _generalized if function is _GENERALIZED else function
@@ -100,7 +100,7 @@ class Use:
         return create(reduction=self.reduction)
 
     def value(self) -> Callable[..., Any]:
-        """What computes a number, or one for each row, of targets, predictions and weights."""
+        """Returns a function of targets, predictions and weights: one number, or one per row."""
         loss = self.loss()
         if self.reduction is not None:
             return lambda y, p, w=None: loss(y, p, sample_weight=w)
@@ -266,7 +266,7 @@ def _uses() -> list[Use]:
     return [
         Use(name, reduction, way, weighted)
         for (name, reduction), (way, weighted) in itertools.product(kinds, places)
-        # Keras takes weights of a metric only for values of rows.
+        # Keras supports weights only for metrics with a value for each row.
         if not (weighted and way == "metric" and _is_one_number(name, reduction))
     ]
 
@@ -280,7 +280,7 @@ PROGRAMS: dict[str, Program] = {str(use): use for use in _USES}
 
 
 def _covering() -> list[str]:
-    """Each loss in each way, with changing reductions and weights: all pairs with a loss."""
+    """Selects each loss in each place, with reductions and weights in rotation."""
     chosen = []
     names = list(dict.fromkeys(use.name for use in _USES))
     for i, name in enumerate(names):
@@ -293,7 +293,7 @@ def _covering() -> list[str]:
     return chosen
 
 
-# A seventh of all uses: each loss in each way.
+# A seventh of all uses.
 COVERING = _covering()
 
 DEFAULT = ["SparseCategoricalCrossentropy/none/train_step/weighted"]

@@ -29,7 +29,8 @@ class Classes(keras.layers.Layer):
         return ops.argmax(probabilities, axis=-1)
 
 
-# What a metric compares: the predictions, of a dense layer's values, and the targets.
+# By the kind of values that a metric compares: a layer that computes the predictions from the
+# output of a dense layer, and the targets.
 _KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[], np.ndarray]]] = {
     "probabilities": (
         keras.layers.Softmax(name="measured"),
@@ -46,7 +47,7 @@ _KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[], np.ndarray]]] = {
 
 
 def _with(metric: Callable[[], Any], kind: str, weighted: bool = False) -> Program:
-    # New layers each time: a program leaves nothing for the next one.
+    # New layers each time, so that programs share no state.
     template, targets = _KINDS[kind]
 
     def model() -> keras.Model:
@@ -67,7 +68,8 @@ def _with(metric: Callable[[], Any], kind: str, weighted: bool = False) -> Progr
     return Training(model, data, compiled, steps=("evaluate",))
 
 
-# By class: the arguments, and what it compares if this is not "probabilities".
+# By class: the arguments, and the kind of values that it compares. Classes that are not in this
+# table have no arguments and compare "probabilities".
 _CLASSES: dict[str, tuple[dict[str, Any], str]] = {
     "AUC": ({}, "binary"),
     "AUC/multi_label": ({"multi_label": True, "num_thresholds": 20}, "binary"),
@@ -128,7 +130,7 @@ def _of_classes() -> dict[str, Program]:
             return cls(name="m", **arguments)
 
         programs[name] = _with(create, kind)
-        # Others refuse weights that do not have the form of the targets.
+        # These classes reject weights of another shape than the targets.
         if cls.__name__ not in ("BinaryIoU", "ConcordanceCorrelation", "PearsonCorrelation"):
             programs[f"{name}/weighted"] = _with(create, kind, weighted=True)
     return programs
@@ -152,7 +154,7 @@ def _named(name: str) -> Any:
     try:
         m.get(name)
     except ValueError:
-        # Some functions are public, but not known by name.
+        # Some functions are public, but `get` does not know their names.
         return getattr(m, name, name)
     return name
 
@@ -335,7 +337,7 @@ class RootMean(m.Metric):
 
 
 class MeanOfBatches(m.Metric):
-    """Adds one number for each batch that is not a sum of rows."""
+    """Averages one number per batch that is not a sum over its rows."""
 
     def __init__(self, name="m"):
         super().__init__(name=name)
@@ -390,7 +392,7 @@ class Confusion(m.Metric):
 
 
 class WrappedMean(m.Mean):
-    """A mean of a number for each batch, as subclasses of `Mean` take it."""
+    """A subclass of `Mean` that averages one number per batch."""
 
     def __init__(self, name="m"):
         super().__init__(name=name)
@@ -420,7 +422,7 @@ _OWN: dict[type, str] = {
 
 
 class Tracking(keras.Model):
-    """Updates metrics in its own steps: with rows, with a number for a batch, with weights."""
+    """Updates metrics in its own steps: with a value per row, with one per batch, with weights."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -482,7 +484,7 @@ PROGRAMS: dict[str, Program] = {
     **_of_classes(),
     **_of_names(),
     **{f"function/{f.__name__}": _with(lambda f=f: f, kind) for f, kind in _FUNCTIONS.items()},
-    # Keras takes weights only for values of rows.
+    # Keras supports weights only for functions with a value for each row.
     "function/row_values/weighted": _with(lambda: row_values, "numbers", True),
     **{f"own/{cls.__name__}": _with(cls, kind) for cls, kind in _OWN.items()},
     **{
@@ -490,7 +492,7 @@ PROGRAMS: dict[str, Program] = {
         for cls, kind in _OWN.items()
         if cls in (F1, RootMean, WrappedSum)
     },
-    # The bases and those that take values rather than targets.
+    # Base classes, and metrics of values rather than of targets and predictions.
     "Metric": _with(RootMean, "numbers"),
     "Mean": Training(
         _tracking,

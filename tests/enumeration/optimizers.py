@@ -25,7 +25,7 @@ WORDS, POSITIONS, WIDTH = 6, 4, 3
 
 
 class Signs(o.Optimizer):
-    """A subclass, as users write them: steps by the sign of a momentum."""
+    """A custom optimizer, as users write them: steps by the smoothed sign of a momentum."""
 
     def build(self, variables):
         if not self.built:
@@ -34,20 +34,20 @@ class Signs(o.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         momentum = self.momentums[self._get_variable_index(variable)]
-        gradient = tf.convert_to_tensor(gradient)  # Those of embeddings are sparse.
+        gradient = tf.convert_to_tensor(gradient)  # Gradients of embeddings are sparse.
         momentum.assign(0.9 * momentum + 0.1 * gradient)
         step = ops.cast(learning_rate, variable.dtype) * ops.tanh(30 * momentum)
         variable.assign_sub(step)
 
 
-# Rates with which the tiny models move visibly. Others take 0.02.
+# Learning rates that change the tiny models visibly; other optimizers have 0.02.
 _RATES = {"SGD": 0.1, "Adadelta": 1.0, "Adagrad": 0.1, "Ftrl": 0.1, "Lion": 0.003}
 _ARGUMENTS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "nesterov": True}}
 _SPECIAL = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")
 
 
 def create(name: str, **options: Any) -> o.Optimizer:
-    """An optimizer by the name of its class; "Optimizer" is a subclass of it."""
+    """Creates an optimizer by the name of its class; for "Optimizer", a custom subclass."""
     if name == "MultiOptimizer":
         kernels, others = o.SGD(0.1), o.Adam(0.02, epsilon=1e-3)
         return o.MultiOptimizer(lambda v: kernels if "kernel" in v.path else others)
@@ -80,7 +80,7 @@ OPTIONS: dict[str, Callable[[str], o.Optimizer]] = {
 
 
 class Positions(layers.Layer):
-    """Learned positions: rows of a table that are looked up by constants."""
+    """Adds learned positions: rows of a table, looked up by constant indices."""
 
     def __init__(self, table: Any = None):
         super().__init__()

@@ -27,7 +27,7 @@ PROGRAMS: dict[str, Program] = {}
 
 
 def pattern(create: Callable[[], Program]) -> Callable[[], Program]:
-    """Registers what a function creates under the function's name."""
+    """Registers the program that a function creates, under the function's name."""
     PROGRAMS[create.__name__] = create()
     return create
 
@@ -193,7 +193,7 @@ def gaussian_likelihood() -> Training:
 
 @pattern
 def missing_targets() -> Training:
-    """Targets that are not numbers do not count."""
+    """Targets of NaN do not count."""
 
     def targets():
         y = numbers(ROWS, 3, seed=3)
@@ -241,7 +241,7 @@ def hardest_rows() -> Training:
 
 @pattern
 def standardized_targets() -> Training:
-    """Targets are standardized in the loss, by those of the batch."""
+    """The loss standardizes targets by their mean and deviation in the batch."""
 
     def loss(y, p):
         y = (y - ops.mean(y, axis=0)) / (ops.std(y, axis=0) + 1e-3)
@@ -554,7 +554,7 @@ def n_pairs() -> Training:
 
 
 def _two_towers(add: Callable[..., Any], cls: Callable[..., keras.Model] = keras.Model) -> Training:
-    """Two encoders; a function of both gives the loss."""
+    """Two encoders, and a function of their outputs that returns the loss."""
 
     class Adding(layers.Layer):
         def call(self, a, b):
@@ -654,7 +654,7 @@ def vicreg() -> Training:
 
 @pattern
 def center_loss() -> Training:
-    """Centers of the classes are state that moves towards the rows of a batch."""
+    """The centers of the classes are state that moves toward the rows of a batch."""
 
     class Centers(layers.Layer):
         def build(self, shapes):
@@ -688,7 +688,7 @@ def center_loss() -> Training:
 
 
 class Stepping(keras.Model):
-    """Applies the gradients of `losses_of(x, y)`, which gives the loss and logs."""
+    """Applies the gradients of `losses_of(x, y)`, which returns the loss and logs."""
 
     def train_step(self, data):
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
@@ -897,7 +897,7 @@ def mixup() -> Training:
 
 @pattern
 def shuffled_mixup() -> Training:
-    """Each row is mixed with another one, by a permutation of Keras's."""
+    """Each row is mixed with another one, by a random permutation from Keras."""
 
     class Mixing(Stepping):
         def __init__(self):
@@ -933,7 +933,7 @@ def rolled_negatives() -> Training:
 
 
 class Differentiated(Stepping):
-    """A network with batch normalization, of which a step takes derivatives."""
+    """A network with batch normalization, whose derivatives a step uses."""
 
     def __init__(self):
         super().__init__()
@@ -986,7 +986,7 @@ def jacobian_through_normalization() -> Training:
 
 @pattern
 def vectorized_map_through_normalization() -> Training:
-    """The mean of what a network gives for several scales of its input."""
+    """Applies a network to several scales of its input at once."""
 
     class Mapped(Differentiated):
         def losses_of(self, x, y, training):
@@ -1009,7 +1009,7 @@ def forward_derivative_through_normalization() -> Training:
 
 
 class WithHead(Stepping):
-    """A network with something besides that only the step uses."""
+    """A network with a second head, which only the step uses."""
 
     def __init__(self):
         super().__init__()
@@ -1141,7 +1141,7 @@ def adversarial_rows() -> Training:
 
 
 class Perceptron(keras.Model):
-    """Has Keras's own step, and subclasses that do more behind it."""
+    """A network with Keras's own step, which subclasses extend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1165,7 +1165,7 @@ def by_telling_updates(cls: Callable[..., keras.Model]) -> Training:
 
 @pattern
 def rate_that_the_step_writes() -> Training:
-    """A schedule reads a variable that `train_step` changes behind the update."""
+    """A schedule reads a variable that `train_step` changes after the update."""
 
     class Scaled(keras.optimizers.schedules.LearningRateSchedule):
         def __init__(self, scale):
@@ -1190,7 +1190,7 @@ def rate_that_the_step_writes() -> Training:
 
 
 class Noisy(keras.optimizers.SGD):
-    """Adds noise to gradients, and counts in a variable that it does not tell Keras of."""
+    """Adds noise to gradients, and sums their squares in a variable that Keras does not track."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -1204,7 +1204,7 @@ class Noisy(keras.optimizers.SGD):
 
 @pattern
 def noise_of_update_and_metric() -> Training:
-    """Both draw by the global seed: the update first."""
+    """The update and a metric draw from the global seed, the update first."""
 
     def noise(y, p):
         return ops.mean(keras.random.normal((2,))) + 0.0 * ops.mean(p, axis=-1)
@@ -1222,7 +1222,7 @@ def log_of_what_the_update_counts() -> Training:
 
 
 class Telling(keras.optimizers.SGD):
-    """Leaves the norm of what it applies."""
+    """Stores the norm of the gradients that it applies in an attribute."""
 
     def apply(self, grads, trainable_variables=None):
         self.norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in grads))
@@ -1269,7 +1269,7 @@ def weighted_step() -> Training:
 
 @pattern
 def logs_of_each_kind() -> Training:
-    """Logs that are counts, truths, numbers of the batch and of its last row."""
+    """Logs that are counts, booleans, and values of the batch or of its last row."""
 
     class Logging(Stepping):
         def __init__(self):
@@ -1604,7 +1604,7 @@ def whitened_rows() -> Training:
 
 @pattern
 def running_moments_of_rewards() -> Training:
-    """Welford's moments are state of all rows so far."""
+    """Welford's moments of all previous rows are state."""
 
     class Running(layers.Layer):
         def build(self, shape):
@@ -1686,7 +1686,7 @@ def gpt_block_with_padding() -> Training:
 
 @pattern
 def masked_language_model() -> Training:
-    """Tokens are masked in the step, and only these count, by weights of tokens."""
+    """The step masks random tokens, and weights make only these count."""
 
     class Masked(Stepping):
         def __init__(self):
@@ -1791,7 +1791,7 @@ def scanned_state() -> Training:
 
 @pattern
 def diagonal_of_a_known_batch() -> Training:
-    """The agreement of each row with itself, where the number of rows is known."""
+    """The similarity of each row to itself, with a known number of rows."""
 
     def loss(y, p):
         return tf.reduce_mean((tf.linalg.diag_part(ops.matmul(p, ops.transpose(p))) - y) ** 2)
@@ -1803,7 +1803,7 @@ def diagonal_of_a_known_batch() -> Training:
 
 @pattern
 def loop_over_the_batch() -> Training:
-    """A loop of which each iteration reduces over the rows: Sinkhorn, routing by agreement."""
+    """A loop whose iterations reduce over the rows, as in Sinkhorn and routing by agreement."""
 
     class Routed(layers.Layer):
         def call(self, x):

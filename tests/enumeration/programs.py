@@ -1,4 +1,4 @@
-"""All programs by name, and the comparison of one with one process."""
+"""Finds programs by name, and compares them with one process."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(strategy: Any, name: str) -> dict[str, Any]:
 
 
 def difference(name: str, group: str = "2") -> str:
-    """How a program on a group of workers differs from one process; empty if it does not."""
+    """Describes how a program on a group of workers differs from one process; "" if it does not."""
     expected = reference(RUN, name)
     check_sound(expected, name)
     try:
@@ -62,7 +62,7 @@ def difference(name: str, group: str = "2") -> str:
 
 
 def check_sound(result: dict[str, Any], name: str) -> None:
-    """Raises ValueError if one process gives numbers that prove nothing."""
+    """Raises ValueError if a result of one process is not finite, and so proves nothing."""
     for path, value in _leaves(result):
         if np.asarray(value).dtype.kind in "fc" and not np.all(np.isfinite(value)):
             raise ValueError(f"{name} gives {path} that is not finite. Received: {value}")

@@ -1,7 +1,7 @@
-"""Random programs: layers, a loss, metrics, an optimizer and data follow from a seed.
+"""Random programs: a seed determines the layers, loss, metrics, optimizer and data.
 
-They compute with float64. Some have weights without a gradient but for rounding errors, such as a
-bias before a normalization, which Adam and its kin make as large as others.
+They compute with float64. Some weights have no gradient apart from rounding errors, such as a bias
+before a normalization. Adam and similar optimizers scale these errors up to normal updates.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _OPTIONS = ("plain", "plain", *optimizers.OPTIONS)
 
 
 class Centering(layers.Layer):
-    """Subtracts the mean of the batch, and counts its distance as a loss."""
+    """Subtracts the mean of the batch, and adds its square as a loss."""
 
     def call(self, x, training=False):
         mean = ops.mean(x, axis=0)
@@ -142,7 +142,7 @@ def _created(choice: random.Random, options: tuple[Any, ...]) -> Any:
 
 
 def program(seed: int) -> Program:
-    """The program that follows from a seed."""
+    """Returns the program of a seed."""
 
     def run(strategy: Any) -> dict[str, Any]:
         with double_precision():
@@ -152,7 +152,7 @@ def program(seed: int) -> Program:
         kind = choice.choice(("vectors", "sequences", "tokens"))
         rows, batch = choice.randint(5, 29), choice.randint(4, 13)
         if rows % batch == 1:
-            rows += 1  # A batch of one row has no deviation.
+            rows += 1  # A batch of one row has no standard deviation.
         with scope(strategy):
             model = _model(choice, kind)
             optimizer = optimizers.OPTIONS[choice.choice(_OPTIONS)](choice.choice(_OPTIMIZERS))
@@ -183,7 +183,7 @@ def _doubles(values: np.ndarray) -> np.ndarray:
 
 
 class _BySeed(Mapping[str, Program]):
-    """A program for each number, the seed; those below `COUNT` are the tests'."""
+    """Maps every seed to its program; the tests run the seeds below `COUNT`."""
 
     def __getitem__(self, name: str) -> Program:
         return program(int(name))

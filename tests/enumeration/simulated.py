@@ -1,7 +1,7 @@
 """Runs the training steps of a program on simulated workers of one process, and compares them.
 
-It takes a fraction of the time of real workers, and tests the partitioner alone: neither the
-distribution of data nor gradients' collectives nor evaluation.
+This takes a fraction of the time of real workers. It tests only the partitioner, not the
+distribution of data, the collectives of gradients, or evaluation.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.strategies.behaviours.common import scope
 
 
 def simulated_difference(name: str, workers: int = 2) -> str | None:
-    """How the training steps of a program differ from one process.
+    """Describes how the training steps of a program differ from one process.
 
     Returns:
-        An empty text if they do not; None if the program is not simulated.
+        The difference; "" if there is none, and None if the program cannot be simulated.
     """
     training = _training(name)
     if training is None:
@@ -71,7 +71,7 @@ def _difference(training: Training, count: int) -> str | None:
 
 
 def _build(model: keras.Model, batch: Any) -> None:
-    """Makes all variables, as `fit` does before its first step."""
+    """Creates all variables, as `fit` does before its first step."""
     model._symbolic_build(data_batch=tf.nest.map_structure(tf.constant, batch))
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Programs from all of Keras's public API have the result of one process."""
+"""Programs from all of Keras's public API have the same results as in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT = [name for part in PARTS for name in names(part, only_default=True)]
 def test_as_in_one_process(program):
     differs = difference(program)
     if pattern := expected.pattern_of(program):
-        # Of several programs, only those with a certain option may differ.
+        # If several programs match the pattern, some of them need not differ.
         assert differs or len(fnmatch.filter(_ALL, pattern)) > 1, (
             f"It does not differ any more. Remove {pattern} from the table of docs/keras.md."
         )

@@ -114,7 +114,7 @@ def public_functions(module: ModuleType) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Within it, models compute with float64."""
+    """Makes models compute with float64 within this context."""
     before = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")
@@ -127,7 +127,7 @@ def double_precision() -> Iterator[None]:
 
 @contextlib.contextmanager
 def shared_folder(strategy: Any) -> Iterator[pathlib.Path]:
-    """A new folder, the same on all workers, which stays until all have left."""
+    """Yields a new folder, the same on all workers; deletes it once all have left the context."""
     number = np.random.default_rng().integers(1 << 62)
     if strategy:
         number = int(tfdist.collective.broadcast(tf.constant(number)))
@@ -142,6 +142,6 @@ def shared_folder(strategy: Any) -> Iterator[pathlib.Path]:
 
 
 def wait(strategy: Any) -> None:
-    """Waits until all workers have come here."""
+    """Waits until all workers have called it."""
     if strategy:
         tfdist.collective.barrier()
