@@ -25,20 +25,20 @@ _REDUCE = {
 }
 
 
-# A thread for each worker that waits for the others. It is an error once TensorFlow has started, so
-# no test module may make tensors when it is imported.
+# A thread for each worker, since workers wait for each other. Setting this after TensorFlow has
+# started is an error, so no test module may create tensors when it is imported.
 tf.config.threading.set_inter_op_parallelism_threads(16)
 
 
 class Meeting:
-    """Where the workers meet to communicate."""
+    """Exchanges values between the workers, and counts the bytes."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=60)
         self.given: list[Any] = [None] * size
         self.bytes = {"reduced": 0, "gathered": 0, "scattered": 0}
-        self.calls: list[str] = []  # of the first worker
+        self.calls: list[str] = []  # The calls of the first worker.
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
         if rank == 0:
@@ -55,7 +55,7 @@ class Simulated:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
-        self.share: Any = None  # the worker's
+        self.share: Any = None  # The worker's rows.
         self.turn = tf.Variable(0)  # Orders the calls, as a communicator does.
 
     def reduce(self, tensors, hows):
@@ -113,7 +113,7 @@ class Simulated:
 
 
 def split(total: int, workers: int) -> list[int]:
-    """Nearly equal shares."""
+    """Returns nearly equal shares of a number of rows."""
     return [total // workers + (r < total % workers) for r in range(workers)]
 
 
@@ -122,7 +122,7 @@ def specs(inputs, batch: int | None):
 
 
 def trace(program, inputs, *, static: bool = False):
-    """The program's graph for the whole batch."""
+    """Traces a program for the whole batch."""
     batch = len(inputs[0]) if static else None
     function = tf.function(program, autograph=False)
     return function.get_concrete_function(*specs(inputs, batch))
@@ -152,7 +152,7 @@ class Workers:
         inputs: arrays of a whole batch.
         size: the number of workers.
         static: whether the program knows the number of rows.
-        partial: variables of which each worker holds a part, and their sum counts.
+        partial: the variables that are sums of parts, one part on each worker.
     """
 
     def __init__(self, program, inputs, size: int, *, static: bool = False, partial=()):
@@ -258,7 +258,7 @@ def run(program, inputs, shares, *, static: bool = False, partial=()):
         inputs: arrays of the whole batch.
         shares: each worker's number of rows.
         static: whether the program knows the number of rows.
-        partial: variables of which each worker holds a part.
+        partial: the variables that are sums of parts, one part on each worker.
 
     Returns:
         Each worker's results, the bytes that were communicated, and the analysis.
@@ -301,7 +301,7 @@ def check(
 
 
 def gathers(analysis) -> list[str]:
-    """The types of the operations that gather rows, at any depth."""
+    """Returns the types of the operations that gather rows, at any depth of function calls."""
     found = []
     for op, decision in analysis.decisions.items():
         for tensor, layout in zip(op.inputs, decision.inputs, strict=True):

@@ -1,4 +1,4 @@
-"""Batch normalization by the statistics of all rows, or of each worker's own."""
+"""Batch normalization by the statistics of all rows, or of each worker's own rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def operand(name: str) -> np.ndarray:
 
 
 def step_of(name: str, static: int | None, **statistics: bool) -> tuple[Callable[..., Any], Any]:
-    """A program: the outputs and gradients of a layer in training, and its updated state."""
+    """Returns a program that computes a layer's outputs, gradients and state in training."""
     make, _ = LAYERS[name]
     layer = make()
     call = CALLS.get(name, lambda layer, x: layer(x))
@@ -105,7 +105,7 @@ def step_of(name: str, static: int | None, **statistics: bool) -> tuple[Callable
 
 
 def by_hand(program: Any, x: np.ndarray, shares: tuple[int, ...]) -> list[np.ndarray]:
-    """What workers have whose layers normalize by themselves, from stock layers."""
+    """Computes with unmodified layers the results of workers that normalize only their own rows."""
     weights = [own / sum(shares) for own in shares if own]
     first, parts = 0, []
     for own in shares:
@@ -168,5 +168,5 @@ def test_a_layer_communicates_once_in_each_direction():
         workers = Workers(program, [x], 2)
         workers.step([x], [6, 5])
         found[name] = workers.meeting.calls.count("reduce")
-    # The last one is that of the results.
+    # One reduction of each is for the results.
     assert found == {"own": 1, "gathered": 4, "reduced": 10}

@@ -1,4 +1,4 @@
-"""A rule that forgets what workers hold is found: the tests of programs go red."""
+"""The tests of programs detect a rule that ignores how workers hold a value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARES = [4, 4, 3]
 
 @functools.cache
 def programs_of() -> dict[str, list[str]]:
-    """The names of the programs with operations of each type, on rows or partial sums."""
+    """Returns programs' names by the types of the programs' operations on rows or partial sums."""
     found: dict[str, list[str]] = {}
     for name, (shapes, program, *_) in {**ROWWISE, **COUPLED}.items():
         inputs = inputs_of(shapes)
@@ -36,7 +36,7 @@ def _is_apart(layout: Any) -> bool:
 
 
 def forgetful(rule: Any) -> Any:
-    """The rule, which takes the rows or the part that a worker has for the whole."""
+    """Returns a broken rule, which takes a worker's rows or its part of a sum for the whole."""
 
     def broken(call: Any) -> Any:
         decision = rule(call)

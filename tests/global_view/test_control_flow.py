@@ -1,4 +1,4 @@
-"""Loops, conditionals, functions and lists of tensors compute with own rows as with all rows."""
+"""Loops, conditionals, functions and lists of tensors act on rows as on the whole batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ W = _RANDOM.normal(size=(4, 4)).astype("float32") / 2
 
 
 def with_gradients(function, weights=()):
-    """A program that returns a function's result, a loss of it, and the gradients of the loss."""
+    """Returns a program that computes a function's result, a loss of it, and the gradients."""
 
     def program(*inputs):
         watched = [x for x in inputs if x.dtype.is_floating]
@@ -176,7 +176,7 @@ def _scan_over_time(x):
 
 
 def _both(make):
-    """Either of two branches, by conditions that hold and do not."""
+    """Runs two branches by a condition that holds, and by one that does not."""
 
     def run(x):
         yes, no = make(x)
@@ -290,7 +290,8 @@ def _asserted(x):
     return tf.debugging.check_numerics(x @ W, "x")
 
 
-# For each: a function of rows, and the types of the operations that gather rows, with a reason.
+# For each: a function of rows, and the types of the operations that gather rows; the comments say
+# why they do.
 PROGRAMS = {
     "while": (lambda x: _loop(3, lambda h: tf.tanh(h @ W), x), ()),
     "ops.while": (
@@ -315,7 +316,7 @@ PROGRAMS = {
         lambda x: ops.map(lambda row: tf.tanh(tf.linalg.matvec(W, row)), x),
         ("TensorListFromTensor",),
     ),
-    # It computes with numbers of rows.
+    # It looks up rows by their numbers.
     "vectorized": (
         lambda x: ops.vectorized_map(lambda row: tf.tanh(tf.linalg.matvec(W, row)), x),
         ("GatherV2", "Transpose"),
@@ -342,7 +343,7 @@ PROGRAMS = {
         _both(lambda x: (lambda: x @ W, lambda: tf.ones([tf.shape(x)[0], 4]))),
         ("OptionalFromValue",),
     ),
-    # The size of the first axis is unknown behind the conditional.
+    # The size of the first axis is unknown after the conditional.
     "rows or one": (_both(lambda x: (lambda: x, lambda: tf.ones([1, 4]))), ("If", "Mul", "Sum")),
     "partial or whole": (
         _both(lambda x: (lambda: tf.reduce_sum(x @ W, 0), lambda: tf.ones([4]) * 3.0)),
@@ -372,7 +373,7 @@ PROGRAMS = {
         ("TensorListSetItem",),
     ),
     "list of rows": (_read, ("TensorListFromTensor",)),
-    # In the backward pass the number of elements is unknown.
+    # In the backward pass, the number of elements is unknown.
     "joined list": (
         lambda x: _written(x, x * 2.0, x @ W).concat(),
         ("Mul", "TensorListSplit", "TensorListSetItem"),
@@ -435,7 +436,7 @@ def test_prints_once(capfd):
         return [x + 1.0]
 
     check(program, [X], (4, 7, 0))
-    assert capfd.readouterr().err.count("largest:") == 2  # Once by the whole program.
+    assert capfd.readouterr().err.count("largest:") == 2  # One is of the unpartitioned program.
 
 
 def test_an_assertion_fails_if_any_row_violates_it():

@@ -1,4 +1,4 @@
-"""Fingerprints tell programs apart that compute something else, and no others."""
+"""Fingerprints differ if, and only if, programs compute different values."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def in_loop(value):
     return lambda x: tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + value), (0, x))[1]
 
 
-# Programs that compute the same, and others.
+# Programs that compute the same values, and programs that all compute different ones.
 SAME = [lambda x: tf.tanh(x) @ tf.ones([3, 2]), named, printing]
 OTHERS = {
     "operation": lambda x: tf.sin(x),

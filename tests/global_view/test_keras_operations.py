@@ -37,12 +37,12 @@ HOLES = np.where(fractions(ROWS, 4, seed=2) < 0.3, np.float32("nan"), X).astype(
 
 
 def _named(names: str, *operands: np.ndarray) -> dict[str, Program]:
-    """Functions of whole operands."""
+    """Programs that apply functions to whole operands."""
     return {name: (getattr(ops, name), operands) for name in names.split()}
 
 
 def _along(names: str, axes: Sequence[Any], *operands: np.ndarray, **options: Any) -> Any:
-    """Functions that take an axis."""
+    """Programs that apply functions along each axis."""
     return {
         f"{name}/{axis}": (
             functools.partial(_on_axis, getattr(ops, name), axis, options),
@@ -58,7 +58,7 @@ def _on_axis(function: Callable[..., Any], axis: Any, options: Any, *operands: A
 
 
 def _each(name: str, *operands: np.ndarray, **programs: Callable[..., Any]) -> Any:
-    """Uses of a function, by name."""
+    """Programs that use a function in several ways, by the names of the ways."""
     return {f"{name}/{use}": (program, operands) for use, program in programs.items()}
 
 
@@ -452,7 +452,7 @@ PROGRAMS |= {
 
 
 def _small(x):
-    """Without the limits of a type, which empty segments have."""
+    """Replaces the extreme values of empty segments by zeros."""
     return ops.where(ops.abs(x) < 1e6, x, 0.0)
 
 
@@ -464,7 +464,7 @@ def _halving(x):
     return ops.sin(x), grad
 
 
-# `keras.ops.image`, of rows that are images.
+# `keras.ops.image`, where each row is an image.
 
 RGB = fractions(ROWS, 6, 7, 3)
 TRANSFORMS = np.eye(3, dtype="float32").ravel()[:8] + 0.03 * numbers(ROWS, 8, seed=2)
@@ -533,21 +533,21 @@ PROGRAMS |= {
     "image.ssim": (lambda x, y: ops.image.ssim(x, y, filter_size=3), (RGB, RGB[::-1].copy())),
 }
 
-# They need the number of rows while they are traced, as `fit` has it for arrays.
+# These functions need the number of rows during tracing, when `fit` knows it for arrays.
 OF_A_KNOWN_SIZE = (
     *("gcd", "lcm", "lstsq/batch", "tri/pairs", "unfold/each", "unravel_index/each"),
     "image.map_coordinates/whole",
 )
 WITHOUT_A_PROGRAM = {
-    # They tell what Keras knows while it traces, and compute nothing.
+    # These return facts that Keras knows during tracing, and compute nothing.
     *("convert_to_numpy", "dtype", "is_tensor", "ndim"),
-    # Keras fails in one process, too, as it does for the other axes of `nanmedian` and its kin.
+    # Keras also fails in one process, as for the other axes of `nanmedian` and similar functions.
     *("associative_scan", "bartlett", "corrcoef", "fold", "isin", "kron", "lu_factor", "vectorize"),
 }
 
 
 def _step(program: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what a program computes, and gradients of a sum of it."""
+    """Returns a program that computes the same results, and the gradients of a sum of them."""
 
     def step(*operands: Any) -> list[Any]:
         differentiable = [x for x in operands if x.dtype.is_floating]

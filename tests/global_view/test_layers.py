@@ -22,11 +22,11 @@ SHARES = [(4, 4, 3), (6, 5), (11, 0)]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A layer, and what it is called on.
+    """A layer and its operands.
 
     Attributes:
         make: makes the layer.
-        shapes: of each operand, without the rows.
+        shapes: the shape of each operand, without the rows.
         draw: draws an operand, given a generator and a shape; normal numbers by default.
         call: calls the layer on its operands, if these are not its only arguments.
         gathers: the types of the operations that couple rows.
@@ -70,7 +70,7 @@ def _cell(states: int) -> Callable[..., Any]:
 
 
 class Masked(layers.Layer):
-    """A layer behind a mask of the steps of a sequence."""
+    """Calls a layer with a mask for the steps of a sequence."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ NO_CASE: dict[str, str] = {
 
 
 def _layers() -> list[str]:
-    """The layers, each by one of its names."""
+    """Returns the names of the layers, one name for each class."""
     names: dict[Any, str] = {}
     for name, member in inspect.getmembers(layers, inspect.isclass):
         if issubclass(member, layers.Layer) and (member not in names or name == member.__name__):
@@ -309,7 +309,7 @@ def draw(example: Case) -> list[Any]:
 
 
 def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
-    """A program without effects: the results, losses and gradients, and the state afterwards."""
+    """Returns a program without side effects: it computes results, state, losses and gradients."""
     keras.utils.set_random_seed(1)
     layer = example.make()
     call = example.call or (lambda layer, *x: layer(*x))
@@ -326,7 +326,7 @@ def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
             return call(self.layer, *x)
 
     class Training(layers.Layer):
-        """Passes `training` on; `stateless_call` tells it only the layer that it is called on."""
+        """Passes on `training`, which `stateless_call` passes to the outermost layer only."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -361,7 +361,7 @@ def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
     return program
 
 
-# Those that the default tests train, of different kinds.
+# Layers of different kinds, which the default tests train.
 _DEFAULT = [
     "AdaptiveMaxPooling2D", "Add of other ranks", "Attention, causal", "BatchNormalization",
     "CategoryEncoding of counts", "Concatenate", "Conv1D", "Conv2D, dilated", "Conv2D, grouped",

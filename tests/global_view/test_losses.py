@@ -1,4 +1,4 @@
-"""Every loss of Keras has the value and the gradients of the whole batch on workers' rows."""
+"""Every loss of Keras has the same value and gradients on workers' rows as on the whole batch."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ DATA: dict[str, Callable[[Any], Arrays]] = {
 }
 NO_CASE = {"Loss": "the base of all others"}
 
-# More arguments of losses.
+# Losses with further arguments.
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "logits": ("BinaryCrossentropy", {"from_logits": True}),
     "smooth": ("CategoricalCrossentropy", {"label_smoothing": 0.1, "from_logits": True}),
@@ -165,7 +165,7 @@ def program(name: str, reduction: str, weighted: bool) -> tuple[str, Callable[..
 NAMES = [*DATA, *OPTIONS]
 _SETTINGS = [(shares, static) for shares in SHARES for static in (False, True)]
 _WAYS = [(reduction, weighted) for reduction in REDUCTIONS for weighted in (False, True)]
-# Each loss is reduced in each way, and meets each setting.
+# Each loss with each reduction; the settings rotate, so that each loss has each of them.
 _ALL = [
     (name, *way, *_SETTINGS[(i + j) % len(_SETTINGS)])
     for i, name in enumerate(NAMES)

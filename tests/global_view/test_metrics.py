@@ -1,4 +1,4 @@
-"""Every metric of Keras has the state and the result of the whole batch on workers' rows."""
+"""Every metric of Keras has the same state and result on workers' rows as on the whole batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _labels(rng: Any) -> Arrays:
     return rng.integers(0, _CLASSES, shape), rng.integers(0, _CLASSES, shape).astype("float32")
 
 
-# For each metric, its data and more arguments.
+# For each metric: its data, and its arguments.
 CASES: dict[str, tuple[Callable[[Any], Arrays], dict[str, Any]]] = {
     "AUC": (_binary, {"num_thresholds": 9}),
     "Accuracy": (_labels, {}),
@@ -138,7 +138,7 @@ _FUNCTIONS = {
     "top_k_categorical_accuracy": _one_hot,
 }
 _NO_METRIC = {"deserialize", "get", "serialize"}
-# Metrics that gather rows, and the operations that do.
+# Metrics that gather rows, and the types of the operations that gather them.
 GATHERS: dict[str, set[str]] = {}
 
 
@@ -150,13 +150,13 @@ def test_every_metric_has_data_or_a_reason():
 
 
 def case(name: str, weighted: bool) -> tuple[Callable[..., Any], list[np.ndarray]]:
-    """A program without effects, and its data."""
+    """Returns a program without side effects, and its data."""
     draw, options = (_FUNCTIONS[name], {}) if name in _FUNCTIONS else CASES[name]
     rng = np.random.default_rng(0)
     true, predicted = draw(rng)
     true = true.astype("float32" if true.dtype.kind == "f" else "int32")
     weights = rng.uniform(0.5, 1.5, _ROWS).astype("float32")
-    if "IoU" in name:  # counts, of each label
+    if "IoU" in name:  # The weights are counts, one for each label.
         weights = rng.integers(1, 4, (_ROWS,) if "OneHot" in name else true.shape).astype("int32")
     inputs = [true, predicted.astype("float32"), weights]
     if name in _FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Random numbers: each row gets those that it has in the whole batch."""
+"""Random numbers: each row gets the same numbers as in the whole batch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LAYERS = {
     "RandomPerspective": ({"factor": 0.3, "seed": 3}, IMAGES, ()),
     "RandAugment": (_RANGE, IMAGES, ()),
     "AugMix": (_RANGE, IMAGES, ()),
-    # It loops over the rows, whose number it knows or not.
+    # It loops over the rows, whether their number is known or not.
     "RandomElasticTransform": ({"factor": 0.3, **_RANGE}, IMAGES, ("StridedSlice",)),
     # They mix each image with another one.
     "MixUp": ({"seed": 3}, IMAGES, ("GatherV2", "StatelessRandomGammaV3")),
@@ -76,8 +76,8 @@ def test_layers(name, shares, static):
 _keras = keras.random
 _tf = tf.random
 
-# For each: a function of rows, their number, and a seed; and the types of the operations that
-# gather rows: those that draw numbers for parameters of each row draw those of all rows.
+# For each: a function of rows, their number and a seed; and the types of the operations that gather
+# rows. Operations that draw numbers with parameters of each row draw them for all rows.
 DRAWS = {
     "uniform": (lambda x, n, seed: _keras.uniform((n, 5), seed=seed), ()),
     "normal": (lambda x, n, seed: _keras.normal((n, 5), seed=seed) + x[:, 0, :1], ()),

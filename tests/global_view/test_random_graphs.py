@@ -12,8 +12,8 @@ import tensorflow as tf
 from tests.global_view.simulation import check
 from tests.harness.tiers import some
 
-_MOST = 400  # elements for each row
-# A size of an axis: an integer, and whether it is times the number of rows.
+_MOST = 400  # The maximum number of elements per row.
+# The size of an axis: an integer, and whether it is multiplied by the number of rows.
 Size = tuple[int, bool]
 Shape = tuple[Size, ...]
 
@@ -56,12 +56,12 @@ class Program:
         return [*results, *(tf.convert_to_tensor(g) for g in found if g is not None)]
 
     def any(self) -> tuple[int, Shape]:
-        """A random tensor, rather a late one."""
+        """Returns a random tensor; late ones are more likely."""
         i = len(self.shapes) - 1 - int(self.rng.geometric(0.3) - 1) % len(self.shapes)
         return i, self.shapes[i]
 
     def axis(self, shape: Shape, rows: bool | None = None) -> int | None:
-        """A random axis, with rows or without, if there is one."""
+        """Returns a random axis, with rows or without; None if there is none."""
         axes = [a for a, (_, times) in enumerate(shape) if rows in (None, times)]
         return int(self.rng.choice(axes)) if axes else None
 
@@ -78,7 +78,7 @@ def size(rows: Any, given: Size) -> Any:
 
 
 def largest(x: Any) -> Any:
-    """Where the last axis is largest; sums in another order do not change it."""
+    """Returns the index of the largest element of the last axis, regardless of rounding errors."""
     return tf.argmax(tf.round(x * 8), axis=-1, output_type=tf.int32)
 
 
@@ -340,7 +340,7 @@ OPERATIONS = [
 
 
 def shares_of(rng: np.random.Generator) -> list[int]:
-    """One to four workers' shares, of which some may be empty."""
+    """Returns the shares of one to four workers, some of them possibly empty."""
     shares = rng.integers(0, 5, rng.integers(1, 5)).tolist()
     return shares if sum(shares) > 1 else [*shares, 3]
 

@@ -25,12 +25,12 @@ def constant(*shape: int, seed: int = 7) -> tf.Tensor:
 
 
 def rows_of(x: Any) -> Any:
-    """The number of rows, as a program computes it."""
+    """Returns the number of rows, as a program computes it."""
     return tf.shape(x)[0]
 
 
 def classes(x: Any) -> Any:
-    """A number from 0 to 2 for each row."""
+    """Returns a number from 0 to 2 for each row."""
     return tf.argmax(x[:, :3], axis=-1, output_type=tf.int32)
 
 
@@ -43,7 +43,7 @@ def _rows_of_unknown_rank(x: Any) -> Any:
 X, S, IMAGE = (_ROWS, 4), (_ROWS, 5, 4), (_ROWS, 6, 6, 3)
 Program = Callable[..., Any]
 
-# Programs that gather no rows: their operands' shapes, and what they compute.
+# Programs that gather no rows: the shapes of their operands, and the functions.
 ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     # Elementwise operations with broadcasting.
     "of equal ranks": ([X, X], lambda x, y: x * y + x / (2 + y * y)),
@@ -129,7 +129,7 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
         lambda x: [a * b for a, b in [tf.split(x, 2, axis=1), tf.split(x, [1, 3], 1)[:1] * 2]],
     ),
     "sizes": ([X], lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x) * rows_of(x), tf.float32)),
-    # Repeated rows: some of them are taken.
+    # Slices of repetitions of the rows.
     "two views": (
         [X, X],
         lambda x, y: (lambda z: z[: rows_of(x)] * z[rows_of(x) :])(tf.concat([x, y], 0) ** 2),
@@ -267,7 +267,7 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     ),
 }
 
-# Programs whose rows are coupled, and the operations that gather them.
+# Programs with coupled rows: the same, and the types of the operations that gather the rows.
 COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
     "pairs": ([X, X], lambda x, y: tf.matmul(x, y, transpose_b=True) ** 2, {"MatMul"}),
     "pairs of views": (
@@ -304,7 +304,7 @@ COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
 
 
 def differentiated(program: Program) -> Program:
-    """The results of a program, and the gradients of their squares' means to its operands."""
+    """Returns a program that also computes the gradients of the results' mean squares."""
 
     def run(*x: Any) -> Any:
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""Partial sums of which each worker needs its rows only."""
+"""Partial sums are scattered if each worker needs only its own rows of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _in_batch_negatives(x):
 
 
 def _rows_behind(x):
-    """The same where the rows are the last axis of what is gathered."""
+    """Compares rows with all others, where the gathered value has the rows on its last axis."""
     w = tf.constant(W)
     with tf.GradientTape() as tape:
         tape.watch(w)

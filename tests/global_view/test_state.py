@@ -1,4 +1,4 @@
-"""Variables that a program updates: whole ones are equal on all workers, parts add up."""
+"""Updates of variables: whole variables stay equal on all workers, and parts add up."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def ordered(state, x):
     return [first, second]
 
 
-# For each program, the types of the operations that gather rows: those that update a whole variable
-# by rows.
+# For each program, the types of the operations that gather rows because they update a whole
+# variable by rows.
 WHOLE = {
     assign: (),
     scatter: ("ResourceScatterAdd", "StridedSlice"),
@@ -221,8 +221,8 @@ def test_metrics_in_parts(name, shares):
     assert set(sent.values()) == {0}
 
 
-# For each layer with state, its operand, and the types of the operations that gather rows: those
-# that combine rows with the state of each row of a batch, which is a whole variable.
+# For each layer with state: its operand, and the types of the operations that gather rows. They
+# combine the rows with a state for each row of a batch, which is a whole variable.
 LAYERS = {
     "lstm": (lambda: layers.LSTM(4, stateful=True), TIMES, ("AddV2", "AssignVariableOp")),
     "gru": (

@@ -71,7 +71,7 @@ def _space():
 
 
 _COLUMNS = [WORDS[:, 0], NUMBERS[:, 0], VALUES[:, 0], VALUES[:, 1], WORDS[:, 0]]
-# The number of words in all rows is the size of one tensor.
+# Their results have one element for each word in all rows.
 _SPLITS = ("StringSplitV2", "UnicodeDecode")
 
 # For each: how the layer is made, its operands, and the operations that gather rows.
@@ -183,7 +183,7 @@ def _of_sparse(function):
     return lambda x: function(_sparse.from_dense(x))
 
 
-# Functions of a dense matrix. Their numbers of elements depend on all rows, so that they gather.
+# Functions of a dense matrix. They gather rows: the sizes of their results depend on all rows.
 COMPOSITES = {
     "ragged": lambda x: _ragged.from_tensor(x, padding=0.0),
     "ragged dense": lambda x: _ragged.from_tensor(x, padding=0.0).to_tensor(),
@@ -206,7 +206,7 @@ COMPOSITES = {
     "largest rows": lambda x: tf.math.top_k(x[:, 0], 3),
     "partition": lambda x: tf.dynamic_partition(x, tf.cast(x[:, 0] > 0, tf.int32), 2),
 }
-# The same, with gradients.
+# Such functions with gradients.
 DIFFERENTIABLE = {
     "ragged sum": lambda x: tf.reduce_sum(
         _ragged.from_tensor(x, lengths=tf.reduce_sum(tf.cast(x > 0, tf.int64), 1)), 1

@@ -20,7 +20,7 @@ def test_the_report():
     assert report(found).splitlines() == [
         "The step reduces 2.0 KiB and gathers 512 B, besides 2 values of unknown size:",
         "  reduce 2.0 KiB [16x32] for MatMul at dense/MatMul",
-        # 32 rows, for the order.
+        # The order of the lines assumes 32 rows.
         "  gather unknown size [?x8] for MatMul at train.py:4 (pairs of rows)",
         "  gather 512 B [2x64] for moments at norm (statistics of each replica)",
         "  gather unknown size [?] for Lookup at lookup (no rule)",
