@@ -31,7 +31,7 @@ from tests.enumeration.training import (
 from tests.strategies.behaviours.common import fit, outcome, scope
 
 Folder = pathlib.Path
-# Callbacks, which may use a folder, and a function that returns their results after `fit`.
+# Callbacks, and a function that returns their results after `fit`.
 Created = tuple[list[Any], Callable[[], Any]]
 
 HOOKS = [

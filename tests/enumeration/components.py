@@ -1,4 +1,4 @@
-"""Programs with the parts of models and steps from Keras's other public modules, by module."""
+"""Programs that use the other public modules of Keras, by module."""
 
 from __future__ import annotations
 
@@ -618,7 +618,7 @@ _register("export", {"ExportArchive": _exported})
 
 
 class _Rooted(layers.Layer):
-    """Uses parts of the core of Keras in a step."""
+    """Uses classes of Keras's root module in its step."""
 
     def __init__(self):
         super().__init__()
@@ -784,7 +784,7 @@ def _series() -> Any:
 
 
 def _by_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Makes workers divide batches rather than files, so that any number has the same batches."""
+    """Makes workers divide batches rather than files, for the same batches on any number."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return dataset.with_options(options)

@@ -329,7 +329,7 @@ def _task(name: str, of: str, **options: Any) -> Callable[[], keras.Model]:
 
 
 def _of_task(name: str) -> Program:
-    """Makes the program of a task; the end of its name, after its backbone's, is its kind."""
+    """Makes the program of a task, whose name is that of its backbone and one of `_KINDS`."""
     kind = next(k for k in _KINDS if name.endswith(k))
     of = _BACKBONES.get(name, name.removesuffix(kind) + "Backbone")
     if kind in ("CausalLM", "Seq2SeqLM"):

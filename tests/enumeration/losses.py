@@ -100,7 +100,10 @@ class Use:
         return create(reduction=self.reduction)
 
     def value(self) -> Callable[..., Any]:
-        """Returns a function of targets, predictions and weights: one number, or one per row."""
+        """Returns a function of targets, predictions and weights that computes the loss.
+
+        It returns one number, or one per row.
+        """
         loss = self.loss()
         if self.reduction is not None:
             return lambda y, p, w=None: loss(y, p, sample_weight=w)

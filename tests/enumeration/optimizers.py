@@ -40,7 +40,7 @@ class Signs(o.Optimizer):
         variable.assign_sub(step)
 
 
-# Learning rates that change the tiny models visibly; other optimizers have 0.02.
+# Learning rates that visibly change the tiny models; other optimizers use 0.02.
 _RATES = {"SGD": 0.1, "Adadelta": 1.0, "Adagrad": 0.1, "Ftrl": 0.1, "Lion": 0.003}
 _ARGUMENTS: dict[str, dict[str, Any]] = {"SGD": {"momentum": 0.5, "nesterov": True}}
 _SPECIAL = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer", "OptimizerMap")

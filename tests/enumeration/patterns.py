@@ -1527,7 +1527,7 @@ class Sampling(layers.Layer):
 
 @pattern
 def sparse_autoencoder() -> Training:
-    """The mean activity over the batch is pulled towards a constant."""
+    """The mean activity over the batch is pulled toward a constant."""
 
     class Sparse(layers.Layer):
         def call(self, x):
@@ -1546,7 +1546,7 @@ def batch_normalization() -> Training:
 
 @pattern
 def batch_renormalization() -> Training:
-    """Batch normalization by hand, with corrections towards the moving moments."""
+    """Batch normalization by hand, with corrections toward the moving moments."""
 
     class Renormalization(layers.Layer):
         def build(self, shape):

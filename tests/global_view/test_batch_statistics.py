@@ -21,7 +21,7 @@ SHARES = [(4, 4, 3), (2, 9), (11, 0), (0, 5, 6)]
 
 
 class Counting(layers.BatchNormalization):
-    """A subclass that changes the moments, counts how often, and adds to the outputs."""
+    """A subclass that changes the moments and the outputs, and counts its calls."""
 
     def build(self, shape: Any) -> None:
         super().build(shape)
@@ -168,5 +168,5 @@ def test_a_layer_communicates_once_in_each_direction():
         workers = Workers(program, [x], 2)
         workers.step([x], [6, 5])
         found[name] = workers.meeting.calls.count("reduce")
-    # One reduction of each is for the results.
+    # Each number includes one reduction of the results.
     assert found == {"own": 1, "gathered": 4, "reduced": 10}

@@ -20,7 +20,7 @@ SHARES = [4, 4, 3]
 
 @functools.cache
 def programs_of() -> dict[str, list[str]]:
-    """Returns programs' names by the types of the programs' operations on rows or partial sums."""
+    """Maps each type of operation to the programs that apply it to rows or partial sums."""
     found: dict[str, list[str]] = {}
     for name, (shapes, program, *_) in {**ROWWISE, **COUPLED}.items():
         inputs = inputs_of(shapes)

@@ -43,7 +43,7 @@ def with_gradients(function, weights=()):
     return program
 
 
-# Recurrent layers: for each, how it is made, and its operand.
+# Recurrent layers: a function that makes each, and the shape of its operand.
 RECURRENT = {
     "simple": (lambda: layers.SimpleRNN(4), TIMES),
     "lstm": (lambda: layers.LSTM(4), TIMES),

@@ -267,7 +267,8 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     ),
 }
 
-# Programs with coupled rows: the same, and the types of the operations that gather the rows.
+# Programs with coupled rows: shapes and program as above, and the types of the operations that
+# gather the rows.
 COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
     "pairs": ([X, X], lambda x, y: tf.matmul(x, y, transpose_b=True) ** 2, {"MatMul"}),
     "pairs of views": (

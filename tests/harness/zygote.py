@@ -31,7 +31,7 @@ class Child:
         self._exitcode: int | None = None
 
     def exitcode(self, seconds: float) -> int | None:
-        """Returns the exit code, or minus the signal; None if it still runs after `seconds`."""
+        """Returns the exit code, or the negative signal; None if still running after `seconds`."""
         if self._exitcode is None and select.select([self._end], [], [], seconds)[0]:
             self._exitcode = self._zygote.bury(self._pid)
             os.close(self._end)

@@ -307,7 +307,7 @@ class Partition:
             ]
             self._tensors.communicate(missing)
             # The operands of parked operations are communicated first, since they are small and
-            # available early. Then follow the program's own collectives, and at last, updates.
+            # available early. The program's own collectives are next, and updates are last.
             if parked:
                 again, parked = parked, []
             elif collectives:

@@ -557,7 +557,7 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
-                # Unlike `set_shape`, this operation survives a copy of the graph, as for XLA.
+                # Unlike `set_shape`, this also takes effect in copies of the graph, as for XLA.
                 if tensor.dtype != tf.variant:
                     result = tf.ensure_shape(result, tensor.shape)
                 self._keep(tensor, result)

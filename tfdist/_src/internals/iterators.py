@@ -70,7 +70,7 @@ def _plain_text(error: tf.errors.OpError) -> str:
 
 
 def has_seeds(position: bytes) -> bool:
-    """Whether a position includes the seeds of shuffles; after all data is read, it lacks them."""
+    """Whether a position includes the seeds of shuffles; it does not once all data is read."""
     return _DRAWN in position
 
 

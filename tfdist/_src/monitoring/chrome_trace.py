@@ -153,7 +153,8 @@ class _Begun:
         if record["kind"] in ("broadcast", *_MESSAGES) or noticed not in times:
             return noticed
         latest = max(times, key=lambda rank: times[rank][0])
-        if latest == communicator["rank"]:  # The noticed rank had other work first.
+        # A rank does not wait for itself: the noticed rank began earlier, but was delayed.
+        if latest == communicator["rank"]:
             return noticed
         (before, one), (after, other) = times[noticed], times[latest]
         if one.clock_uncertainty is None or other.clock_uncertainty is None:

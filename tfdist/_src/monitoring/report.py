@@ -138,7 +138,7 @@ def _resident_bytes() -> int:
 
 
 def _main_thread() -> str:
-    """The main thread's innermost call in the user's program; if there is none, of all calls."""
+    """The main thread's innermost call in the user's program, or else its innermost call."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
     frame: FrameType | None = innermost
     while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):

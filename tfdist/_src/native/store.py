@@ -179,10 +179,9 @@ def find(
 
     Args:
         recipe: the sources and flags.
-        compiler: this host's compiler. Builds in `caches` must come from it: a new compiler
-            recompiles. None if there is none.
-        caches: the directories to search first.
-        packages: the directories to search next. Another compiler may have made their builds.
+        compiler: this host's compiler; None if there is none.
+        caches: the directories to search first, for builds of `compiler` if there is one.
+        packages: the directories to search next, for builds of any compiler.
         rejected: stamps of builds that did not load.
     """
     for folder in _candidates(recipe, compiler, caches, packages):

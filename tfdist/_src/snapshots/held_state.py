@@ -157,7 +157,7 @@ def own_key(held: Held, rank: int) -> str:
 
 
 def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[Held]:
-    """The variables of a model in training that this worker holds.
+    """The variables of a training that this worker holds.
 
     Args:
         model: compiled and built, as is its optimizer.

@@ -158,8 +158,8 @@ def own_operations(
 
     Args:
         program: the program.
-        given: its placeholders of this worker's own values.
-        results: the tensors that are wanted of it, which may have to be equal.
+        given: the placeholders of values that differ between workers.
+        results: its results, which may have to be equal on all workers.
     """
     found = _computed_from(program, given)
     found |= _only_for(program, found, {t.op for t in results})

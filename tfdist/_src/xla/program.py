@@ -26,7 +26,7 @@ class Program:
 
     Args:
         graph: a `FuncGraph`.
-        results: the tensors that are wanted of it.
+        results: the tensors to compute.
 
     Attributes:
         operations: the operations to run, each after its sources; without the constant ones.

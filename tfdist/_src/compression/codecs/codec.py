@@ -116,7 +116,7 @@ class Codec(abc.ABC):
             exchange: the route to the other workers.
 
         Returns:
-            The exchange's value, or one without neighbors if `sum` takes each device's gradients.
+            The exchange's division; `HostLeaders()` if `sum` takes the gradients of each device.
         """
         return exchange.devices
 
@@ -145,7 +145,7 @@ class HierarchicalCodec(Codec):
     """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
 
     def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
-        """The communicator of the leaders; None for a worker that leads none."""
+        """The communicator of the leaders; None for a worker that leads no gradients."""
         return exchange.leaders
 
     def _host_in(self, exchange: Exchange) -> HostLeaders:

@@ -445,7 +445,7 @@ def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision |
         _, slices = _layout_of_slices(call, item)
         given = Value(slices, None if given.dims is None else given.dims[1:], given.content)
     known = held.content if isinstance(held.content, Value) else None
-    layout = held.layout  # The elements follow the list.
+    layout = held.layout  # All elements get the layout of the list.
     if layout.kind == "unset":
         layout = given.layout
         if layout.kind == "partial":

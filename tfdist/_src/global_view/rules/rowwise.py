@@ -18,7 +18,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
     Args:
         call: the call.
         last: the number of last axes.
-        batched: the operands that also have the other axes.
+        batched: the operands that have the other axes too; the rest have only the last axes.
         outputs: the results that have rows; all by default.
     """
     target = same_rows(call, batched)

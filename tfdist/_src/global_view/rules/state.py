@@ -360,7 +360,7 @@ def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on values separately; only a gradient, already computed, needed them together."""
+    """Passes on each value by itself: only the gradient of the operation needed all of them."""
     return [tf.identity(x) for x in inputs]
 
 

@@ -78,7 +78,7 @@ def stage_costs(
     seconds_per_byte: float,
     memory_limit: float = np.inf,
 ) -> Costs:
-    """Returns the cost of each possible stage, by its first call and the call after its last.
+    """Returns the costs of all possible stages as a matrix, as for `balance`.
 
     Args:
         graph: the model.
@@ -88,8 +88,9 @@ def stage_costs(
         memory_limit: the maximum bytes of variables in a stage.
 
     Returns:
-        The matrix for `balance`. Its entries are integers in units of about a millionth of the
-        model's cost, so that equal stages compare equal regardless of the order of summation.
+        At `[i, j]`, the cost of the stage of calls i to j - 1. The entries are integers in units of
+        about a millionth of the model's cost, so that equal stages compare equal regardless of the
+        order of summation.
     """
     calls = len(graph.calls)
     received, sent = _traffic(graph, rows)
@@ -146,7 +147,11 @@ def _memory(graph: Graph) -> Costs:
 
 
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
-    """Adds an amount to each stage that starts at call `begin` or later and contains a user."""
+    """Adds an amount to each stage that starts at call `begin` or later and contains a user.
+
+    The users are the indices of the calls that use a value or variable. A stage with several of
+    them gets the amount once.
+    """
     for user in sorted(set(users)):
         # The stages whose first user is this call.
         matrix[begin : user + 1, user + 1 :] += amount

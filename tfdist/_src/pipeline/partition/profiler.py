@@ -204,7 +204,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
-    """Makes a tensor of small positive floats, of zeros (valid indices), or of True (full mask)."""
+    """Makes a tensor: small positive floats, integer zeros (valid indices), or True (a mask)."""
     if spec.dtype.is_floating or spec.dtype.is_complex:
         return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
     if spec.dtype == tf.bool:

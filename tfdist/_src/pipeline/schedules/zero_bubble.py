@@ -20,10 +20,10 @@ _TICKS = 1000
 def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
     """Inserts the weight gradients into a schedule of F and I only.
 
-    Nothing waits for W. A rank runs it when its next F or I cannot run yet, or when an F would
-    exceed the limit of activations: the peak of the fullest rank if each W directly followed its I.
-    Time is simulated with the costs. A W may start shortly before the next F or I is ready; several
-    thresholds for this are tried, and the shortest schedule wins.
+    Nothing waits for a W. A rank runs one when its next F or I cannot run yet, or when the next F
+    would exceed the limit of activations: the peak of the fullest rank if each W directly followed
+    its I. Time is simulated with the costs. A W may start shortly before the next F or I is ready;
+    several thresholds for this are tried, and the shortest schedule wins.
 
     The result depends only on the arguments, so all ranks compute the same schedule.
 
@@ -122,7 +122,8 @@ class _Simulation:
 def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
     """1F1B with split backward passes; the second parts fill gaps.
 
-    Each rank runs F and I in the order of 1F1B, and W when it would otherwise wait or has no room.
+    Each rank runs F and I in the order of 1F1B, and W when it would otherwise wait, or when it
+    cannot keep the activations of another F.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
     idles (p - 1)(F + I - W) seconds if F, I and W are about equal; peak activations are min(m,
@@ -151,7 +152,8 @@ def interleaved_zb(
 ) -> Schedule:
     """Interleaved 1F1B with split backward passes; the second parts fill gaps.
 
-    Each rank runs F and I in the order of `interleaved`, and W if it would wait or has no room.
+    Each rank runs F and I in the order of `interleaved`, and W when it would otherwise wait, or
+    when it cannot keep the activations of another F.
 
     With F, I and W seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
     microbatches: each rank idles (p - 1)(F + I - W) / v seconds if F, I and W are about equal;
