@@ -29,8 +29,8 @@ class Classes(keras.layers.Layer):
         return ops.argmax(probabilities, axis=-1)
 
 
-# By the kind of values that a metric compares: a layer that computes the predictions from the
-# output of a dense layer, and the targets.
+# What metrics compare, by kind: a layer that computes the predictions from the output of a dense
+# layer, and the targets.
 _KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[], np.ndarray]]] = {
     "probabilities": (
         keras.layers.Softmax(name="measured"),

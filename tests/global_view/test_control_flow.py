@@ -307,7 +307,7 @@ PROGRAMS = {
         ("TensorListFromTensor",),
     ),
     "tf.scan": (lambda x: tf.scan(lambda c, e: tf.tanh(c + e), x), ("TensorListFromTensor",)),
-    # The number of iterations is that of the rows.
+    # One iteration per row.
     "map": (
         lambda x: tf.map_fn(lambda row: tf.tanh(tf.linalg.matvec(W, row)), x),
         ("TensorListFromTensor",),
@@ -331,7 +331,7 @@ PROGRAMS = {
     "nested": (_nested, ()),
     "nested growing": (_nested_growing, ()),
     "wider": (_growing(1, [None, None]), ()),
-    # The layout differs from round to round.
+    # The layout changes between the iterations.
     "longer": (_growing(0, [None, 4]), ("ConcatV2", "StatelessWhile", "While")),
     "transposing": (_transposing, ("StatelessWhile", "Transpose")),
     "cond": (_both(lambda x: (lambda: tf.tanh(x @ W), lambda: x * 2.0)), ()),

@@ -92,7 +92,8 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     callers = vars(global_state.GLOBAL_STATE_TRACKER)
     if not tf.executing_eagerly():
-        # TensorFlow does the same with a replica's function; the wrapper is not converted.
+        # AutoGraph does not convert the wrapper, so the function is converted here, as TensorFlow
+        # does with a replica's function.
         function = autograph.tf_convert(function, autograph_context.control_status_ctx())
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -397,7 +398,7 @@ def describe_arrays(adapter: Any) -> str:
 
 
 def is_of_one_generator(adapter: Any) -> bool:
-    """Whether one Python generator supplies the data of one of Keras's adapters."""
+    """Whether a data adapter of Keras reads from a Python generator."""
     return isinstance(adapter, data_adapters.GeneratorDataAdapter)
 
 

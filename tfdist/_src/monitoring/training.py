@@ -153,7 +153,8 @@ class StepFigures:
     Attributes:
         steps: the number of steps.
         seconds: their total time.
-        times: the time of a step for each call of the training function; a call may run several.
+        times: for each call of the training function, which may run several steps, the time per
+            step.
         rows: the rows of their global batches.
         activity: the native core's counts during them; None if it does not run.
         sent_bytes: bytes sent to other hosts.

@@ -201,7 +201,7 @@ class Cluster:
             fits: if it `varies`, whether to run it compiled, a bool scalar; None if it never is.
 
         Returns:
-            The values of `fetches`, and one to wait for.
+            The values of `fetches`, and a tensor to wait for.
         """
         if not self.varies or fits is None:
             return list(self._function(name, resources, jit=not self.varies)(*tensors))

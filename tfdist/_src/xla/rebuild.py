@@ -80,7 +80,8 @@ class Rebuilt:
         """Adds the graph.
 
         Returns:
-            The results, and one to wait for; they wait for everything that the graph has to run.
+            The results, and a tensor to wait for; all of them wait for everything that the graph
+            has to run.
         """
         together: list[Any] = []
         for unit in self._units:

@@ -89,8 +89,8 @@ class Sparsifier(HierarchicalCodec):
             communicator: the name of the hosts' communicator; for gradients on a GPU.
 
         Returns:
-            A float32 row for each value: the bits of its int32 index among the values of all
-            gradients, and the value.
+            A float32 tensor with a row for each selected value: first its index, counted over all
+            gradients, as the bits of an int32; then the value.
         """
         scales = [self.scale(g, hosts) for g in gradients]
         with tf.device("CPU:0"):  # Here the number of rows is known without waiting for a GPU.

@@ -488,7 +488,8 @@ class Diagnosis:
         size: the number of workers of the job.
         without_log: the workers whose log is missing.
         findings: the findings, most important first.
-        totals: the waits of workers that waited or were waited for, longest waited for first.
+        totals: for each worker, how long it waited and was waited for, unless it did neither;
+            sorted by the time that others waited for it, longest first.
         step_communication: for each model, the values that its training step communicates; if the
             workers differ, one entry for each distinct step, most workers first.
         workers: the workers whose logs exist.

@@ -159,8 +159,8 @@ __all__ = ["Receive", "Send", "Step", "lower"]
 
 # For each rank and each of its actions, the sends that follow it.
 _Sends: TypeAlias = list[list[list[Send]]]
-# For each channel and each of its messages, in order: the index of the action right after the
-# receive.
+# For each channel, and each message on it in order, where its receive is placed: the index of the
+# action that follows.
 _Places: TypeAlias = dict[tuple[int, int], list[int]]
 
 

@@ -157,8 +157,9 @@ def interleave(
     groups = _groups(ranks, microbatches)
     forwards: list[Pass] = [(F, s) for size in groups for s in stages for _ in range(size)]
     backwards: list[Pass] = [(kind, s) for n in groups for s in reversed(stages) for _ in range(n)]
-    # A rank's first backward pass follows the first group's first forward pass of its last stage.
-    # It runs two passes earlier on each next rank, or one pass earlier with one stage per rank.
+    # The number of forward passes before backward passes take turns with them. The last rank begins
+    # to take turns once the first group reaches its last stage. Each earlier rank runs two more
+    # forward passes first, or one more if ranks have a single stage.
     ahead = (virtual_stages - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual_stages > 1 else 1)
     ahead = min(ahead, len(forwards))
     turns = zip(forwards[ahead:], backwards, strict=False)

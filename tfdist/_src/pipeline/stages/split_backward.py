@@ -226,7 +226,7 @@ def make_function(
 
     Returns:
         A function of tensors for `part.feeds`, in order. It returns tensors for `part.fetches` and
-        one to wait for. Each call in a graph adds a single operation to it.
+        a tensor to wait for. Each call in a graph adds a single operation to it.
     """
     definition = _definition(trace, part)
     consumed = {name for op in part.operations for name in (t.name for t in op.inputs)}

@@ -17,8 +17,8 @@ from tfdist._src.pipeline.partition.cut import Edge, Partition
 from tfdist._src.pipeline.partition.graph import Call, Key
 from tfdist.errors import UnsupportedError
 
-# Number of rows for inferring shapes: if Keras does not know a dimension that is a multiple of this
-# number, the dimension is a multiple of the rows.
+# The number of rows with which shapes are inferred. It is so large that a dimension near a multiple
+# of it must depend on the rows.
 _ROWS = 1_000_003
 
 

@@ -186,7 +186,7 @@ class Files:
         self._model = model
         self._strategy = strategy
         self._placement = Placement(partition, strategy)
-        # Without the metrics' variables, which a compiled model also has.
+        # The variables of a compiled model include those of its metrics, which are left out here.
         held = {id(v) for stage in partition.stages for v in stage.variables}
         self._variables = [v for v in model.variables if id(v) in held]
 
