@@ -205,8 +205,8 @@ def dataset_of(iterator: Any) -> Any:
 def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
     """Builds a model from a batch's shapes and types, with its losses, metrics and optimizer.
 
-    Calls the model as its first step does without a strategy, since layers that it creates in its
-    first call can keep the value of `training`. Keras's `_symbolic_build` always passes False.
+    Unlike Keras's `_symbolic_build`, which always passes `training=False`, calls the model as its
+    first step does, since layers that it creates in its first call can keep the value.
 
     If a model has its own steps, only these know the arguments of its losses and metrics. They are
     then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.

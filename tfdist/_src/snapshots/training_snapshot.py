@@ -129,8 +129,8 @@ class Resumption:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
         elif elastic and restored.document["position"].get("is_common"):
-            # Otherwise, the buffers of the position hold one worker's rows, which are useless to
-            # another number of workers.
+            # A position that is not common includes buffers of one worker's rows, which other
+            # workers cannot use.
             source = next((r for r in parts.ranks if _has_position(parts, r)), None)
         state, fresh, validation = (
             parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None

@@ -292,7 +292,7 @@ def _step(raw: Any) -> Step:
 
 
 def _groups(raw: Any) -> list[Any]:
-    # The session looks like a communicator. Logs of earlier versions have none.
+    # The session is logged in the form of a communicator. Logs of earlier versions lack it.
     session = [raw["session"]] if "session" in raw else []
     return [*_checked(raw, "communicators", list), *session]
 

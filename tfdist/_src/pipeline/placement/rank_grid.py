@@ -49,7 +49,12 @@ class RankGrid:
 
     @classmethod
     def of_one(cls, place: int, pipeline: int) -> RankGrid:
-        """Makes the mesh of a rank that is alone: 0 at its place in the pipeline, -1 elsewhere."""
+        """Makes the mesh of a group of one worker: its rank is 0, and -1 stands for missing ranks.
+
+        Args:
+            place: the pipeline rank.
+            pipeline: the number of ranks per pipeline.
+        """
         return cls((tuple(0 if p == place else -1 for p in range(pipeline)),))
 
     def __str__(self) -> str:
