@@ -113,7 +113,7 @@ def by_hand(program: Any, x: np.ndarray, shares: tuple[int, ...]) -> list[np.nda
             parts.append(tf.nest.flatten(program(tf.constant(x[first : first + own]))))
         first += own
     outputs, of_x, *others = zip(*[[v.numpy() for v in part] for part in parts], strict=True)
-    # The gradient of a mean over own rows counts by the share of all rows.
+    # The gradient of the mean over a worker's rows is weighted by their share of all rows.
     results = [np.concatenate(outputs)]
     results.append(np.concatenate([g * w for g, w in zip(of_x, weights, strict=True)]))
     for values in others:

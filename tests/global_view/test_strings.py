@@ -135,7 +135,7 @@ def test_layers(name, shares, static):
 
 
 _text = tf.strings
-# For each: a function of texts, and the operations that gather rows.
+# Functions of texts, each with its operations that gather rows.
 STRINGS = {
     "lower": (lambda x: _text.lower(_text.strip(x)), ()),
     "length": (lambda x: _text.length(x), ()),

@@ -276,7 +276,7 @@ def _broadcast_gradient(op: Any, values: Any) -> Any:
             elif a == ONE:
                 possible.add(axis)
             elif b == ONE:
-                pass  # If the own size is one at run time, a sum along the axis changes nothing.
+                pass  # If this size is one at run time, a sum along the axis changes nothing.
             elif a is None or (a.value is None and not (b is not None and a.is_same(b))):
                 possible.add(axis)
         results.append(Axes(frozenset(certain), frozenset(possible)))

@@ -38,8 +38,8 @@ class Decision:
         inputs: the required layout of each operand; None keeps its layout.
         outputs: the layout of each result.
         dims: the dimensions of each result, if more is known than the static shapes.
-        local_shapes: maps operands that are shapes for the whole batch to the index of the element
-            to convert to own rows.
+        local_shapes: maps operands that are shapes for the whole batch to the index of the size
+            that depends on the rows, to be converted to the worker's rows.
         emit: adds the operation, if a plain copy is not enough.
         parts: the analyses of the functions that the operation calls.
         values: all facts about the results; None to derive them from `outputs` and `dims`.

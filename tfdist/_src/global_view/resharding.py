@@ -142,7 +142,14 @@ class Worker:
     def own_shape(
         self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
     ) -> tf.Tensor:
-        """Returns a shape whose size on `axis` is the number of own rows, times an integer."""
+        """Returns a shape whose size on `axis` is a multiple of the number of this worker's rows.
+
+        Args:
+            dtype: the type of the shape.
+            sizes: the other sizes.
+            axis: the axis.
+            times: the factor.
+        """
         return self.constant(
             ("own shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
             lambda: _shape_with(self.own_rows(dtype, times), sizes, axis),
@@ -453,7 +460,7 @@ class Resharding:
         return tf.reshape(parts, tf.concat([shape[:axis], size, shape[axis + 3 :]], axis=0))
 
     def local_shape(self, op: Any, i: int, element: int, given: tf.Tensor) -> tf.Tensor:
-        """Converts a shape for the whole batch to own rows."""
+        """Converts a shape for the whole batch to this worker's rows."""
         worker, batch = self._worker, self._analysis.batch
         content = self._analysis.value_of(op.inputs[i]).content
         dims = [None] * given.shape[0] if content is None else list(content.ravel())

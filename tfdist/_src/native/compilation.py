@@ -416,7 +416,8 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
     core = [path for path, _ in units]
     ops = folder / "ops.cc"
     if recipe.ops:
-        # One unit, started first: TensorFlow's headers take longer to compile than the code itself.
+        # A single unit, because TensorFlow's headers take longer to compile than the code itself.
+        # It is started first, since it takes longest.
         ops.write_text("".join(f'#include "{path}"\n' for path in recipe.ops))
         units.insert(0, (ops, recipe.compile_ops))
     objects = {path: f"{number}.o" for number, (path, _) in enumerate(units)}

@@ -224,7 +224,7 @@ def new_list(call: Call) -> Decision | None:
 def any_shape_at(where: int) -> Callable[..., Any]:
     """Returns a function that adds a list operation with an unknown element shape.
 
-    The elements may be own rows, so the shape for the whole batch would be wrong.
+    The elements may hold only this worker's rows, unlike the element shape in the program.
 
     Args:
         where: the index of the operand with the element's shape.
@@ -361,7 +361,7 @@ def element_of_shape(
 ) -> Callable[..., Any]:
     """Returns a function that adds an operation that reads elements of a list.
 
-    An element may be own rows, so the shape for the whole batch would be wrong.
+    An element may hold only this worker's rows, unlike the element shape in the program.
 
     Args:
         where: the index of the operand with the element's shape.
@@ -504,7 +504,7 @@ def list_concat(call: Call) -> Decision | None:
 
 
 def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Concatenates elements with own rows; returns their lengths for the whole batch."""
+    """Concatenates elements that hold a worker's rows; returns lengths for the whole batch."""
     elements, shape, lengths = inputs
     made, tensor = call.decision.outputs[0], call.op.outputs[0]
     along = call.layouts[0].axis == 0  # The rows are joined.
@@ -566,7 +566,7 @@ def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
 
 
 def split_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Splits own rows."""
+    """Splits this worker's rows."""
     tensor, shape, lengths = inputs
     own, whole = lane.own_rows(lengths.dtype), lane.all_rows(lengths.dtype)
     return lane.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
@@ -674,7 +674,7 @@ def value_of_optional(call: Call) -> Decision | None:
 
 
 def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Unwraps an optional whose number of own rows is unknown."""
+    """Unwraps an optional, whose value has an unknown number of this worker's rows."""
     layout, tensor = call.decision.outputs[0], call.op.outputs[0]
     shape = tensor.shape
     if layout.kind == "rows" and shape.rank is not None and tensor.dtype != tf.variant:

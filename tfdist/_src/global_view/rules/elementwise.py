@@ -146,7 +146,12 @@ def _target_rows(call: Call) -> tuple[int, Layout] | None:
 
 
 def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
-    """Computes own rows along an axis, counted from the end."""
+    """Computes each worker's rows.
+
+    Args:
+        call: the call.
+        target: the axis of the rows, from the end, and the layout of the operand that decides it.
+    """
     axis, layout = target
     inputs: list[Layout | None] = []
     row = None
@@ -185,7 +190,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
 
 
 def relax_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds an operation without the number of own rows in its attribute `shape`."""
+    """Adds an operation, with the number of this worker's rows left open in its `shape`."""
     shape = tf.TensorShape(call.op.get_attr("shape"))
     axis = call.decision.outputs[0].axis
     if shape.rank is not None:
@@ -303,7 +308,7 @@ def _reduced(call: Call) -> Layout:
 
 
 def mean_of_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns own rows' contribution to a mean: their mean times their share of all rows."""
+    """Returns a worker's contribution to a mean: the mean over its rows times their share."""
     (mean,) = lane.copy(call.op, inputs)
     return [mean * lane.fraction(mean.dtype)]
 

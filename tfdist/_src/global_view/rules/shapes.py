@@ -36,7 +36,7 @@ def shape_of(call: Call) -> Decision | None:
 
 
 def whole_shapes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns the shapes of tensors with own rows, scaled to all rows."""
+    """Returns the shapes of tensors that hold this worker's rows, scaled to all rows."""
     if call.op.type == "Size":
         (own,) = lane.copy(call.op, inputs)
         return [own // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)]
@@ -394,7 +394,7 @@ def split(call: Call) -> Decision | None:
 
 
 def split_in_sizes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Splits repetitions of own rows."""
+    """Splits repetitions of this worker's rows."""
     data, sizes, axis = inputs
     own = sizes // lane.all_rows(sizes.dtype) * lane.own_rows(sizes.dtype)
     return lane.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
@@ -618,7 +618,7 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
 
 
 def _counts_from_the_end(call: Call, entry: int) -> bool:
-    """Whether a bound may be negative, so that it would mean another element of own rows."""
+    """Whether a bound may be negative: it would then count from the end of this worker's rows."""
     for operand, mask in ((1, "begin_mask"), (2, "end_mask")):
         content = call.content(operand)
         if call.attr(mask) >> entry & 1:
@@ -732,7 +732,7 @@ def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | N
 
 
 def pad_repetitions(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Pads with repetitions of own rows."""
+    """Pads with a number of elements that is a multiple of the rows."""
     around, axis = inputs[1], call.layouts[0].axis
     own = around[axis] // lane.all_rows(around.dtype) * lane.own_rows(around.dtype)
     local = tf.concat([around[:axis], own[None], around[axis + 1 :]], axis=0)

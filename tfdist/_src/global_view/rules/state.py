@@ -1,4 +1,4 @@
-"""Rules for random numbers, variables, the program's collectives, effects, and own values.
+"""Rules for random numbers, variables, the program's collectives, effects, and workers' own values.
 
 A program can mark the borders of a computation whose values are a worker's own. Operations between
 the borders are copied unchanged.
@@ -26,7 +26,7 @@ def border(call: Call) -> Decision | None:
 
 
 def _enter(call: Call) -> Decision:
-    """Turns own rows, or a whole value, into a worker's own value."""
+    """Turns rows, or a whole value, into a worker's own value."""
     own = call.layouts[0]
     wanted = _outside(call, table.ENTER) if len(call.values) > 1 else WHOLE
     is_there = (
@@ -39,10 +39,10 @@ def _enter(call: Call) -> Decision:
 
 
 def _leave(call: Call) -> Decision:
-    """Turns a worker's own value into own rows, or into a value equal on all workers."""
+    """Turns a worker's own value into its rows, or into a value equal on all workers."""
     own, like = call.layouts[0], call.values[1]
     if like.layout.kind == "local":
-        layout = LOCAL  # Within other borders.
+        layout = LOCAL  # Between an outer ENTER and LEAVE.
     else:
         layout = _outside(call, table.LEAVE)
     is_there = own.kind == "local" or own == layout
@@ -63,31 +63,31 @@ def pass_all(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _sum(call: Call) -> Decision:
-    """Turns own values into parts of a sum."""
+    """Turns the workers' own values into parts of a sum."""
     if call.layouts[0].kind != "local":
         return Decision([None if call.layouts[0] == SETTLED_SUM else SETTLED_SUM], [SETTLED_SUM])
     return call.all(SETTLED_SUM, emit=settle)
 
 
 def settle(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns an own value; zeros on a worker without rows."""
+    """Returns a worker's own value; zeros if it has no rows."""
     return [lane.settled(inputs[0]) if call.layouts[0].kind == "local" else inputs[0]]
 
 
 def _average(call: Call) -> Decision:
-    """Turns own values into parts of their mean, weighted by each worker's rows."""
+    """Turns the workers' own values into parts of their mean, weighted by rows."""
     if call.layouts[0].kind != "local":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(SETTLED_SUM, emit=weigh)
 
 
 def weigh(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Multiplies an own value by this worker's share of all rows."""
+    """Multiplies a worker's own value by its share of all rows."""
     return [lane.settled(inputs[0] * lane.fraction(inputs[0].dtype))]
 
 
 def _stack(call: Call) -> Decision:
-    """Stacks own values of all workers along their first axis of size one."""
+    """Stacks the workers' own values along their first axis, which has size one."""
     if call.layouts[0].kind != "local":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(partial("stack"))
@@ -134,14 +134,15 @@ _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
 
 
 def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Draws own rows' numbers by random access to the stream (Salmon et al., 2011)."""
+    """Draws the numbers of this worker's rows, by skipping those of the rows before (Philox)."""
     shape, key, counter, *rest = inputs
     dtype = call.op.outputs[0].dtype
     count = tf.reduce_prod(tf.cast(shape, tf.int64))
     skipped = lane.first_row(tf.int64) * (count // lane.own_rows(tf.int64))
     block = _PER_COUNT.get(dtype, 4)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
-    # Draw a few extra: in XLA, the number drawn may not depend on the position.
+    # A few more than needed, since a block may begin before the first number of the rows: XLA does
+    # not allow an amount that depends on the position.
     long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
     (numbers,) = lane.copy(call.op, [long, key, counter, *rest])
     own = tf.slice(numbers, [skipped % block], [count])
@@ -231,7 +232,7 @@ def scatter_add_variable(call: Call) -> Decision | None:
 
 
 def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds own rows to this worker's part of a variable."""
+    """Adds this worker's rows to its part of a variable."""
     variable, indices, updates = inputs
     return lane.copy(call.op, [variable, indices, lane.settled(updates)])
 
@@ -428,7 +429,7 @@ def assertion(call: Call) -> Decision | None:
 
 
 def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Asserts a condition on own rows, if there are any."""
+    """Asserts a condition on this worker's rows, if it has any."""
     return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
 
 

@@ -199,9 +199,11 @@ def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
 
 
 def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
-    """The latest times at which a rank had not joined the operation of `first`: certain, probable.
+    """The latest time at which a rank had not joined the operation of `first`.
 
-    They differ because the two clocks may differ. Zeros if unknown.
+    Returns:
+        The time that is certain despite the error of the clocks, and the probable one; zeros if
+        unknown.
     """
     seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
     if rank in group.outside:
