@@ -353,7 +353,7 @@ def with_callers_lines(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _SameLines(_tf_stack.StackTraceMapper):  # type: ignore[misc]
-    """Maps lines as in another thread."""
+    """Adds another thread's map from the lines that AutoGraph generated to the user's lines."""
 
     def __init__(self, lines: dict[Any, Any]) -> None:
         super().__init__()

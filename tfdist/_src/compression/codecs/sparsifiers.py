@@ -93,7 +93,7 @@ class Sparsifier(HierarchicalCodec):
             gradients, as the bits of an int32; then the value.
         """
         scales = [self.scale(g, hosts) for g in gradients]
-        with tf.device("CPU:0"):  # Here the number of rows is known without waiting for a GPU.
+        with tf.device("CPU:0"):  # So that the number of rows is known without waiting for a GPU.
             density = self.density(step)
             counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
             counts, scales = tf.cast(tf.stack(counts), tf.int64), tf.stack(scales)
