@@ -1,1 +1,1 @@
-"""The parts of `all_reduce.py`: backends, their ranks, hosts, rounds and figures."""
+"""The benchmark of all-reduces: backends, their ranks, hosts, rounds and figures."""

@@ -1,6 +1,6 @@
 """Measures an all-reduce of float32 by tfdist's core and by its peers, in turns.
 
-    python benchmarks/all_reduce.py --ranks=2 --sizes=1KiB,1MiB,64MiB --json=all_reduce.json
+    python -m benchmarks.all_reduce --ranks=2 --sizes=1KiB,1MiB,64MiB --json=all_reduce.json
 
 The ranks of all backends are started and sleep; then, for each size, the backends have short
 rounds in turns while the others sleep. So a disturbance of the machine hits all alike, and what
@@ -34,16 +34,17 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from reducing.backends import BACKENDS
-from reducing.cleanup import undisturbed
-from reducing.distance import measure_distance
-from reducing.figures import format_table, make_rows
-from reducing.hosts import Hosts, make_hosts, parse_hosts
-from reducing.job import Job, MissingError
-from reducing.plot import INSTALL, can_plot, plot
-from reducing.rounds import take_rounds
-from reducing.sizes import format_size, parse_size
-from reducing.team import Team, TeamError
+
+from benchmarks.all_reduce.backends import BACKENDS
+from benchmarks.all_reduce.cleanup import undisturbed
+from benchmarks.all_reduce.distance import measure_distance
+from benchmarks.all_reduce.figures import format_table, make_rows
+from benchmarks.all_reduce.hosts import Hosts, make_hosts, parse_hosts
+from benchmarks.all_reduce.job import Job, MissingError
+from benchmarks.all_reduce.plot import INSTALL, can_plot, plot
+from benchmarks.all_reduce.rounds import take_rounds
+from benchmarks.all_reduce.sizes import format_size, parse_size
+from benchmarks.all_reduce.team import Team, TeamError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ranks", ["2"], "numbers of ranks, each 2 or more")

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from reducing.job import MissingError
+from benchmarks.all_reduce.job import MissingError
 
 RANKS = Path(__file__).parent / "ranks"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from reducing.compiling import RANKS, build
-from reducing.job import MissingError
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import MissingError
 
 
 def measure_distance(builds: Path) -> float | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from reducing.columns import align
-from reducing.rounds import Times
-from reducing.sizes import format_size
+from benchmarks.all_reduce.columns import align
+from benchmarks.all_reduce.rounds import Times
+from benchmarks.all_reduce.sizes import format_size
 
 COPIES = ("memcpy",)
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from reducing.cleanup import undisturbed
+from benchmarks.all_reduce.cleanup import undisturbed
 
 
 @dataclass(frozen=True)

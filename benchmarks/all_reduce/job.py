@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reducing.hosts import Hosts
+from benchmarks.all_reduce.hosts import Hosts
 
 
 class MissingError(Exception):

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reducing.sizes import format_size
+from benchmarks.all_reduce.sizes import format_size
 
 INSTALL = "A plot takes matplotlib: pip install 'tfdist[plot]', or pip install matplotlib"
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
-from reducing.job import MissingError
+from benchmarks.all_reduce.job import MissingError
 
-BENCHMARKS = Path(__file__).parents[1]
-
-# The ranks import `reducing` and, where they need it, tfdist as it lies here.
+# The ranks import `benchmarks` and, where they need it, tfdist from this checkout.
 ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join([str(BENCHMARKS), str(BENCHMARKS.parent)]),
+    "PYTHONPATH": str(Path(__file__).parents[2]),
     "PYTHONUNBUFFERED": "1",
 }
 

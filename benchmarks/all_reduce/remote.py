@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from reducing.hosts import Hosts
+from benchmarks.all_reduce.hosts import Hosts
 
 
 def write_agent(path: Path, hosts: Hosts) -> Path:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from reducing.team import Team, TeamError
+from benchmarks.all_reduce.team import Team, TeamError
 
 ROUND_SECONDS = 0.03
 MOST_REPETITIONS = 1_000_000

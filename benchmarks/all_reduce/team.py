@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from reducing.job import Job, Process
+from benchmarks.all_reduce.job import Job, Process
 
 
 class TeamError(Exception):

@@ -1,1 +1,1 @@
-"""The parts of `compression.py`: codecs, the task, its workers, the rounds, and the figures."""
+"""The benchmark of compression: codecs, the task, its workers, the rounds, and the figures."""

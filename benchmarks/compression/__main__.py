@@ -1,6 +1,6 @@
 """Measures training with gradient compression between hosts on slow links, codec by codec.
 
-    python benchmarks/compression.py --rate=100mbit,1gbit --codecs=none,int8,onebit --json=FILE
+    python -m benchmarks.compression --rate=100mbit,1gbit --codecs=none,int8,onebit --json=FILE
 
 Hosts are network namespaces on one bridge, which takes root and iproute2, and each may send so much
 a second. Each has one worker, with a thread and, where there are enough, a core for itself. All
@@ -23,19 +23,20 @@ import sys
 from typing import Any
 
 from absl import app, flags
-from compressing.codecs import KNOWN, NONE, USUAL, codec_of
-from compressing.figures import format_table, make_row
-from compressing.files import has_folder, write_rows
-from compressing.groups import fitting, make_groups
-from compressing.plan import Plan, make_plan
-from compressing.plot import plot
-from compressing.rates import is_rate, limit_of
-from compressing.rounds import take_rounds
-from compressing.speed import Speed, measure_speed
-from compressing.tasks import TASKS
-from compressing.team import Team
-from reducing.hosts import Hosts, make_hosts
-from reducing.plot import INSTALL, can_plot
+
+from benchmarks.all_reduce.hosts import Hosts, make_hosts
+from benchmarks.all_reduce.plot import INSTALL, can_plot
+from benchmarks.compression.codecs import KNOWN, NONE, USUAL, codec_of
+from benchmarks.compression.figures import format_table, make_row
+from benchmarks.compression.files import has_folder, write_rows
+from benchmarks.compression.groups import fitting, make_groups
+from benchmarks.compression.plan import Plan, make_plan
+from benchmarks.compression.plot import plot
+from benchmarks.compression.rates import is_rate, limit_of
+from benchmarks.compression.rounds import take_rounds
+from benchmarks.compression.speed import Speed, measure_speed
+from benchmarks.compression.tasks import TASKS
+from benchmarks.compression.team import Team
 
 FIRST_PORT = 2222  # Nobody else is on hosts that were made for the run.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compressing.quiet import without_tensorflows_words
+from benchmarks.compression.quiet import without_tensorflows_words
 
 with without_tensorflows_words():
     from tfdist.compression import CODECS, Codec

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from compressing.tasks import Task
+from benchmarks.compression.tasks import Task
 
 BATCHES = 32
 HELD_OUT = 512

@@ -8,11 +8,10 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from reducing.columns import format_rows
-
-from compressing.rounds import WARM_UP_STEPS, Course
-from compressing.speed import Speed
-from compressing.turn import Turn
+from benchmarks.all_reduce.columns import format_rows
+from benchmarks.compression.rounds import WARM_UP_STEPS, Course
+from benchmarks.compression.speed import Speed
+from benchmarks.compression.turn import Turn
 
 COLUMNS = {
     "rate": "rate",

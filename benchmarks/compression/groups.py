@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from compressing.codecs import NONE
+from benchmarks.compression.codecs import NONE
 
 WORKER_BYTES = 1 << 30
 

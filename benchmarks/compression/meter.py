@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from compressing.turn import Turn
+from benchmarks.compression.turn import Turn
 
 
 class Meter(keras.callbacks.Callback):

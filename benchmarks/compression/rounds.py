@@ -6,12 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from reducing.cleanup import undisturbed
-from stepping.members import TeamError
-
-from compressing.plan import Plan
-from compressing.team import Team
-from compressing.turn import Turn
+from benchmarks.all_reduce.cleanup import undisturbed
+from benchmarks.compression.plan import Plan
+from benchmarks.compression.team import Team
+from benchmarks.compression.turn import Turn
+from benchmarks.step_time.members import TeamError
 
 WARM_UP_STEPS = 3
 

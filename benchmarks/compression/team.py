@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from statistics import mean
 
-from reducing.hosts import Hosts
-from stepping.members import Members
-
-from compressing.turn import Turn
+from benchmarks.all_reduce.hosts import Hosts
+from benchmarks.compression.turn import Turn
+from benchmarks.step_time.members import Members
 
 
 class Team(Members):
@@ -27,7 +26,10 @@ class Team(Members):
         order = {"codec": codec, "model": model, "addresses": addresses}
         ranks = range(hosts.count)
         super().__init__(
-            [[*hosts.prefix(rank), sys.executable, "-m", "compressing.worker"] for rank in ranks],
+            [
+                [*hosts.prefix(rank), sys.executable, "-m", "benchmarks.compression.worker"]
+                for rank in ranks
+            ],
             [{**order, "rank": rank} for rank in ranks],
             timeout,
         )

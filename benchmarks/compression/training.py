@@ -7,13 +7,13 @@ from multiprocessing.connection import Connection
 import keras
 import tensorflow as tf
 from keras import layers
-from stepping.keras_models import mlp
 
 import tfdist
-from compressing.codecs import NONE, compression_of
-from compressing.examples import make_batches, make_held_out
-from compressing.meter import Meter
-from compressing.tasks import Task
+from benchmarks.compression.codecs import NONE, compression_of
+from benchmarks.compression.examples import make_batches, make_held_out
+from benchmarks.compression.meter import Meter
+from benchmarks.compression.tasks import Task
+from benchmarks.step_time.keras_models import mlp
 
 ENDLESS = 10**9
 

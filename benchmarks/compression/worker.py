@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from stepping.place import take_place
-from stepping.serving import serve
-
-from compressing.tasks import TASKS
+from benchmarks.compression.tasks import TASKS
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 
 def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[str]) -> None:
@@ -21,7 +20,7 @@ def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[st
         addresses: of all workers.
     """
     take_place(rank, addresses)
-    from compressing.training import train
+    from benchmarks.compression.training import train
 
     train(TASKS[model], codec, len(addresses), pipe)
 

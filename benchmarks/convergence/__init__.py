@@ -1,1 +1,1 @@
-"""The parts of `convergence.py`: tasks, recipes, workers, and the table."""
+"""The benchmark of convergence: tasks, recipes, workers, and the table."""

@@ -1,10 +1,10 @@
 """Compares the loss that training with gradient compression reaches with the exact one's.
 
-    python benchmarks/convergence.py --task=char_lm,digits --codecs=none,int8,topk --json=FILE
+    python -m benchmarks.convergence --task=char_lm,digits --codecs=none,int8,topk --json=FILE
 
 Two workers of this machine count as two hosts, so that all that crosses between them is compressed.
 For each codec they start from the same weights, see the same batches, and take the same number of
-steps, one codec after the other. Each codec has the settings of `converging/recipes.py`: its
+steps, one codec after the other. Each codec has the settings of `recipes.py`: its
 defaults and the same learning rate, where that is enough.
 
 `char_lm` is the example of that name, with its Adam; its loss is that on modules which are not
@@ -23,15 +23,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import app, flags
-from compressing.files import has_folder, write_rows
-from converging.figures import format_table, is_beyond, make_rows
-from converging.job import Job, Outcome
-from converging.recipes import NONE, recipe_of
-from converging.tasks import TASKS
-from converging.team import Team
-from reducing.cleanup import undisturbed
-from stepping.members import TeamError
 
+from benchmarks.all_reduce.cleanup import undisturbed
+from benchmarks.compression.files import has_folder, write_rows
+from benchmarks.convergence.figures import format_table, is_beyond, make_rows
+from benchmarks.convergence.job import Job, Outcome
+from benchmarks.convergence.recipes import NONE, recipe_of
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.team import Team
+from benchmarks.step_time.members import TeamError
 from tfdist.compression import CODECS
 
 ALL = "all"

@@ -13,8 +13,8 @@ from absl import flags
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 import char_lm
 
-from converging.job import Outcome
-from converging.recipes import brings_momentum
+from benchmarks.convergence.job import Outcome
+from benchmarks.convergence.recipes import brings_momentum
 
 BATCH = 64
 

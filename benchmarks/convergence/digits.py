@@ -9,8 +9,8 @@ import numpy as np
 from keras import layers
 from sklearn.datasets import load_digits
 
-from converging.job import Outcome
-from converging.recipes import brings_momentum
+from benchmarks.convergence.job import Outcome
+from benchmarks.convergence.recipes import brings_momentum
 
 BATCH, RATE, MOMENTUM, SMOOTHING = 128, 0.1, 0.9, 0.1
 CLASSES = 10

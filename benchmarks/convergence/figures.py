@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from reducing.columns import format_rows
-
-from converging.job import Outcome
+from benchmarks.all_reduce.columns import format_rows
+from benchmarks.convergence.job import Outcome
 
 TOLERANCE = 0.02
 COLUMNS = {

@@ -21,6 +21,6 @@ class Task:
 
 
 TASKS = {
-    "char_lm": Task("converging.char_lm", steps=200, smallest=4096),
-    "digits": Task("converging.digits", steps=300, smallest=0),
+    "char_lm": Task("benchmarks.convergence.char_lm", steps=200, smallest=4096),
+    "digits": Task("benchmarks.convergence.digits", steps=300, smallest=0),
 }

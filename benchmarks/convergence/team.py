@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from stepping.members import Members, TeamError
-from stepping.team import free_addresses
-
-from converging.job import Job, Outcome
+from benchmarks.convergence.job import Job, Outcome
+from benchmarks.step_time.members import Members, TeamError
+from benchmarks.step_time.team import free_addresses
 
 WORKERS = 2
 
@@ -51,7 +50,7 @@ class Team:
     def _start(self) -> Members:
         addresses = free_addresses(WORKERS)
         return Members(
-            [[sys.executable, "-m", "converging.worker"]] * WORKERS,
+            [[sys.executable, "-m", "benchmarks.convergence.worker"]] * WORKERS,
             [{"rank": rank, "addresses": addresses} for rank in range(WORKERS)],
             self._timeout,
         )

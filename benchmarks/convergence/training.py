@@ -8,9 +8,9 @@ import importlib
 import keras
 
 import tfdist
-from converging.job import Job, Outcome
-from converging.recipes import codec_of, recipe_of
-from converging.tasks import TASKS
+from benchmarks.convergence.job import Job, Outcome
+from benchmarks.convergence.recipes import codec_of, recipe_of
+from benchmarks.convergence.tasks import TASKS
 from tfdist.compression import Policy
 
 

@@ -7,8 +7,8 @@ import hashlib
 import os
 from multiprocessing.connection import Connection
 
-from stepping.place import take_place
-from stepping.serving import serve
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 
 def work(pipe: Connection, rank: int, addresses: list[str]) -> None:
@@ -21,7 +21,7 @@ def work(pipe: Connection, rank: int, addresses: list[str]) -> None:
     """
     take_place(rank, addresses)
     os.environ["TFDIST_HOST"] = str(rank)
-    from converging.training import train
+    from benchmarks.convergence.training import train
 
     while True:
         outcome = train(pipe.recv())

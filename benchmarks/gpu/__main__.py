@@ -1,7 +1,7 @@
 """Measures the native collectives on GPUs.
 
-    python benchmarks/gpu.py --json=gpu.json
-    python benchmarks/gpu.py --gpus=8 --json=gpus.json
+    python -m benchmarks.gpu --json=gpu.json
+    python -m benchmarks.gpu --gpus=8 --json=gpus.json
 
 Takes NVIDIA's driver, a C++ compiler and NVRTC, and no TensorFlow.
 
@@ -9,23 +9,24 @@ With one GPU, all ranks are streams of one process and share it, so this says ho
 and write memory and how long they wait for each other, and nothing about links between GPUs. `GB/s`
 counts what is read and written; `ratio` compares that with what was measured in the same rounds: a
 copy on the same GPU, mostly. `product` is a kernel bound by fused multiply-adds, which stands for a
-matrix product. Where torch sees the GPU, too, it encodes one bit a value beside (gpus/onebit.py).
+matrix product. Where torch sees the GPU, too, it encodes one bit a value beside (onebit.py).
 
 With several GPUs of this host, each has a process of its own, whose communicator runs the
 all-reduces of a job: by own kernels, by NCCL, and through the host's memory, in turns. There are
 copies between each pair, NCCL's collectives by themselves, and a product beside all-reduces. Times
 are those of the slowest rank, medians of the rounds; bandwidths are those of nccl-tests
-(gpus/bandwidth.py).
+(bandwidth.py).
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from absl import app, flags
-from gpus.parts import PARTS
+
+from benchmarks.gpu import alone, several
+from benchmarks.gpu.parts import PARTS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("json", None, "a file to write the figures to")
@@ -54,9 +55,6 @@ def _are_sizes(sizes: list[str]) -> bool:
 
 def main(_: list[str]) -> None:
     """Prints a table."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # as it is, where tfdist is not installed
-    from gpus import alone, several
-
     if FLAGS.gpus == 1:
         figures = alone.measure(FLAGS.rounds, FLAGS.mib << 20, FLAGS.part)
     else:

@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from gpus import compiling, onebit
-from gpus.parts import ONE_BIT, PARTS
+from benchmarks.gpu import compiling, onebit
+from benchmarks.gpu.parts import ONE_BIT, PARTS
 from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpus import compiling, published
-from gpus.bandwidth import algorithm_bandwidth, bus_bandwidth
+from benchmarks.gpu import compiling, published
+from benchmarks.gpu.bandwidth import algorithm_bandwidth, bus_bandwidth
 from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError

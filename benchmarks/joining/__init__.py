@@ -1,1 +1,1 @@
-"""How long a job takes to start, with tfdist and with other libraries."""
+"""The benchmark of joining: the ranks of tfdist and of other libraries, and their times."""

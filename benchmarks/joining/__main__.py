@@ -1,6 +1,6 @@
 """Measures how long a job takes to start, and what that costs rank 0, by the number of ranks.
 
-    python benchmarks/joining.py --ranks=16,64,256,512 --json=joining.json
+    python -m benchmarks.joining --ranks=16,64,256,512 --json=joining.json
 
 The ranks are processes of this machine. Those of tfdist, without TensorFlow, go through the
 rendezvous, connect with all others, open a communicator of the native core, and take part in a
@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from reducing.backends.mpi import AS_ROOT, find, launcher
-from reducing.compiling import build
-from reducing.job import MissingError
-from reducing.python import ENVIRONMENT, require
+
+from benchmarks.all_reduce.backends.mpi import AS_ROOT, find, launcher
+from benchmarks.all_reduce.compiling import build
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ranks", ["16", "64", "256"], "numbers of ranks")
@@ -39,7 +40,7 @@ flags.DEFINE_float("timeout", 600.0, "seconds that a start may take", lower_boun
 flags.DEFINE_string("torch_python", sys.executable, "a Python with torch, for Gloo")
 flags.DEFINE_string("json", "", "a file for the results")
 
-FOLDER = Path(__file__).parent / "starting"
+FOLDER = Path(__file__).parent
 COLUMNS = {
     "seconds": "{:.2f}",
     "rendezvous_s": "{:.2f}",
@@ -56,7 +57,7 @@ def python(backend: str, interpreter: str, ranks: int) -> dict[str, Any]:
     """Starts ranks that are forks of one Python process."""
     arguments = map(str, (ranks, FLAGS.ranks_per_host, FLAGS.idle, FLAGS.timeout))
     with subprocess.Popen(
-        [interpreter, "-m", f"starting.{backend}", *arguments],
+        [interpreter, "-m", f"benchmarks.joining.{backend}", *arguments],
         env={**os.environ, **ENVIRONMENT},
         stdout=subprocess.PIPE,
         text=True,

@@ -1,4 +1,4 @@
-"""The start of Gloo's ranks by torch.distributed; run by `joining.py` in a Python with torch."""
+"""The start of Gloo's ranks by torch.distributed; run in a Python with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import partial
 
 import torch.distributed as dist  # type: ignore[import-not-found]
 
-from starting.forked import Row, measure
+from benchmarks.joining.forked import Row, measure
 
 
 def join(rank: int, ranks: int, port: int, timeout: float) -> tuple[Row, Callable[[], None]]:

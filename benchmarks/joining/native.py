@@ -1,4 +1,4 @@
-"""The start of tfdist's ranks, without TensorFlow; run by `joining.py`."""
+"""The start of tfdist's ranks, without TensorFlow; run by the benchmark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from starting.forked import Row, measure
+from benchmarks.joining.forked import Row, measure
 from tfdist._src.cluster import connect, from_tf_config, meet
 from tfdist._src.comm.native_communicator import setup_of
 from tfdist._src.native import load

@@ -1,1 +1,1 @@
-"""The parts of `observing.py`: the ways to watch, the workers' processes, and the figures."""
+"""The benchmark of observing: ways to watch a training, the workers' processes, and the figures."""

@@ -1,6 +1,6 @@
 """Measures what watching a training costs its steps, in turns.
 
-    python benchmarks/observing.py --workers=2 --models=mlp,gpt --json=observing.json
+    python -m benchmarks.observing --workers=2 --models=mlp,gpt --json=observing.json
 
 The ways to watch:
 
@@ -29,13 +29,14 @@ import time
 from pathlib import Path
 
 from absl import app, flags
-from reducing.job import MissingError
-from reducing.python import require
-from stepping.members import TeamError
-from stepping.models import MODELS
-from watching.figures import format_table, make_rows
-from watching.team import Team
-from watching.watches import WATCHES
+
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.all_reduce.python import require
+from benchmarks.observing.figures import format_table, make_rows
+from benchmarks.observing.team import Team
+from benchmarks.observing.watches import WATCHES
+from benchmarks.step_time.members import TeamError
+from benchmarks.step_time.models import MODELS
 
 LEAST_STEPS = 10  # so that a StragglerMonitor compares in every round
 

@@ -7,8 +7,8 @@ from itertools import chain
 from statistics import mean, quantiles
 from typing import Any
 
-from reducing.columns import format_rows
-from stepping.figures import divide, format_cell, spread
+from benchmarks.all_reduce.columns import format_rows
+from benchmarks.step_time.figures import divide, format_cell, spread
 
 COLUMNS = {
     "model": "model",

@@ -10,11 +10,11 @@ from typing import Any
 
 import keras
 
+from benchmarks.observing import watchers
+from benchmarks.observing.watches import WATCHES
 from tfdist._src import native
 from tfdist._src.comm.tracing import KINDS
 from tfdist._src.native.api import Activity
-from watching import watchers
-from watching.watches import WATCHES
 
 
 class Rounds(keras.callbacks.Callback):  # type: ignore[misc]

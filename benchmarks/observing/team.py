@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
 
-from stepping.members import Members
-from stepping.team import free_addresses
-
-from watching.watches import WATCHES
+from benchmarks.observing.watches import WATCHES
+from benchmarks.step_time.members import Members
+from benchmarks.step_time.team import free_addresses
 
 INTERVAL = 1.0  # seconds between scrapes
 
@@ -37,7 +36,7 @@ class Team(Members):
         order: dict[str, Any] = {"model": model, "addresses": addresses, "metrics_port": port}
         order["folder"] = self._folder.name
         super().__init__(
-            [[sys.executable, "-m", "watching.worker"]] * workers,
+            [[sys.executable, "-m", "benchmarks.observing.worker"]] * workers,
             [{**order, "rank": rank} for rank in range(workers)],
             timeout,
         )

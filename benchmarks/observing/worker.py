@@ -6,9 +6,9 @@ import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from stepping.models import MODELS
-from stepping.place import take_place
-from stepping.serving import serve
+from benchmarks.step_time.models import MODELS
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 
 def work(
@@ -27,10 +27,9 @@ def work(
     take_place(rank, addresses)
     if metrics_port:
         os.environ["TFDIST_METRICS_PORT"] = str(metrics_port)
-    from stepping.keras_training import fit_with
-
     import tfdist
-    from watching.rounds import Rounds
+    from benchmarks.observing.rounds import Rounds
+    from benchmarks.step_time.keras_training import fit_with
 
     workload = MODELS[model]
     strategy = tfdist.MultiWorkerMirroredStrategy()

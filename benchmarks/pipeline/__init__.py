@@ -1,1 +1,1 @@
-"""What `pipeline.py` is made of: processes that train in stages, and the figures of their steps."""
+"""The benchmark of pipelines: processes that train in stages, and the figures of their steps."""

@@ -1,8 +1,8 @@
 """Measures training steps of a model in stages against one process, torch and the simulator.
 
-    python benchmarks/pipeline.py --stages=2 --microbatches=8 \\
+    python -m benchmarks.pipeline --stages=2 --microbatches=8 \\
         --schedules=gpipe,1f1b,zb_h1,zbv --json=pipeline.json
-    python benchmarks/pipeline.py --padded --stages=4 --microbatches=8
+    python -m benchmarks.pipeline --padded --stages=4 --microbatches=8
 
 The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of 32. The backends:
 
@@ -32,14 +32,14 @@ import sys
 from collections.abc import Iterator
 
 from absl import app, flags
-from piping.backends import BACKENDS, TORCH_SCHEDULES, Entry, entries
-from piping.batch import WORKLOADS
-from piping.figures import format_table, make_rows
-from piping.simulating import measured, padded, picture, resimulated
-from piping.team import Team
-from reducing.job import MissingError
-from stepping.members import TeamError
 
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.pipeline.backends import BACKENDS, TORCH_SCHEDULES, Entry, entries
+from benchmarks.pipeline.batch import WORKLOADS
+from benchmarks.pipeline.figures import format_table, make_rows
+from benchmarks.pipeline.simulating import measured, padded, picture, resimulated
+from benchmarks.pipeline.team import Team
+from benchmarks.step_time.members import TeamError
 from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS

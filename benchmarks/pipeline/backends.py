@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-    """A way to train; its trainer is in the module `piping.<framework>_<trainer>`.
+    """A way to train; its trainer is in the module `<framework>_trainer`.
 
     Attributes:
         framework: what the model is written in, `"keras"` or `"torch"`.

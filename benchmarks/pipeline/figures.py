@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from reducing.columns import format_rows
-from stepping.figures import divide, spread
-
-from piping.backends import BACKENDS, WHOLE, Entry
+from benchmarks.all_reduce.columns import format_rows
+from benchmarks.pipeline.backends import BACKENDS, WHOLE, Entry
+from benchmarks.step_time.figures import divide, spread
 from tfdist._src.pipeline.schedules import make_schedule
 from tfdist._src.pipeline.simulation import simulate
 

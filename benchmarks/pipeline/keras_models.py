@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 from keras import layers
 
-from piping.batch import HEADS, Workload
-from piping.waiting import Wait
+from benchmarks.pipeline.batch import HEADS, Workload
+from benchmarks.pipeline.waiting import Wait
 
 
 def gpt(size: Workload) -> keras.Model:

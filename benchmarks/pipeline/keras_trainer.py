@@ -10,9 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from piping.backends import WHOLE
-from piping.batch import WORKLOADS, Workload
-from piping.keras_models import gpt, padded
+from benchmarks.pipeline.backends import WHOLE
+from benchmarks.pipeline.batch import WORKLOADS, Workload
+from benchmarks.pipeline.keras_models import gpt, padded
 
 
 class Trainer:

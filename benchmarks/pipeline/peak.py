@@ -7,8 +7,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from stepping.place import take_place
-from stepping.serving import serve
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 STEPS = 3
 TINY = 8

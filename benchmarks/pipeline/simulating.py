@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from piping.backends import Entry
-from piping.team import Times
+from benchmarks.pipeline.backends import Entry
+from benchmarks.pipeline.team import Times
 from tfdist._src.pipeline.plan.schedule import Costs
 from tfdist._src.pipeline.schedules import make_schedule
 from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 import time
 
-from reducing.python import require
-from stepping.backends import INSTALL_TORCH
-from stepping.members import Members
-from stepping.team import free_addresses
-
-from piping.backends import BACKENDS, Entry
+from benchmarks.all_reduce.python import require
+from benchmarks.pipeline.backends import BACKENDS, Entry
+from benchmarks.step_time.backends import INSTALL_TORCH
+from benchmarks.step_time.members import Members
+from benchmarks.step_time.team import free_addresses
 
 Times = list[list[tuple[float, float]]]
 
@@ -53,7 +52,7 @@ class Team(Members):
             "pass_seconds": pass_seconds,
         }
         super().__init__(
-            [[python, "-m", "piping.worker"]] * workers,
+            [[python, "-m", "benchmarks.pipeline.worker"]] * workers,
             [{**order, "rank": rank} for rank in range(workers)],
             timeout,
         )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from stepping.torch_models import Block
 from torch import Tensor, nn
 
-from piping.batch import HEADS, Workload
+from benchmarks.pipeline.batch import HEADS, Workload
+from benchmarks.step_time.torch_models import Block
 
 
 class Embed(nn.Module):

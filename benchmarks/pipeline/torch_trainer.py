@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from piping.backends import WHOLE
-from piping.batch import WORKLOADS
-from piping.torch_models import stage
+from benchmarks.pipeline.backends import WHOLE
+from benchmarks.pipeline.batch import WORKLOADS
+from benchmarks.pipeline.torch_models import stage
 
 
 def one(rank: int, ranks: int) -> list[int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 from multiprocessing.connection import Connection
 
-from stepping.place import take_place
-from stepping.serving import serve
-
-from piping.backends import BACKENDS
+from benchmarks.pipeline.backends import BACKENDS
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 
 def work(
@@ -30,7 +29,7 @@ def work(
         pass_seconds: as of `Trainer`.
     """
     take_place(rank, addresses)
-    module = importlib.import_module(f"piping.{BACKENDS[backend].framework}_trainer")
+    module = importlib.import_module(f"benchmarks.pipeline.{BACKENDS[backend].framework}_trainer")
     settings = {"jit": True} if BACKENDS[backend].compiled else {}
     trainer = module.Trainer(addresses, rank, model, pass_seconds, **settings)
     while True:

@@ -1,1 +1,1 @@
-"""The parts of `recovery.py`: the models, the workers' processes, and the figures."""
+"""The benchmark of recovery: the models, the workers' processes, and the figures."""

@@ -1,7 +1,7 @@
 """Measures what it costs to be able to recover, and what recovering from a fault takes.
 
-    python benchmarks/recovery.py --json=recovery.json
-    python benchmarks/recovery.py --workers=2,3 --faults=kill,stop --json=faults.json
+    python -m benchmarks.recovery --json=recovery.json
+    python -m benchmarks.recovery --workers=2,3 --faults=kill,stop --json=faults.json
 
 The features, of which each step bears the cost:
 
@@ -44,16 +44,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from absl import app, flags
-from compressing.files import has_folder, write_rows
-from recovering.cases import BACKENDS, FAULTS, RESPAWN, VICTIMS, Case, cases
-from recovering.fault_figures import format_table as format_faults
-from recovering.fault_figures import make_row
-from recovering.faults import Experiment, Results, check, strike, turns
-from recovering.features import ALONE, FEATURES
-from recovering.figures import format_table, make_rows
-from reducing.job import MissingError
-from stepping.members import Members, TeamError
-from stepping.team import free_addresses
+
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.compression.files import has_folder, write_rows
+from benchmarks.recovery.cases import BACKENDS, FAULTS, RESPAWN, VICTIMS, Case, cases
+from benchmarks.recovery.fault_figures import format_table as format_faults
+from benchmarks.recovery.fault_figures import make_row
+from benchmarks.recovery.faults import Experiment, Results, check, strike, turns
+from benchmarks.recovery.features import ALONE, FEATURES
+from benchmarks.recovery.figures import format_table, make_rows
+from benchmarks.step_time.members import Members, TeamError
+from benchmarks.step_time.team import free_addresses
 
 MODELS = ("mlp", "batchnorm", "pipeline", "tiny")
 TIMEOUT = 300.0  # seconds to wait for an answer
@@ -185,7 +186,7 @@ def feature_turns(
 
 
 def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
-    """Worker processes that train a model; see `recovering.worker`."""
+    """Worker processes that train a model; see `benchmarks.recovery.worker`."""
     order = {
         "model": model,
         "addresses": free_addresses(workers),
@@ -193,7 +194,9 @@ def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
         "alone": alone,
     }
     orders = [{**order, "rank": rank} for rank in range(workers)]
-    return Members([[sys.executable, "-m", "recovering.worker"]] * workers, orders, TIMEOUT)
+    return Members(
+        [[sys.executable, "-m", "benchmarks.recovery.worker"]] * workers, orders, TIMEOUT
+    )
 
 
 def find_missing() -> dict[Case, str]:

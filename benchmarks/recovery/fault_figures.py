@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from reducing.columns import format_rows
-
-from recovering.cases import Case
-from recovering.faults import Results
+from benchmarks.all_reduce.columns import format_rows
+from benchmarks.recovery.cases import Case
+from benchmarks.recovery.faults import Results
 
 FIGURES = ("detect_s", "first_step_s", "next_step_s", "steps_lost")
 COLUMNS = {

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reducing.cleanup import undisturbed
-from reducing.python import require
-from stepping.backends import INSTALL_TORCH
-
-from recovering.cases import FAULTS, Case, Order, settings
-from recovering.job import Job
-from recovering.timeline import Life, Recovery, recovery
+from benchmarks.all_reduce.cleanup import undisturbed
+from benchmarks.all_reduce.python import require
+from benchmarks.recovery.cases import FAULTS, Case, Order, settings
+from benchmarks.recovery.job import Job
+from benchmarks.recovery.timeline import Life, Recovery, recovery
+from benchmarks.step_time.backends import INSTALL_TORCH
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from reducing.python import ENVIRONMENT
-from stepping.members import LAST_LINES, LONGEST, TeamError
-
-from recovering.marks import parse
-from recovering.timeline import Life
+from benchmarks.all_reduce.python import ENVIRONMENT
+from benchmarks.recovery.marks import parse
+from benchmarks.recovery.timeline import Life
+from benchmarks.step_time.members import LAST_LINES, LONGEST, TeamError
 
 T = TypeVar("T")
 # Every process of a job has it in its environment, whoever has started it.

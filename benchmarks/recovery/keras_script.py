@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
-from recovering.cases import Order
-from recovering.marks import FAILED, STEP, Notes
+from benchmarks.recovery.cases import Order
+from benchmarks.recovery.marks import FAILED, STEP, Notes
 
 ENDLESS = 10**9
 
@@ -24,7 +24,7 @@ def main(order: Order, notes: Notes) -> None:
     import tensorflow as tf
 
     import tfdist
-    from recovering import models
+    from benchmarks.recovery import models
 
     class Noting(keras.callbacks.Callback):  # type: ignore[misc]
         """Notes the end of each step, and each that raises, which `Elastic` would hide."""

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from recovering.sizes import CLASSES, HIDDEN, ROWS, SHAPES
+from benchmarks.recovery.sizes import CLASSES, HIDDEN, ROWS, SHAPES
 
 
 def strategy_of(name: str, shard_optimizer: bool) -> tf.distribute.Strategy:

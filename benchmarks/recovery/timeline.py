@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recovering.marks import FAILED, STEP, Mark
+from benchmarks.recovery.marks import FAILED, STEP, Mark
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from recovering.cases import Order
-from recovering.marks import FAILED, STEP, Notes
-from recovering.sizes import CLASSES, HIDDEN, ROWS, SHAPES
+from benchmarks.recovery.cases import Order
+from benchmarks.recovery.marks import FAILED, STEP, Notes
+from benchmarks.recovery.sizes import CLASSES, HIDDEN, ROWS, SHAPES
 
 
 def main(order: Order, notes: Notes) -> None:

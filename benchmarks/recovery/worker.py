@@ -7,8 +7,8 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from stepping.place import take_place
-from stepping.serving import serve
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 ENDLESS = 10**9
 
@@ -31,8 +31,8 @@ def work(
     import keras
 
     import tfdist
-    from recovering import models
-    from recovering.features import make_backup, tracing
+    from benchmarks.recovery import models
+    from benchmarks.recovery.features import make_backup, tracing
 
     class Turns(keras.callbacks.Callback):  # type: ignore[misc]
         """Each feature's step is traced once; all of them use the same weights."""

@@ -1,1 +1,1 @@
-"""The parts of `step_time.py`: models, backends, their processes, and the figures."""
+"""The benchmark of a training step: models, backends, their processes, and the figures."""

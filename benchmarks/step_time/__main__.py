@@ -1,6 +1,6 @@
 """Measures how long a training step takes under tfdist and under its peers, in turns.
 
-    python benchmarks/step_time.py --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
+    python -m benchmarks.step_time --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
 
 The backends:
 
@@ -44,12 +44,13 @@ import time
 from collections.abc import Iterator
 
 from absl import app, flags
-from reducing.hosts import HERE, Hosts, make_hosts
-from reducing.job import MissingError
-from stepping.backends import BACKENDS, limit, peer, possible
-from stepping.figures import format_table, make_rows
-from stepping.models import MODELS, OPTIMIZERS
-from stepping.team import Team, TeamError
+
+from benchmarks.all_reduce.hosts import HERE, Hosts, make_hosts
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.step_time.backends import BACKENDS, limit, peer, possible
+from benchmarks.step_time.figures import format_table, make_rows
+from benchmarks.step_time.models import MODELS, OPTIMIZERS
+from benchmarks.step_time.team import Team, TeamError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("workers", ["1", "2"], "numbers of workers")

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-from reducing.python import require
+from benchmarks.all_reduce.python import require
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from reducing.columns import format_rows
+from benchmarks.all_reduce.columns import format_rows
 
 COLUMNS = {
     "model": "model",

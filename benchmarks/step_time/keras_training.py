@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from stepping.clock import Clock
-from stepping.keras_models import BUILDERS
-from stepping.models import Workload
+from benchmarks.step_time.clock import Clock
+from benchmarks.step_time.keras_models import BUILDERS
+from benchmarks.step_time.models import Workload
 
 ENDLESS = 10**9
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
-from reducing.python import ENVIRONMENT
+from benchmarks.all_reduce.python import ENVIRONMENT
 
 LAST_LINES = 3
 LONGEST = 500

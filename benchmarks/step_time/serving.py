@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from stepping.members import LONGEST
+from benchmarks.step_time.members import LONGEST
 
 
 def serve(work: Callable[..., None]) -> None:

@@ -6,10 +6,9 @@ import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from reducing.hosts import HERE, Hosts
-
-from stepping.backends import BACKENDS, find_python
-from stepping.members import Members, TeamError
+from benchmarks.all_reduce.hosts import HERE, Hosts
+from benchmarks.step_time.backends import BACKENDS, find_python
+from benchmarks.step_time.members import Members, TeamError
 
 __all__ = ["Team", "TeamError"]
 
@@ -48,7 +47,10 @@ class Team(Members):
             addresses = [f"{h}:{port}" for h, port in zip(hosts.addresses, ports, strict=True)]
         order = {"backend": backend, "model": model, "optimizer": optimizer}
         super().__init__(
-            [[*hosts.prefix(rank), python, "-m", "stepping.worker"] for rank in range(workers)],
+            [
+                [*hosts.prefix(rank), python, "-m", "benchmarks.step_time.worker"]
+                for rank in range(workers)
+            ],
             [{**order, "rank": rank, "addresses": addresses} for rank in range(workers)],
             timeout,
         )

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stepping.clock import Clock
-from stepping.models import OPTIMIZERS, Workload
-from stepping.torch_models import BUILDERS
+from benchmarks.step_time.clock import Clock
+from benchmarks.step_time.models import OPTIMIZERS, Workload
+from benchmarks.step_time.torch_models import BUILDERS
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:

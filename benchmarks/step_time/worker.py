@@ -6,11 +6,11 @@ import dataclasses
 import importlib
 from multiprocessing.connection import Connection
 
-from stepping.backends import BACKENDS
-from stepping.clock import Clock
-from stepping.models import MODELS
-from stepping.place import take_place
-from stepping.serving import serve
+from benchmarks.step_time.backends import BACKENDS
+from benchmarks.step_time.clock import Clock
+from benchmarks.step_time.models import MODELS
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
 
 
 def work(
@@ -27,7 +27,9 @@ def work(
         addresses: of all workers; empty where they do not talk.
     """
     take_place(rank, addresses)
-    training = importlib.import_module(f"stepping.{BACKENDS[backend].framework}_training")
+    training = importlib.import_module(
+        f"benchmarks.step_time.{BACKENDS[backend].framework}_training"
+    )
     workload = dataclasses.replace(MODELS[model], optimizer=optimizer)
     training.TRAINING[backend](workload, rank, addresses, Clock(pipe))
 

@@ -1,6 +1,6 @@
 """Every codec trains a convolutional network on real data to the loss of exact gradients.
 
-A codec for which its defaults are not enough has a recipe in `benchmarks/converging/recipes.py`.
+A codec for which its defaults are not enough has a recipe in `benchmarks/convergence/recipes.py`.
 The loss on pictures that are held out is left to the benchmark: it differs more by the seed.
 """
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reducing.backends.gloo import gloo
-from reducing.backends.impi import impi
-from reducing.backends.memcpy import memcpy
-from reducing.backends.mpi import mpi
-from reducing.backends.native import native
-from reducing.backends.native_op import native_op
-from reducing.backends.tf_ring import tf_ring
-from reducing.job import Job, Process
+from benchmarks.all_reduce.backends.gloo import gloo
+from benchmarks.all_reduce.backends.impi import impi
+from benchmarks.all_reduce.backends.memcpy import memcpy
+from benchmarks.all_reduce.backends.mpi import mpi
+from benchmarks.all_reduce.backends.native import native
+from benchmarks.all_reduce.backends.native_op import native_op
+from benchmarks.all_reduce.backends.tf_ring import tf_ring
+from benchmarks.all_reduce.job import Job, Process
 
 BACKENDS: dict[str, Callable[[Job], list[Process]]] = {
     "native": native,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from reducing.compiling import RANKS, build
-from reducing.job import Job, MissingError, Process
-from reducing.remote import write_agent
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, MissingError, Process
+from benchmarks.all_reduce.remote import write_agent
 
 PARTS = ("bin/mpiexec.hydra", "lib/libmpi.so", "include/mpi.h")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reducing.compiling import RANKS, build
-from reducing.job import Job, Process
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, Process
 
 
 def memcpy(job: Job) -> list[Process]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from reducing.compiling import RANKS, build
-from reducing.job import Job, MissingError, Process
-from reducing.remote import write_agent
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, MissingError, Process
+from benchmarks.all_reduce.remote import write_agent
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INSTALL = "apt-get install openmpi-bin libopenmpi-dev"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from reducing.compiling import RANKS, build
-from reducing.job import Job, MissingError, Process
-from reducing.python import ENVIRONMENT
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, MissingError, Process
+from benchmarks.all_reduce.python import ENVIRONMENT
 
 
 def native(job: Job) -> list[Process]:
@@ -17,7 +17,7 @@ def native(job: Job) -> list[Process]:
         "gcc", [RANKS / "native.c"], job.builds / "loop.so",
         "-fPIC", "-shared", f"-I{headers}", str(core), f"-Wl,-rpath,{core.parent}",
     )  # fmt: skip
-    program = [sys.executable, "-m", "reducing.ranks.native", str(core), str(loop)]
+    program = [sys.executable, "-m", "benchmarks.all_reduce.ranks.native", str(core), str(loop)]
     return job.each_rank(*program, str(int(job.in_place)), env=ENVIRONMENT)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from reducing.backends.native import find_core
-from reducing.job import Job, Process
-from reducing.python import ENVIRONMENT, require
+from benchmarks.all_reduce.backends.native import find_core
+from benchmarks.all_reduce.job import Job, Process
+from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def native_op(job: Job) -> list[Process]:
@@ -14,4 +14,4 @@ def native_op(job: Job) -> list[Process]:
     require(sys.executable, "tensorflow", "pip install tensorflow")
     find_core()
     env = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return job.each_rank(sys.executable, "-m", "reducing.ranks.native_op", env=env)
+    return job.each_rank(sys.executable, "-m", "benchmarks.all_reduce.ranks.native_op", env=env)

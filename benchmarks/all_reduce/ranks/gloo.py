@@ -7,7 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from reducing.ranks import rank
+from benchmarks.all_reduce.ranks import rank
 
 
 def main() -> None:

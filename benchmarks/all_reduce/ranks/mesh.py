@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reducing.ranks.rank import Arguments
+from benchmarks.all_reduce.ranks.rank import Arguments
 
 HELLO = struct.Struct("!ii")
 KINDS = ("control", "data")

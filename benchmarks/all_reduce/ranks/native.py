@@ -6,8 +6,8 @@ import ctypes
 import sys
 from collections.abc import Sequence
 
-from reducing.ranks import rank
-from reducing.ranks.mesh import connect
+from benchmarks.all_reduce.ranks import rank
+from benchmarks.all_reduce.ranks.mesh import connect
 
 
 def main() -> None:

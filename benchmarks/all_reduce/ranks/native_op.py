@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from reducing.ranks import rank
-from reducing.ranks.mesh import connect
-from reducing.ranks.tensorflow_loop import serve_reduction
+from benchmarks.all_reduce.ranks import rank
+from benchmarks.all_reduce.ranks.mesh import connect
+from benchmarks.all_reduce.ranks.tensorflow_loop import serve_reduction
 from tfdist._src import native
 from tfdist._src.cluster import Mesh
 from tfdist._src.comm.native_communicator import open_mesh

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from reducing.ranks import rank
+from benchmarks.all_reduce.ranks import rank
 
 
 def serve_reduction(

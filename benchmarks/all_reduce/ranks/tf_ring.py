@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from reducing.ranks import rank
-from reducing.ranks.tensorflow_loop import serve_reduction
+from benchmarks.all_reduce.ranks import rank
+from benchmarks.all_reduce.ranks.tensorflow_loop import serve_reduction
 from tfdist._src.internals.tensorflow import start_server
 
 

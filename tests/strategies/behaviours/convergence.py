@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-with pytest.MonkeyPatch.context() as patch:
-    patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    from converging.job import Job
-    from converging.tasks import TASKS
-    from converging.training import train
+from benchmarks.convergence.job import Job
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.training import train
 
 
 def digits(strategy, name):
