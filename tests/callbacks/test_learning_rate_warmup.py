@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 from tfdist.callbacks import LearningRateWarmup
 
 SGD = keras.optimizers.SGD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 import tfdist
-from tests.collective.behaviours import message
+from tests.comm.behaviours import message
 
 
 def taken_over(strategy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 import tfdist
-from tests.collective.behaviours import message
+from tests.comm.behaviours import message
 from tfdist.collective import all_reduce
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 import tfdist
-from tests.collective.behaviours import message
+from tests.comm.behaviours import message
 from tfdist._src.comm import native_communicator
 
 # Less than is sent while it is slow.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.collective.behaviours import gradient
+from tests.comm.behaviours import gradient
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
 
-BEHAVIOURS = "tests.collective.behaviours"
+BEHAVIOURS = "tests.comm.behaviours"
 
 
 @pytest.mark.parametrize("name", ["int8", "onebit", "qsgd"])

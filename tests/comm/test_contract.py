@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.collective.contract import ERRORS, RESULTS
+from tests.comm.contract import ERRORS, RESULTS
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import some
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 
 @pytest.mark.parametrize("traced", some([False, True], always=[False]))
 def test_any_number_of_ranks(traced):
-    found = {group: GROUPS[group].run("tests.collective.contract:run", traced) for group in "123"}
+    found = {group: GROUPS[group].run("tests.comm.contract:run", traced) for group in "123"}
     for group in found.values():
         for rank, size, results, _, _ in group:
             for name, (_, expected) in RESULTS.items():

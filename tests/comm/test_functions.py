@@ -9,7 +9,7 @@ from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import some
 
-BEHAVIOURS = "tests.collective.behaviours"
+BEHAVIOURS = "tests.comm.behaviours"
 
 
 def run(group, behaviour):

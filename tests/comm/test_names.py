@@ -9,7 +9,7 @@ import sys
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
 
-BEHAVIOURS = "tests.collective.name_behaviours"
+BEHAVIOURS = "tests.comm.name_behaviours"
 
 
 def test_a_name_is_not_taken_over():
@@ -49,7 +49,7 @@ def test_a_strategy_of_one_that_comes_first():
             "-n",
             "2",
             "-m",
-            "tests.collective.name_behaviours",
+            "tests.comm.name_behaviours",
         ],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,

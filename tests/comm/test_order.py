@@ -10,7 +10,7 @@ from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import some
 
-BEHAVIOURS = "tests.collective.order_behaviours"
+BEHAVIOURS = "tests.comm.order_behaviours"
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
 
-BEHAVIOURS = "tests.collective.slow_behaviours"
+BEHAVIOURS = "tests.comm.slow_behaviours"
 # More than twice the patience with an operation that is canceled and makes no progress.
 SECONDS = 2.5
 

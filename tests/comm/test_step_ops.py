@@ -6,7 +6,7 @@ from tests.harness.tiers import exhaustive
 
 @exhaustive
 def test_a_step_is_taken_back_and_redone():
-    states, has_undone = GROUPS["alone"].run("tests.collective.step_behaviours:redone")[0]
+    states, has_undone = GROUPS["alone"].run("tests.comm.step_behaviours:redone")[0]
     assert states == [
         [[2.0, 3.0], [11.0]],
         [[102.0, 103.0], [1000.0]],

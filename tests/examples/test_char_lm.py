@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "char_lm.py"

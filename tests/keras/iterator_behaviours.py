@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
-from tests.strategies.behaviours.common import compile_mlp, fit, rows
+from tests.strategy.behaviours.common import compile_mlp, fit, rows
 from tfdist._src.keras.fit import epochs
 
 

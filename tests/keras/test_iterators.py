@@ -33,5 +33,5 @@ def test_they_end_in_a_thread_of_their_own():
 
 
 def test_every_epoch_hands_its_iterator_over():
-    place = "tests.trainer.iterator_behaviours:ended_in_background"
+    place = "tests.keras.iterator_behaviours:ended_in_background"
     assert GROUPS["2"].run(place) == [3, 3]

@@ -11,7 +11,7 @@ from tests.harness import gpus
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 from tfdist.compression import CODECS
 
 PACKAGE = "tests.pipeline.compressed_behaviours"

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())
 BEHAVIOURS = [

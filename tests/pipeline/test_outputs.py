@@ -9,7 +9,7 @@ from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
 from tests.pipeline.output_behaviours import EXAMPLES
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PLACE = "tests.pipeline.output_behaviours"
 NAMES = list(EXAMPLES)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PACKAGE = "tests.pipeline.saving_behaviours"
 # Keras does not save the states of dropout, so only these go on as if nothing had happened.

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PACKAGE = "tests.pipeline.sharded_behaviours"
 AS_ELSEWHERE = f"{PACKAGE}:as_elsewhere"

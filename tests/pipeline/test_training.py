@@ -12,7 +12,7 @@ from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
 from tests.pipeline.zoo import ZOO
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 from tfdist._src.pipeline.schedules import SCHEDULES
 
 # Here a microbatch has statistics of its own, and one process takes the same microbatches.
@@ -34,7 +34,7 @@ def check(ranks, pipeline, name, schedule, microbatches=4, remat=False, xla=Fals
     """Trains on a pipeline and in one process, and compares all there is."""
     train = ("tests.pipeline.behaviours:train",)
     if xla:
-        train = ("tests.strategies.behaviours.xla:as_elsewhere", *train)
+        train = ("tests.strategy.behaviours.xla:as_elsewhere", *train)
     arguments = (name, schedule, microbatches, pipeline, name in BY_MICROBATCHES, remat)
     # One process has neither a schedule nor ranks, and nothing to run again.
     alone = (name, "", microbatches, 1, name in BY_MICROBATCHES)

@@ -39,7 +39,7 @@ class Wait(keras.callbacks.Callback):
 
 
 folder = pathlib.Path(sys.argv[1])
-behavior = importlib.import_module(f"tests.elastic.behaviours.{sys.argv[2]}")
+behavior = importlib.import_module(f"tests.recovery.behaviours.{sys.argv[2]}")
 make_strategy = getattr(behavior, "make", lambda _: tfdist.MultiWorkerMirroredStrategy())
 strategy = make_strategy({})
 RANK = tfdist.rank()

@@ -15,7 +15,7 @@ import sys
 import traceback
 
 import tfdist
-from tests.elastic.behaviours.surviving import AwaitNewcomers, trained
+from tests.recovery.behaviours.surviving import AwaitNewcomers, trained
 from tfdist._src.cluster.membership import regrouping
 
 # On a busy machine those that leave last take long to answer each other, and a record remains.

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import tfdist
-from tests.elastic.test_surviving import check
-from tests.elastic.test_surviving_pipelines import check as check_pipelines
 from tests.harness.deadlines import FAR
 from tests.harness.netns import ip, two_hosts
 from tests.harness.tiers import exhaustive
+from tests.recovery.test_surviving import check
+from tests.recovery.test_surviving_pipelines import check as check_pipelines
 
 ROOT = Path(tfdist.__file__).parents[1]
 
@@ -44,7 +44,7 @@ def start(
     }
     inside = "ip", "netns", "exec", host
     return subprocess.Popen(
-        [*inside, sys.executable, "-m", "tests.elastic.cut_off", folder, behavior],
+        [*inside, sys.executable, "-m", "tests.recovery.cut_off", folder, behavior],
         env=environment,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

@@ -6,12 +6,12 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.elastic.covering import pairwise
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.recovery.covering import pairwise
+from tests.strategy.comparison import assert_close, assert_equal
 
-FAULTS = "tests.elastic.behaviours.faults"
+FAULTS = "tests.recovery.behaviours.faults"
 ROWS = 50
 KILLED = {1: ("backward", 9, "kill")}
 TORN = ("own standing", 1, "tear")

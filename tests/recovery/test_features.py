@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.elastic.behaviours.features import FEATURES
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.recovery.behaviours.features import FEATURES
+from tests.strategy.comparison import assert_close, assert_equal
 
-MODULE = "tests.elastic.behaviours.features"
+MODULE = "tests.recovery.behaviours.features"
 
 
 def check(answers, ranks, feature):

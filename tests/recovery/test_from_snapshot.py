@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.recovery.behaviours.data_kinds import DATA, VALIDATION
+from tests.strategy.comparison import assert_close, assert_equal
 
-BEHAVIOURS = "tests.elastic.behaviours.from_snapshot"
+BEHAVIOURS = "tests.recovery.behaviours.from_snapshot"
 AT_ONCE = [0, 3, 6, 7, 10, 13, 14]  # the steps that stand when three of an epoch's seven are run
 WAITS = {"asynchronous": False}  # so that it is known which snapshot is the last
 ONCE = {

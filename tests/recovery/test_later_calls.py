@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
-BEHAVIOURS = "tests.elastic.behaviours.later_calls"
+BEHAVIOURS = "tests.recovery.behaviours.later_calls"
 CALLS = 3
 
 

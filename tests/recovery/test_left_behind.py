@@ -4,9 +4,9 @@ import pytest
 
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
-TRAINED = "tests.elastic.behaviours.left_behind:trained"
+TRAINED = "tests.recovery.behaviours.left_behind:trained"
 
 
 @pytest.fixture(autouse=True)

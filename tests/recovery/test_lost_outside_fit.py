@@ -4,9 +4,9 @@ import pytest
 
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
-USED = "tests.elastic.behaviours.outside_fit:used"
+USED = "tests.recovery.behaviours.outside_fit:used"
 
 
 def lose(start, first, call, fault):

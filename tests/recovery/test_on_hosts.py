@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 import tfdist
-from tests.elastic.test_surviving import check
 from tests.harness.deadlines import FAR
 from tests.harness.netns import ip, two_hosts
 from tests.harness.tiers import exhaustive
+from tests.recovery.test_surviving import check
 from tfdist._src.cluster.membership.record import folder as records
 from tfdist._src.exit_codes import PREEMPTED
 
@@ -55,7 +55,7 @@ def job(hosts, tmp_path):
                 *("ip", "netns", "exec", host, sys.executable, "-m", "tfdist", "run", "--elastic"),
                 *("-n", str(workers), "--nnodes", "2", "--node-rank", str(number)),
                 *("--rendezvous", f"{NETWORK}.1:4711", "--spares", "0", *options),
-                *("-m", "tests.elastic.on_hosts", tmp_path, json.dumps(faults), str(wait)),
+                *("-m", "tests.recovery.on_hosts", tmp_path, json.dumps(faults), str(wait)),
             ]
             environment = {
                 **os.environ,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic.behaviours.own_files import FILES, ROWS, write
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_equal
+from tests.recovery.behaviours.own_files import FILES, ROWS, write
+from tests.strategy.comparison import assert_equal
 
-FILES_OF_THEIR_OWN = "tests.elastic.behaviours.own_files"
+FILES_OF_THEIR_OWN = "tests.recovery.behaviours.own_files"
 ONCE = ["1" * ROWS] * FILES
 
 

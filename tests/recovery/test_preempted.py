@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic import test_surviving_pipelines as pipelines
-from tests.elastic.test_surviving import SURVIVING, check
 from tests.harness.tiers import exhaustive
+from tests.recovery import test_surviving_pipelines as pipelines
+from tests.recovery.test_surviving import SURVIVING, check
 
-FAULTY = "tests.elastic.behaviours.faults"
+FAULTY = "tests.recovery.behaviours.faults"
 
 
 @pytest.fixture

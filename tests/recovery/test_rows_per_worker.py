@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.elastic.test_surviving import SURVIVING
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.recovery.test_surviving import SURVIVING
+from tests.strategy.comparison import assert_close, assert_equal
 
-REDRAWN = "tests.elastic.behaviours.redrawn:redrawn"
+REDRAWN = "tests.recovery.behaviours.redrawn:redrawn"
 PER_WORKER = {"elastic": {"batch": "per_worker"}}
 
 

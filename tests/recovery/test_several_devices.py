@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.elastic.behaviours.data_kinds import DATA
-from tests.elastic.behaviours.features import FEATURES
-from tests.elastic.test_features import MODULE as FEATURE
-from tests.elastic.test_features import check as check_feature
-from tests.elastic.test_rows_per_worker import PER_WORKER
-from tests.elastic.test_rows_per_worker import check as check_redrawn
-from tests.elastic.test_surviving import SURVIVING, check, lose
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_equal
+from tests.recovery.behaviours.data_kinds import DATA
+from tests.recovery.behaviours.features import FEATURES
+from tests.recovery.test_features import MODULE as FEATURE
+from tests.recovery.test_features import check as check_feature
+from tests.recovery.test_rows_per_worker import PER_WORKER
+from tests.recovery.test_rows_per_worker import check as check_redrawn
+from tests.recovery.test_surviving import SURVIVING, check, lose
+from tests.strategy.comparison import assert_equal
 
 pytestmark = exhaustive
 

@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.recovery.behaviours.data_kinds import DATA, VALIDATION
+from tests.strategy.comparison import assert_close, assert_equal
 from tfdist.compression import Int8, OneBit, Policy
 
-SURVIVING = "tests.elastic.behaviours.surviving"
+SURVIVING = "tests.recovery.behaviours.surviving"
 PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
 
 

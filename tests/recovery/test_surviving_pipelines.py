@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
-PIPELINES = "tests.elastic.behaviours.pipelines"
+PIPELINES = "tests.recovery.behaviours.pipelines"
 PHASES = [
     "before",
     "forward",

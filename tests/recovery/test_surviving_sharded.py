@@ -2,14 +2,14 @@
 
 import pytest
 
-from tests.elastic.test_surviving import PHASES, check, lose
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_equal
+from tests.recovery.test_surviving import PHASES, check, lose
+from tests.strategy.comparison import assert_equal
 from tfdist._src.sharding import NAMES
 
-SURVIVING = "tests.elastic.behaviours.surviving"
-SHARDED = "tests.elastic.behaviours.sharded"
+SURVIVING = "tests.recovery.behaviours.surviving"
+SHARDED = "tests.recovery.behaviours.sharded"
 ALONE = {"sharded": True}
 COPIES = {"sharded": True, "elastic": {"copies": 1}}
 ALIKE = ("weights", "history", "epochs", "slots")

@@ -11,7 +11,7 @@ import numpy as np
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 
-PACKAGE = "tests.strategies.behaviours"
+PACKAGE = "tests.strategy.behaviours"
 
 
 def functions(module: str) -> dict[str, tuple[str, ...]]:

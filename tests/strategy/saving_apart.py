@@ -1,6 +1,6 @@
 """A worker that saves a model in every way and reads each file next.
 
-python -m tests.strategies.saving_apart KIND FOLDER, where KIND is "replicated" or "sharded" and
+python -m tests.strategy.saving_apart KIND FOLDER, where KIND is "replicated" or "sharded" and
 FOLDER is where it saves. KIND may also be "late": the chief saves and leaves, and the others save
 two seconds later; or "together": all workers have one folder. What it read goes to the file that
 RESULT names.

@@ -7,7 +7,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, behaviours, check_same_as_alone
 
 ATOMIC = f"{PACKAGE}.atomic"
 STEP = 5  # The one that dies: with accumulation, the second that updates weights.

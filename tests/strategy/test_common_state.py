@@ -10,8 +10,8 @@ import tensorflow as tf
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.behaviours.common_state import ASSIGNED, PLACES
-from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.strategy.behaviours.common_state import ASSIGNED, PLACES
+from tests.strategy.comparison import PACKAGE, check_same_as_alone
 from tfdist._src.keras.fit import step_exchange
 from tfdist._src.keras.fit.step_exchange import Request, StepExchange, as_heard, heard
 

@@ -10,7 +10,7 @@ import pytest
 import tfdist
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE, assert_equal, functions
+from tests.strategy.comparison import PACKAGE, assert_equal, functions
 from tfdist._src.compression.policy import read
 from tfdist.compression import CODECS, Auto, Int8, Policy
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import PACKAGE, assert_equal
+from tests.strategy.comparison import PACKAGE, assert_equal
 from tfdist.compression import CODECS
 
 pytestmark = exhaustive

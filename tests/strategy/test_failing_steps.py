@@ -7,7 +7,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE
+from tests.strategy.comparison import PACKAGE
 
 FAILING = f"{PACKAGE}.failing_steps"
 # The deadline of a collective is 200 s.

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE
+from tests.strategy.comparison import PACKAGE
 
 FAULTS = f"{PACKAGE}.faults"
 

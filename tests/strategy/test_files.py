@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import (
+from tests.strategy.comparison import (
     PACKAGE,
     assert_close,
     assert_equal,
@@ -83,7 +83,7 @@ def test_what_differed_before_is_an_error():
 
 
 def test_what_the_chief_cannot_write(tmp_path):
-    results = GROUPS["2"].run("tests.strategies.failing_saves:save", str(tmp_path))
+    results = GROUPS["2"].run("tests.strategy.failing_saves:save", str(tmp_path))
     for told, said in zip(results, ("No such file", "The chief could not write"), strict=True):
         assert said in told[0] and "missing" in told[0]
         assert told[1] == 8

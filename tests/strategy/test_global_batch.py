@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.groups import GROUPS
-from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, check_same_as_alone
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tests.harness import gpus
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import (
+from tests.strategy.comparison import (
     PACKAGE,
     assert_close,
     assert_equal,

@@ -6,7 +6,7 @@ from tests.enumeration.programs import difference
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, assert_close, check_same_as_alone
 
 MIRRORED = f"{PACKAGE}.mirrored"
 

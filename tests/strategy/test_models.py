@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.groups import OTHER_GROUPS
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import behaviours, check_same_as_alone
+from tests.strategy.comparison import behaviours, check_same_as_alone
 
 MODELS = behaviours("models") + behaviours("losses")
 ON_GROUPS = [

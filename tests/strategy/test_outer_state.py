@@ -6,8 +6,8 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.behaviours.outer_state import COUNTS
-from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.strategy.behaviours.outer_state import COUNTS
+from tests.strategy.comparison import PACKAGE, check_same_as_alone
 
 DIFFERS = f"{PACKAGE}.outer_state:differs"
 CALLS = ["epoch", "fit", "evaluate", "predict", "train_on_batch"]

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import behaviours, check_same_as_alone
+from tests.strategy.comparison import behaviours, check_same_as_alone
 
 ALL = behaviours("own_steps")
 

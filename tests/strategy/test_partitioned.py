@@ -5,7 +5,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, assert_close, check_same_as_alone
 
 GROUPS_OF_DEVICES = ["2", *(pytest.param(group, marks=exhaustive) for group in ("3", "2x2", "1x2"))]
 

@@ -5,9 +5,9 @@ import pytest
 from tests.harness.ranks import Ranks
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
-PACKAGE = "tests.strategies.behaviours.regrouping"
+PACKAGE = "tests.strategy.behaviours.regrouping"
 # Three workers, of which one leaves, comes back; then one is left, and gets another one.
 COMING_AND_GOING = [[0, 1, 2], [0, 1], [1, 0, 2], [1], [1, 2]]
 

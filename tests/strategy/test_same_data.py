@@ -6,7 +6,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, assert_close, check_same_as_alone
 
 SAME_DATA = f"{PACKAGE}.same_data"
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
+from tests.strategy.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
 
 LATE = [
     "made_in_the_first_step",

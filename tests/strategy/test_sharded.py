@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import (
+from tests.strategy.comparison import (
     GROUPS,
     PACKAGE,
     assert_close,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import PACKAGE
+from tests.strategy.comparison import PACKAGE
 
 
 @exhaustive

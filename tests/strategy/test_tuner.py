@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import check_same_as_alone
+from tests.strategy.comparison import check_same_as_alone
 
 pytest.importorskip("keras_tuner")
 

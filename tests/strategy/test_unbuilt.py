@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.harness.tiers import some
-from tests.strategies.comparison import behaviours, check_same_as_alone
+from tests.strategy.comparison import behaviours, check_same_as_alone
 
 ALL = behaviours("unbuilt")
 THEN = ["subclassed", "functional"]

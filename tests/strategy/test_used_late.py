@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.behaviours.used_late import OPTIMIZERS, WAYS
-from tests.strategies.comparison import check_same_as_alone
+from tests.strategy.behaviours.used_late import OPTIMIZERS, WAYS
+from tests.strategy.comparison import check_same_as_alone
 
 SHARDED = ["Adam", "scaled", "accumulating", "averaged", "accumulating and averaged"]
 CASES = [

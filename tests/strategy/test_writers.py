@@ -2,7 +2,7 @@
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import PACKAGE
+from tests.strategy.comparison import PACKAGE
 
 WRITERS = f"{PACKAGE}.writers"
 

@@ -12,7 +12,7 @@ from tests.harness.groups import GROUPS, OTHER_GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import (
+from tests.strategy.comparison import (
     PACKAGE,
     assert_close,
     assert_equal,

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import rows
+from tests.strategy.behaviours.common import rows
 
 SEED = "TESTS_SEED_OF_ORDER"
 """A variable of the environment, with which a worker shuffles in another order."""

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 import tfdist
-from tests.elastic.behaviours.surviving import SIGNALS, come, trained
+from tests.recovery.behaviours.surviving import SIGNALS, come, trained
 from tfdist._src.cluster import from_environment
 from tfdist._src.cluster.membership import consensus, node, record
 from tfdist._src.cluster.mesh import shared_memory

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours.surviving import Dying, Fault, come
-from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tests.recovery.behaviours.surviving import Dying, Fault, come
+from tests.strategy.behaviours.common import cross_entropy, rows, scope
 
 layers = keras.layers
 

@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.elastic.behaviours import surviving
-from tests.elastic.behaviours.surviving import Fault
+from tests.recovery.behaviours import surviving
+from tests.recovery.behaviours.surviving import Fault
 from tfdist._src.recovery import recovery
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist.errors import GroupLostError

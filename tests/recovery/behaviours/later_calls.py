@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.elastic.behaviours import surviving
-from tests.elastic.behaviours.data_kinds import DATA
-from tests.elastic.behaviours.surviving import rows
+from tests.recovery.behaviours import surviving
+from tests.recovery.behaviours.data_kinds import DATA
+from tests.recovery.behaviours.surviving import rows
 from tfdist.errors import ProgramMismatchError
 
 CALLS = 3

@@ -12,8 +12,8 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours.surviving import make_model
-from tests.strategies.behaviours.common import rows
+from tests.recovery.behaviours.surviving import make_model
+from tests.strategy.behaviours.common import rows
 
 _DATA = rows(50)
 _STEPS = 7

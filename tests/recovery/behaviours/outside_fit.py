@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 import tfdist
-from tests.elastic.behaviours.surviving import SIGNALS, make_model
-from tests.strategies.behaviours.common import rows
+from tests.recovery.behaviours.surviving import SIGNALS, make_model
+from tests.strategy.behaviours.common import rows
 
 _DATA, _OTHER = rows(50), rows(30, seed=1)
 CALLS = {

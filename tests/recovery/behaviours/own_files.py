@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours import surviving
-from tests.strategies.behaviours.common import scope
+from tests.recovery.behaviours import surviving
+from tests.strategy.behaviours.common import scope
 
 FILES, ROWS = 6, 8  # of each file
 BATCH = 12

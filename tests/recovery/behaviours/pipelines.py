@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours import surviving
 from tests.pipeline.layers import TiedHead
-from tests.strategies.behaviours.common import scope
+from tests.recovery.behaviours import surviving
+from tests.strategy.behaviours.common import scope
 from tfdist._src import cluster
 from tfdist._src.cluster import Found
 from tfdist._src.comm import tokens

@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.elastic.behaviours.data_kinds import DATA
-from tests.elastic.behaviours.surviving import Journal, make_model
-from tests.strategies.behaviours.common import rows
+from tests.recovery.behaviours.data_kinds import DATA
+from tests.recovery.behaviours.surviving import Journal, make_model
+from tests.strategy.behaviours.common import rows
 
 EPOCHS = 3
 ROWS, BATCH = 50, 8

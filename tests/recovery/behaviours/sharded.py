@@ -15,8 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours import surviving
-from tests.strategies.behaviours.common import compile_mlp, rows
+from tests.recovery.behaviours import surviving
+from tests.strategy.behaviours.common import compile_mlp, rows
 from tfdist._src.comm import tokens
 from tfdist._src.keras.optimizers import sharded_optimizers
 from tfdist._src.sharding import FullState, NeighbourCopies, sharded_by

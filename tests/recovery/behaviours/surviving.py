@@ -18,9 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.elastic.behaviours import data_kinds
-from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
-from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tests.recovery.behaviours import data_kinds
+from tests.recovery.behaviours.data_kinds import DATA, VALIDATION
+from tests.strategy.behaviours.common import cross_entropy, rows, scope
 from tfdist._src import cluster
 from tfdist._src.cluster import Found
 from tfdist._src.recovery.next_group import membership_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.faults import message
 
 
 def lora(strategy):

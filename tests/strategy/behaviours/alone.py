@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows, scope
+from tests.strategy.behaviours.faults import message
 
 
 def a_teacher(strategy):

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
-from tests.strategies.behaviours.hooks import calling_before, running
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.hooks import calling_before, running
 from tfdist._src.comm import native_ops, tokens
 from tfdist._src.sharding import sharded_by
 

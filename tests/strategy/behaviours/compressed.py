@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,
@@ -15,7 +15,7 @@ from tests.strategies.behaviours.common import (
     rows,
     scope,
 )
-from tests.strategies.behaviours.compression import errors_of, strategy_of
+from tests.strategy.behaviours.compression import errors_of, strategy_of
 
 
 def every_codec(strategy, name):

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
-from tests.strategies.behaviours.compression import codec_of, errors_of, strategy_of
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategy.behaviours.compression import codec_of, errors_of, strategy_of
 from tfdist._src.compression import auto as auto_module
 from tfdist._src.compression import compressor as compressor_module
 from tfdist._src.compression.auto import Measurement

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import compile_mlp, fit, rows
-from tests.strategies.behaviours.compression import errors_of, strategy_of
+from tests.strategy.behaviours.common import compile_mlp, fit, rows
+from tests.strategy.behaviours.compression import errors_of, strategy_of
 from tfdist._src.keras.saving import compression_files
 
 

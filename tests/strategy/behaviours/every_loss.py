@@ -7,7 +7,7 @@ import inspect
 import keras
 import numpy as np
 
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 CLASSES = 3
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 
 _SETTINGS = {
     "IoU": {"num_classes": 3, "target_class_ids": [0, 2]},

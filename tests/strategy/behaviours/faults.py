@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, cross_entropy, fit, rows
+from tests.strategy.behaviours.common import compile_mlp, cross_entropy, fit, rows
 
 
 def fit_until(strategy, fault):

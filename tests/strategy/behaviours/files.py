@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
-from tests.strategies.behaviours.compression import strategy_of
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows, scope
+from tests.strategy.behaviours.compression import strategy_of
 
 
 def _chief(strategy):

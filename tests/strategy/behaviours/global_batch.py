@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.common import fit, mlp, outcome, rows, scope
 
 
 def contrastive_loss(strategy):

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import tfdist
 from tests.harness import gpus
-from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
-from tests.strategies.behaviours.compression import codec_of, strategy_of
+from tests.strategy.behaviours.common import compile_mlp, fit, mlp, outcome, rows
+from tests.strategy.behaviours.compression import codec_of, strategy_of
 from tfdist._src.comm import gpu, native_ops, tracing
 from tfdist._src.keras.fit import atomic_step
 from tfdist._src.native import gpu_kernels

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     batches,
     compile_mlp,
     cross_entropy,

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 
 
 def mean_with_sample_weight(strategy):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows, scope
 
 
 def train(strategy, devices):

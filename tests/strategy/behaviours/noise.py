@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import batches, fit, outcome, rows, scope
+from tests.strategy.behaviours.common import batches, fit, outcome, rows, scope
 
 
 class _EveryDistribution(keras.layers.Layer):

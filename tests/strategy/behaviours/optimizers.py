@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,

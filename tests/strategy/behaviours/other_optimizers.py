@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,

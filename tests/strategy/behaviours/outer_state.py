@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 from tfdist._src.keras.fit import compared_state
 
 

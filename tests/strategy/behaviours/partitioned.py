@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, fit, outcome, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, fit, outcome, rows, scope
 
 
 def _root_mean_square(y, p):

@@ -19,8 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, rows, scope
-from tests.strategies.behaviours.compression import codec_of
+from tests.strategy.behaviours.common import cross_entropy, rows, scope
+from tests.strategy.behaviours.compression import codec_of
 from tfdist._src import cluster, native
 from tfdist._src.cluster import Found
 from tfdist._src.comm import functions as collective

@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import batches, compile_mlp, fit, outcome, rows
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.common import batches, compile_mlp, fit, outcome, rows
+from tests.strategy.behaviours.faults import message
 
 
 class _Batches(keras.utils.PyDataset):

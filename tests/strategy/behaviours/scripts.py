@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 from tfdist.errors import RendezvousError
 
 

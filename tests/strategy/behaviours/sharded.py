@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import keras
 
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategy.behaviours.faults import message
 
 
 class _Stop(keras.callbacks.Callback):

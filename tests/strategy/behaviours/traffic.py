@@ -8,7 +8,7 @@ from unittest import mock
 import keras
 import numpy as np
 
-from tests.strategies.behaviours.common import scope
+from tests.strategy.behaviours.common import scope
 from tfdist._src.comm import flight_log
 from tfdist._src.keras.fit import partitioned_step
 

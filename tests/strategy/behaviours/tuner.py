@@ -7,7 +7,7 @@ import tempfile
 import keras
 import keras_tuner
 
-from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tests.strategy.behaviours.common import cross_entropy, rows, scope
 
 _TUNERS = {
     "grid": lambda *given, **more: keras_tuner.GridSearch(*given, max_trials=2, **more),

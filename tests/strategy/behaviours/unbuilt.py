@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import compile_mlp, cross_entropy, fit, outcome, rows, scope
+from tests.strategy.behaviours.common import compile_mlp, cross_entropy, fit, outcome, rows, scope
 
 
 class Net(keras.Model):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import fit, outcome, rows, scope
-from tests.strategies.behaviours.sharded import sharding
+from tests.strategy.behaviours.common import fit, outcome, rows, scope
+from tests.strategy.behaviours.sharded import sharding
 
 
 class Contrasting(keras.Model):

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.strategies.behaviours.common import compile_mlp, fit, mlp, rows
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.common import compile_mlp, fit, mlp, rows
+from tests.strategy.behaviours.faults import message
 
 
 class _UsersModel(keras.Model):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,
@@ -23,7 +23,7 @@ from tests.strategies.behaviours.common import (
     rows,
     scope,
 )
-from tests.strategies.behaviours.faults import message
+from tests.strategy.behaviours.faults import message
 from tfdist._src.keras.fit import atomic_step, compilation
 from tfdist._src.strategy.commit_point import find_writes
 
