@@ -29,6 +29,7 @@ def reports(folder: Path) -> list[dict]:
     return [json.loads(path.read_text()) for path in paths]
 
 
+@pytest.mark.smoke
 def test_what_each_worker_gets(launch, script, tmp_path):
     job = launch("-n", "3", script(REPORT), "--epochs", "3", "-n", "5")
     assert job.wait() == 0, job.err
@@ -161,6 +162,7 @@ def test_a_job_that_ends_well_leaves_no_folder(launch, script, tmp_path):
     assert job.processes() == set()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     some(

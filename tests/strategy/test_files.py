@@ -34,7 +34,9 @@ USUAL = [
 ]
 
 
-@pytest.mark.parametrize("behaviour", some(FILES, always=USUAL))
+@pytest.mark.parametrize(
+    "behaviour", some(FILES, always=USUAL, oldest=["files:checkpoint_callback"])
+)
 def test_two_workers(behaviour, tmp_path):
     _check("2", behaviour, tmp_path)
 

@@ -19,10 +19,11 @@ from tests.strategy.comparison import (
 
 ALL = behaviours("models") + behaviours("optimizers") + behaviours("execution")
 OWN = "2 GPUs by own kernels"
+NCCL = "2 GPUs by NCCL"
 # Whether sums take kernels of tfdist, NCCL, and copies to the host and back.
 TRANSPORTS = {
     OWN: [True, False, False],
-    "2 GPUs by NCCL": [False, True, False],
+    NCCL: [False, True, False],
     "2 GPUs through the host": [False, False, True],
     "2 GPUs": [True, False, False],
     "2 GPUs on 2 hosts": [False, True, False],
@@ -32,6 +33,7 @@ TRANSPORTS = {
     "2x2 GPUs through the host": [False, False, True],
     "2x2 GPUs on 2 hosts": [False, True, False],
 }
+SELECTED = [OWN, NCCL, "2 GPUs through the host", "1x2 GPUs"]  # By `simulated_gpus`.
 NO_DRIVER = {"TFDIST_CUDA_LIBRARY": "/none/libcuda.so.1"}
 NO_NCCL = {"TFDIST_NCCL_LIBRARY": "/none/libnccl.so.2"}
 QUANTIZERS = ["int8", "onebit", "natural", "signum", "ef_signsgd"]
@@ -58,6 +60,10 @@ SOME = [
         + [("1x2 GPUs", "execution:eagerly"), ("2x2 GPUs", "execution:eagerly")]
         + [("2 GPUs with TLS", "optimizers:momentum_and_schedule")],
         always=[],
+        simulated_gpus=[
+            (OWN, "models:embedding_with_sparse_gradients"),
+            *((group, "optimizers:momentum_and_schedule") for group in SELECTED),
+        ],
     ),
 )
 def test_two_workers(group, behaviour):
@@ -77,8 +83,7 @@ def test_what_computes_the_sums(group):
         assert sums == [[sum(ranks), sum(ranks), 2 * sum(ranks)]] * len(names)
 
 
-@exhaustive
-@pytest.mark.parametrize("group", TRANSPORTS)
+@pytest.mark.parametrize("group", some(TRANSPORTS, always=[], simulated_gpus=[NCCL]))
 def test_other_collectives(group):
     size = _participants(group)
     GROUPS[group].run(f"{PACKAGE}.gpus:move")
@@ -129,8 +134,7 @@ def test_a_large_sum_is_left_to_nccl():
         assert moved == 400_000 > through_host
 
 
-@exhaustive
-@pytest.mark.parametrize("group", TRANSPORTS)
+@pytest.mark.parametrize("group", some(TRANSPORTS, always=[], simulated_gpus=SELECTED))
 def test_sums_wait_for_the_gpu(group):
     if not gpus.have_devices():
         pytest.skip("TensorFlow has kernels for real GPUs: pip install tensorflow-cpu")
@@ -138,15 +142,20 @@ def test_sums_wait_for_the_gpu(group):
         assert sums == [[float(_participants(group)) * i] * 1000 for i in range(3)]
 
 
-@exhaustive
-@pytest.mark.parametrize("name", [*QUANTIZERS, *SPARSIFIERS])
-@pytest.mark.parametrize("group", ["2 GPUs by NCCL", "2 GPUs through the host"])
+@pytest.mark.parametrize(
+    ("group", "name"),
+    some(
+        itertools.product([NCCL, "2 GPUs through the host"], [*QUANTIZERS, *SPARSIFIERS]),
+        always=[],
+        simulated_gpus=[(NCCL, "onebit"), (NCCL, "topk")],
+    ),
+)
 def test_compressed_gradients_are_those_of_cpus(group, name):
     expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
     for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
         assert_equal(result["weights"], expected["weights"], name)
-        assert taken[0] == (group == "2 GPUs by NCCL")
-        assert taken[-1] == (group == "2 GPUs by NCCL" and name not in SPARSIFIERS)
+        assert taken[0] == (group == NCCL)
+        assert taken[-1] == (group == NCCL and name not in SPARSIFIERS)
         if gpus.have_devices() and name not in ("int8", "natural"):
             assert devices == ["GPU"]
 
@@ -156,7 +165,7 @@ def test_compressed_gradients_are_those_of_cpus(group, name):
 def test_compressed_buckets_are_launched_one_behind_the_other(name):
     train = f"{PACKAGE}.gpus:compress_in_buckets"
     expected, _ = GROUPS["2"].run(train, name)[0]
-    for result, awaited in GROUPS["2 GPUs by NCCL"].run(train, name):
+    for result, awaited in GROUPS[NCCL].run(train, name):
         assert len(awaited) > 1 and all(awaited)
         assert_equal(result["weights"], expected["weights"], name)
 
@@ -212,7 +221,7 @@ def test_a_worker_without_kernels_selects_the_same(name):
 
 @exhaustive
 def test_codecs_are_measured_on_gpus():
-    (loss, taken), other = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:choose")
+    (loss, taken), other = GROUPS[NCCL].run(f"{PACKAGE}.gpus:choose")
     assert (loss, taken) == other
     assert loss[1] < loss[0] and taken[0]
 
@@ -255,6 +264,7 @@ def test_a_gpu_that_must_be_used_and_cannot():
 
 
 @exhaustive
+@pytest.mark.simulated_gpus
 def test_a_worker_without_a_gpu():
     if not gpus.have_devices():
         pytest.skip("TensorFlow sees no GPU here: pip install tensorflow-cpu")

@@ -11,6 +11,7 @@ from tests.strategy.comparison import PACKAGE, assert_close, check_same_as_alone
 MIRRORED = f"{PACKAGE}.mirrored"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "devices", some([None, ["CPU:1"], ["CPU:1", "CPU:0"]], always=[["CPU:1", "CPU:0"]]), ids=str
 )

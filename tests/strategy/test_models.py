@@ -21,9 +21,16 @@ ON_GROUPS = [
 USUAL = [
     "models:custom_train_step_with_other_logs",
 ]
+OLDEST = [
+    "models:sequential",
+    "models:masked_loss_over_time",
+    "models:synchronized_batch_normalization",
+    "models:dropout_and_noise",
+    "models:transformer_with_dropout",
+]
 
 
-@pytest.mark.parametrize("model", some(MODELS, always=USUAL))
+@pytest.mark.parametrize("model", some(MODELS, always=USUAL, oldest=OLDEST))
 def test_two_workers(model):
     check_same_as_alone("2", model)
 

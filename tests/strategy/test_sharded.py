@@ -84,6 +84,15 @@ OPTIMIZERS = [
 USUAL = [
     "optimizers:gradient_accumulation_with_moving_average",
 ]
+OLDEST = [
+    "optimizers:global_clipnorm",
+    "optimizers:gradient_accumulation",
+    "optimizers:gradient_accumulation_with_moving_average",
+    "optimizers:loss_scaling",
+    "execution:several_steps_per_execution",
+    "execution:eagerly_with_accumulation_and_clipping",
+    "execution:eagerly_with_loss_scaling",
+]
 
 
 @exhaustive
@@ -92,7 +101,7 @@ def test_every_optimizer(name):
     check_same_as_alone("2", "sharded:by_name", name)
 
 
-@pytest.mark.parametrize("behaviour", some(ELSEWHERE, always=USUAL))
+@pytest.mark.parametrize("behaviour", some(ELSEWHERE, always=USUAL, oldest=OLDEST))
 def test_two_workers(behaviour):
     assert behaviour in behaviours(behaviour.split(":")[0])
     check_same_as_alone("2", "sharded:as_elsewhere", behaviour)

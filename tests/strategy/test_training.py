@@ -45,9 +45,23 @@ USUAL = [
     "execution:ragged_predictions",
     "execution:custom_loop",
 ]
+SMOKE = [
+    "optimizers:momentum_and_schedule",
+    "execution:custom_loop",
+]
+OLDEST = [
+    "optimizers:global_clipnorm",
+    "optimizers:gradient_accumulation",
+    "optimizers:gradient_accumulation_with_moving_average",
+    "optimizers:loss_scaling",
+    "execution:several_steps_per_execution",
+    "execution:several_steps_over_a_generator",
+    "execution:eagerly_with_accumulation_and_clipping",
+    "execution:eagerly_with_loss_scaling",
+]
 
 
-@pytest.mark.parametrize("behaviour", some(ALL, always=USUAL))
+@pytest.mark.parametrize("behaviour", some(ALL, always=USUAL, smoke=SMOKE, oldest=OLDEST))
 def test_two_workers(behaviour):
     check_same_as_alone("2", behaviour)
 

@@ -88,7 +88,7 @@ def check(group, behaviour, *args):
         assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
 
 
-@pytest.mark.parametrize("behaviour", some(ALL, always=USUAL[:1]))
+@pytest.mark.parametrize("behaviour", some(ALL, always=USUAL[:1], oldest=["models:sequential"]))
 def test_two_workers(behaviour):
     check("2", behaviour)
 
