@@ -105,7 +105,7 @@ def test_a_wrong_flag_is_refused_with_the_rule(argument: str, rule: str) -> None
         ("1GiB", 1 << 30, "1 GiB"),
     ],
 )
-def test_sizes(text: str, size: int, shown: str) -> None:
+def test_sizes_are_parsed_and_formatted(text: str, size: int, shown: str) -> None:
     from benchmarks.all_reduce.sizes import format_size, parse_size
 
     assert parse_size(text) == size

@@ -76,7 +76,7 @@ def test_the_gpu_is_what_its_driver_says_and_what_others_say_is_theirs(
         assert each["source"] in others and each["value"] not in own
 
 
-def test_bandwidths(measured: tuple[str, dict[str, Any]]) -> None:
+def test_bandwidths_are_those_of_nccl_tests(measured: tuple[str, dict[str, Any]]) -> None:
     from benchmarks.gpu.bandwidth import bus_bandwidth
 
     # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md

@@ -279,7 +279,7 @@ def test_torchrun_is_measured_where_there_is_torch(tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_elastic_recovers(tmp_path: Path) -> None:
+def test_elastic_loses_no_step_with_and_without_respawning(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     short = ["--fault_model=tiny", "--faults=kill", "--rounds=1", "--fault_step=12"]
     done = run(*short, "--backends=elastic", "--respawn=yes,no", f"--json={file}")

@@ -237,7 +237,7 @@ def test_what_is_printed(capsys):
     )
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     for wrong, message in [
         ({}, "Exactly one of `steps` and `epochs`"),
         ({"steps": 5, "epochs": 1}, "Received: steps=5, epochs=1"),

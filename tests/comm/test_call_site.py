@@ -45,7 +45,7 @@ def test_lines_that_autograph_has_rewritten():
         ("/tmp/ipykernel_12/345.py", "345.py:1"),
     ],
 )
-def test_files(file, name):
+def test_call_sites_are_named_by_file_and_line(file, name):
     namespace = {"call_site": tokens}
     exec(compile("found = call_site.of_call()", file, "exec"), namespace)
     assert namespace["found"] == name

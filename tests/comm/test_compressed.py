@@ -14,7 +14,7 @@ BEHAVIOURS = "tests.comm.behaviours"
 
 @pytest.mark.parametrize("name", ["int8", "onebit", "qsgd"])
 @pytest.mark.parametrize("group", ["2", "3"])
-def test_sums(group, name):
+def test_sums_are_equal_everywhere_and_errors_are_kept(group, name):
     ranks, steps = int(group), 3
     results = GROUPS[group].run(f"{BEHAVIOURS}:compressed", name, steps)
     first, _ = results[0]
@@ -30,7 +30,7 @@ def test_sums(group, name):
 
 
 @exhaustive
-def test_bounds():
+def test_errors_stay_within_two_half_steps():
     """Two errors of half a step, however many ranks there are."""
     for group in ("2", "4"):
         totals, _ = GROUPS[group].run(f"{BEHAVIOURS}:compressed", "int8", 1)[0]
@@ -40,7 +40,7 @@ def test_bounds():
             assert np.abs(total - exact).max(initial=0) <= largest / 127
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     for messages in GROUPS["2"].run(f"{BEHAVIOURS}:compressed_wrongly"):
         assert len(messages) == 2
         assert "a float32 variable with as many values. The tensor: [4]" in messages[0]

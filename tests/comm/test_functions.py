@@ -35,7 +35,7 @@ def wrapping(dtype):
 
 
 @pytest.mark.parametrize("group", some(["2", "3", "4"], always=["2", "4"]))
-def test_reductions(group):
+def test_reductions_are_those_of_numpy(group):
     results = run(group, "reductions")
     values = [own(rank) for rank in range(int(group))]
     for result in results:
@@ -48,7 +48,7 @@ def test_reductions(group):
 
 
 @pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
-def test_nests(group):
+def test_nests_are_reduced_leaf_by_leaf(group):
     for result in run(group, "nests"):
         total = sum(own(rank) for rank in range(int(group)))
         assert np.array_equal(result["a"], total)
@@ -58,7 +58,7 @@ def test_nests(group):
 
 
 @pytest.mark.parametrize("group", some(["2", "3", "4"], always=["2", "4"]))
-def test_moves(group):
+def test_gather_broadcast_and_scatter_move_the_right_rows(group):
     size = int(group)
     for rank, result in enumerate(run(group, "moves")):
         assert np.array_equal(result["gather"], np.concatenate([own(r) for r in range(size)]))
@@ -73,7 +73,7 @@ def test_moves(group):
 
 
 @pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
-def test_messages(group):
+def test_messages_arrive_in_order(group):
     size = int(group)
     for rank, result in enumerate(run(group, "messages")):
         for i, received in enumerate(result):
@@ -91,7 +91,7 @@ def test_in_loops_and_branches(group):
 
 
 @pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
-def test_gradients(group):
+def test_gradients_flow_back_through_collectives(group):
     size = int(group)
     # For each rank the gradient that comes in, were the output as long as the input.
     for rank, result in enumerate(run(group, "gradients")):
@@ -119,7 +119,7 @@ def test_gradients(group):
 
 
 @pytest.mark.parametrize("group", some(["2", "3", "4"], always=["4"]))
-def test_split(group):
+def test_split_communicators_sum_over_their_members(group):
     size = int(group)
     for rank, result in enumerate(run(group, "split")):
         members = [r for r in range(size) if r // 2 == rank // 2]
@@ -128,13 +128,13 @@ def test_split(group):
         assert result["found"] == (rank == 0)
 
 
-def test_traffic():
+def test_traffic_counts_shared_and_sent_bytes():
     for result in run("2", "traffic"):
         # Half of 4 MiB to the other, and half of the result.
         assert result == {"collectives": 1, "shared": 4 << 20, "sent": 0}
 
 
-def test_wrong_calls():
+def test_wrong_calls_are_refused_with_the_rule():
     words = [
         "ValueError: `op` must be one of 'sum'",
         "ValueError: There is no communicator 'nobody'",

@@ -22,7 +22,7 @@ def communicators(ranks, **variables):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithms(algorithm):
+def test_every_algorithm_sums_the_same(algorithm):
     three = communicators(3, TFDIST_ALGORITHM=algorithm)
     sums = [None] * 3
 

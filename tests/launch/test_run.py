@@ -104,7 +104,7 @@ def test_too_few_gpus_is_said_once(launch, script, tmp_path):
     assert job.err.startswith("tfdist run: error: --gpus-per-worker 1 with 2 workers")
 
 
-def test_a_module(launch, script, environment, tmp_path):
+def test_a_module_is_run_with_its_arguments(launch, script, environment, tmp_path):
     (tmp_path / "package").mkdir()
     script(REPORT, "package/train.py")
     path = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
@@ -288,7 +288,7 @@ def test_a_worker_that_cannot_be_started(launch, script, tmp_path):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_dry_run(launch, script, tmp_path):
+def test_a_dry_run_prints_commands_and_starts_nothing(launch, script, tmp_path):
     job = launch("-n", "2", "--dry-run", script(REPORT), "--text", "a b")
     assert job.wait() == 0
     lines = job.out.splitlines()

@@ -33,7 +33,7 @@ def test_ranks_in_the_middle_read_nothing():
         ("another_order", "as many rows with other targets"),
     ],
 )
-def test_different_data(behaviour, said):
+def test_different_data_is_refused_on_all_workers(behaviour, said):
     for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}"):
         assert not done
         assert "ProgramMismatchError" in text

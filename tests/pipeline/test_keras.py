@@ -39,13 +39,13 @@ def check(ranks, behaviour):
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_a_pipeline(behaviour):
+def test_a_pipeline_does_what_one_process_does(behaviour):
     check("2", behaviour)
 
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_two_pipelines(behaviour):
+def test_two_pipelines_do_what_one_process_does(behaviour):
     check("4", behaviour)
 
 

@@ -76,7 +76,7 @@ OTHERS = [pair for pair in PAIRS if pair[1] != "1f1b"]
 
 
 @pytest.mark.parametrize(("name", "schedule"), some(OTHERS, always=[("mlp", "dualpipev")]))
-def test_every_schedule(name, schedule):
+def test_every_schedule_trains_as_one_process(name, schedule):
     check("2", 2, name, schedule)
 
 
@@ -113,7 +113,7 @@ def test_two_pipelines_of_three():
 
 
 @pytest.mark.parametrize(("name", "schedule"), some(PAIRS, always=[]))
-def test_four_ranks(name, schedule):
+def test_four_ranks_train_as_one_process(name, schedule):
     check("4", 4, name, schedule)
 
 
@@ -123,7 +123,7 @@ GPUS = ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host", "2
 @exhaustive
 @pytest.mark.parametrize("ranks", GPUS)
 @pytest.mark.parametrize("name", USUAL)
-def test_on_gpus(ranks, name):
+def test_pipelines_on_gpus_train_as_one_process(ranks, name):
     check(ranks, 2, name, "1f1b")
 
 

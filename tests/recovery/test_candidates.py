@@ -33,7 +33,7 @@ def test_what_not_all_can_read_is_sent_by_the_first_that_can():
     assert found.missing == []
 
 
-def test_random_inventories():
+def test_candidates_of_random_inventories_name_holders_and_senders():
     numbers = random.Random(3)
     for _ in range(300):
         workers = numbers.randrange(1, 5)

@@ -22,7 +22,7 @@ def test_whoever_is_killed_whenever(start, workers, victim, phase):
         assert result["changes"] == [(workers, workers - 1)]
 
 
-def test_hosts(start):
+def test_a_lost_host_is_survived(start):
     lose(start, 3, {2: ("backward", 10, "kill")}, hosts=3, devices=2)
 
 
@@ -45,7 +45,7 @@ def test_ways_to_train(start, settings):
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_features(start, feature):
+def test_features_survive_a_loss(start, feature):
     faults = {1: ("backward", 18, "kill")}
     ranks = start(3, devices=2)
     answers = ranks.answers(f"{FEATURE}:trained", {"feature": feature}, faults, silent={1})

@@ -68,7 +68,7 @@ def test_whoever_is_killed_whenever(start, workers, victim, phase):
 @exhaustive
 @pytest.mark.parametrize("transport", ["own", "nccl", "host"])
 @pytest.mark.parametrize("phase", ["before", "backward", "after"])
-def test_on_gpus(start, phase, transport):
+def test_losses_with_gpus_are_survived(start, phase, transport):
     lose(start, 3, {1: (phase, 10, "kill")}, gpus=transport)
 
 
@@ -116,7 +116,7 @@ def test_a_worker_comes_to_kinds_of_data(start, tmp_path, data):
 
 @exhaustive
 @pytest.mark.parametrize("accumulation", [None, 3])
-def test_mixed_precision(start, accumulation):
+def test_a_loss_in_mixed_precision_is_survived(start, accumulation):
     settings = {"policy": "mixed_float16"}
     if accumulation:
         settings["optimizer"] = {"gradient_accumulation_steps": accumulation}
@@ -125,7 +125,7 @@ def test_mixed_precision(start, accumulation):
 
 @exhaustive
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1], 3])
-def test_hosts(start, hosts):
+def test_a_loss_on_several_hosts_is_survived(start, hosts):
     lose(start, 3, {2: ("backward", 10, "kill")}, hosts=hosts)
 
 

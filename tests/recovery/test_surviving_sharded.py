@@ -50,7 +50,7 @@ def test_ways_to_train(start, settings):
 
 
 @pytest.mark.parametrize("accumulation", [None, 3])
-def test_mixed_precision(start, accumulation):
+def test_a_loss_in_mixed_precision_is_survived(start, accumulation):
     settings = {**COPIES, "policy": "mixed_float16"}
     if accumulation:
         settings["optimizer"] = {"gradient_accumulation_steps": accumulation}

@@ -12,7 +12,7 @@ from tests.strategy.comparison import PACKAGE, check_same_as_alone
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", ["lora", "quantized"])
-def test_two_workers(behaviour):
+def test_two_workers_give_the_result_of_one_process(behaviour):
     check_same_as_alone("2", f"adapters:{behaviour}")
 
 

@@ -129,7 +129,7 @@ def functions_for(case):
     }
 
 
-def test_writes():
+def test_writes_of_a_graph_are_kept_or_gated():
     for case, (lines, kept, gated) in {**CASES, **CALLS}.items():
         found = find_writes(graph(lines, **functions_for(case)))
         assert (found.kept, found.gated) == (set(kept.split()), gated), case

@@ -34,7 +34,7 @@ def test_what_all_assign_counts(what, place):
 
 @exhaustive
 @pytest.mark.parametrize("group", ["3", "2x2", "2 by TensorFlow"])
-def test_other_groups(group):
+def test_other_groups_compare_state_too(group):
     for said in GROUPS[group].run(f"{COMMON}:assigned_by_one", "learning rate", "batch"):
         assert "'sgd/learning_rate' differs between worker 0" in said
         assert ": 0.1" in said and " and 0.5." in said

@@ -44,7 +44,7 @@ def test_loss_falls_as_without(exact, name):
 
 @exhaustive
 @pytest.mark.parametrize("name", VOTES)
-def test_votes(name):
+def test_votes_move_weights_by_whole_learning_rates(name):
     """Each of the 24 steps moves a matrix's weight by the learning rate of 0.01, or not at all."""
     results = run("2", "every_codec", name)
     check_equal(results)
@@ -59,7 +59,7 @@ def test_votes(name):
 
 @exhaustive
 @pytest.mark.parametrize("name", CODECS)
-def test_sequences(name):
+def test_sequences_are_trained_with_compressed_gradients(name):
     results = run("2", "sequences", name)
     check_equal(results)
     loss = results[0]["history"]["loss"]
@@ -67,7 +67,7 @@ def test_sequences(name):
 
 
 @exhaustive
-def test_three_workers(exact):
+def test_three_workers_train_close_to_exact_gradients(exact):
     results = run("3", "every_codec", "onebit")
     check_equal(results)
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
@@ -118,7 +118,7 @@ def test_overflow_on_one_worker():
         assert not any(error.any() for error in result["errors"])
 
 
-def test_custom_loop():
+def test_a_custom_loop_is_compressed():
     results = run("2", "custom_loop")
     check_equal(results)
     losses = results[0]["losses"]
@@ -127,7 +127,7 @@ def test_custom_loop():
 
 
 @exhaustive
-def test_checkpoint(tmp_path):
+def test_checkpoints_hold_weights_and_errors(tmp_path):
     for whole, again, errors, errors_again in run("2", "checkpoint", str(tmp_path)):
         assert all(map(np.array_equal, whole, again))
         assert all(map(np.array_equal, errors, errors_again))
@@ -222,7 +222,7 @@ def test_hosts_of_several_workers(exact, group, name):
 
 @exhaustive
 @pytest.mark.parametrize("name", ["onebit", "topk", "powersgd"])
-def test_several_devices(exact, name):
+def test_several_devices_train_close_to_exact_gradients(exact, name):
     results = run("2x2", "every_codec", name)
     check_equal(results)
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
@@ -234,7 +234,7 @@ def test_several_devices_eagerly():
 
 
 @exhaustive
-def test_schedule(exact):
+def test_a_schedule_changes_the_codec_by_epoch(exact):
     results = run("2", "scheduled")
     check_equal(results)
     for result in results:
@@ -246,19 +246,19 @@ def test_schedule(exact):
         assert all(map(np.array_equal, result["kept"][3], result["kept"][4]))
 
 
-def test_schedules_agree():
+def test_different_schedules_are_refused_on_all_workers():
     for message in run("2", "scheduled_differently"):
         assert "CompressionSchedule" in message and "Int8" in message and "OneBit" in message
 
 
-def test_wrong_schedules():
+def test_wrong_schedules_are_refused():
     for schedule in ({-1: None}, {"1": None}, {0: "int9"}):
         with pytest.raises(ValueError, match="Received"):
             tfdist.callbacks.CompressionSchedule(schedule)
 
 
 @exhaustive
-def test_auto(exact):
+def test_auto_chooses_the_same_fast_codec_on_all_workers(exact):
     candidates = ("int8", "onebit", "topk", "powersgd")
     results = run("2 hosts", "chosen_by_measurement", candidates)
     check_equal(results)
@@ -291,7 +291,7 @@ def test_auto_follows_the_links():
 
 
 @pytest.mark.parametrize("candidates", ["int8", ("int8",), Int8()])
-def test_wrong_candidates(candidates):
+def test_wrong_candidates_are_refused(candidates):
     with pytest.raises(ValueError, match="`candidates` must be a tuple of codecs"):
         Auto(candidates)
 
@@ -317,7 +317,7 @@ def test_an_optimizer_that_is_not_built():
         assert "must already be built" in compressed
 
 
-def test_workers_agree():
+def test_different_codecs_are_refused_on_all_workers():
     for message in run("2", "different_codecs"):
         assert "compression" in message and "Int8" in message and "OneBit" in message
 
@@ -354,6 +354,6 @@ def test_a_policy_holds_a_codec(codec):
         ({"warmup_steps": -1}, "`warmup_steps` must be >= 0"),
     ],
 )
-def test_wrong_policies(settings, words):
+def test_wrong_policies_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         Policy(Int8(), **settings)

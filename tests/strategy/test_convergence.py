@@ -31,5 +31,5 @@ def exact():
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_same_loss(exact, name):
+def test_every_codec_reaches_the_loss_of_exact_gradients(exact, name):
     assert train(name)["trained on"] <= 1.02 * exact["trained on"]

@@ -16,7 +16,7 @@ from tests.strategy.comparison import check_same_as_alone
         pytest.param("none", True, marks=pytest.mark.exhaustive),
     ],
 )
-def test_every_loss(reduction, weighted):
+def test_every_loss_gives_the_result_of_one_process(reduction, weighted):
     check_same_as_alone("2", "every_loss:every_loss", reduction, weighted)
 
 
@@ -26,7 +26,7 @@ def test_ratios_along_axes_and_in_functions():
 
 
 @exhaustive
-def test_masked_ratio():
+def test_a_masked_ratio_gives_the_result_of_one_process():
     check_same_as_alone("2", "every_loss:masked_ratio")
 
 
@@ -37,5 +37,5 @@ def test_rows_that_two_workers_cannot_share(group):
 
 
 @exhaustive
-def test_unreduced_circle():
+def test_an_unreduced_circle_gives_the_result_of_one_process():
     check_same_as_alone("2", "every_loss:unreduced_circle")

@@ -8,7 +8,7 @@ from tests.strategy.comparison import check_same_as_alone
 
 @exhaustive
 @pytest.mark.parametrize("inside", [False, True])
-def test_every_metric(inside):
+def test_every_metric_gives_the_result_of_one_process(inside):
     check_same_as_alone("2", "every_metric:every_metric", inside)
 
 

@@ -32,7 +32,7 @@ def check(answers, cause):
 @pytest.mark.parametrize(
     "behaviour", some(["in_a_graph", "eagerly", "several_steps_at_once"], ["eagerly"])
 )
-def test_in_fit(pair, behaviour):
+def test_a_failure_in_fit_is_raised_on_all_workers(pair, behaviour):
     check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")
 
 
@@ -52,7 +52,7 @@ def test_beside_a_collective_that_waits(pair, kind):
 @exhaustive
 @pytest.mark.parametrize("pair", [{"native": False}], indirect=True, ids=["by TensorFlow"])
 @pytest.mark.parametrize("behaviour", ["in_a_graph", "eagerly"])
-def test_tensorflows_collectives(pair, behaviour):
+def test_a_failure_with_tensorflows_collectives_is_raised_on_all_workers(pair, behaviour):
     check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")
 
 

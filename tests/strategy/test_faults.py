@@ -95,7 +95,7 @@ def test_tensors_are_not_sent_in_the_clear_where_tls_is_set():
         assert "switched off by TFDIST_NATIVE=0" in last
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     (smoke,) = GROUPS["1"].run(f"{FAULTS}:wrong_arguments")[0]
     assert "'smoke'" in smoke
 

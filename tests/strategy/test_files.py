@@ -37,7 +37,7 @@ USUAL = [
 @pytest.mark.parametrize(
     "behaviour", some(FILES, always=USUAL, oldest=["files:checkpoint_callback"])
 )
-def test_two_workers(behaviour, tmp_path):
+def test_two_workers_give_the_files_of_one_process(behaviour, tmp_path):
     _check("2", behaviour, tmp_path)
 
 
@@ -51,7 +51,7 @@ def test_two_workers(behaviour, tmp_path):
         )
     ),
 )
-def test_groups(group, behaviour, tmp_path):
+def test_other_groups_give_the_files_of_one_process(group, behaviour, tmp_path):
     _check(group, behaviour, tmp_path)
 
 

@@ -66,7 +66,7 @@ SOME = [
         ],
     ),
 )
-def test_two_workers(group, behaviour):
+def test_two_workers_give_the_result_of_one_process(group, behaviour):
     if behaviour in BY_CUDNN and gpus.have_devices():
         pytest.skip("Keras takes CuDNN's kernels for these layers on a GPU, and there is none")
     check_same_as_alone(group, behaviour)
@@ -84,7 +84,7 @@ def test_what_computes_the_sums(group):
 
 
 @pytest.mark.parametrize("group", some(TRANSPORTS, always=[], simulated_gpus=[NCCL]))
-def test_other_collectives(group):
+def test_other_collectives_take_nccl_or_the_host(group):
     size = _participants(group)
     GROUPS[group].run(f"{PACKAGE}.gpus:move")
     for worker, (found, taken) in enumerate(GROUPS[group].run(f"{PACKAGE}.gpus:move")):

@@ -29,7 +29,7 @@ OLDEST = [
 
 
 @pytest.mark.parametrize("kind", some(INPUTS, always=USUAL, oldest=OLDEST))
-def test_two_workers(kind):
+def test_two_workers_give_the_result_of_one_process(kind):
     check_same_as_alone("2", kind)
 
 
@@ -38,11 +38,11 @@ def test_two_workers(kind):
     ("kind", "group"),
     list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
-def test_groups(group, kind):
+def test_other_groups_give_the_result_of_one_process(group, kind):
     check_same_as_alone(group, kind)
 
 
 @exhaustive
 @pytest.mark.parametrize("group", ["3", "4"])
-def test_uneven_pipelines(group):
+def test_datasets_of_different_lengths_end_together(group):
     check_same_as_alone(group, "inputs:different_numbers_of_batches")

@@ -15,7 +15,7 @@ MIRRORED = f"{PACKAGE}.mirrored"
 @pytest.mark.parametrize(
     "devices", some([None, ["CPU:1"], ["CPU:1", "CPU:0"]], always=[["CPU:1", "CPU:0"]]), ids=str
 )
-def test_training(devices):
+def test_mirrored_training_gives_the_result_of_one_device(devices):
     check_same_as_alone("1x2", "mirrored:train", devices)
 
 
@@ -52,7 +52,7 @@ def test_elements_of_a_variable(group):
     check_same_as_alone(group, "mirrored:elements_of_a_variable")
 
 
-def test_devices():
+def test_replicas_are_on_the_devices_that_were_asked_for():
     (found,) = GROUPS["1x2"].run(f"{MIRRORED}:replicas")
     both, second = ["device:CPU:0", "device:CPU:1"], ["device:CPU:1"]
     assert list(found.values()) == [both, second, both[::-1]]

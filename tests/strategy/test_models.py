@@ -31,7 +31,7 @@ OLDEST = [
 
 
 @pytest.mark.parametrize("model", some(MODELS, always=USUAL, oldest=OLDEST))
-def test_two_workers(model):
+def test_two_workers_give_the_result_of_one_process(model):
     check_same_as_alone("2", model)
 
 
@@ -40,5 +40,5 @@ def test_two_workers(model):
     ("model", "group"),
     list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
-def test_groups(group, model):
+def test_other_groups_give_the_result_of_one_process(group, model):
     check_same_as_alone(group, model)

@@ -14,7 +14,7 @@ from tests.strategy.comparison import PACKAGE, assert_equal, check_same_as_alone
         always=["every_distribution"],
     ),
 )
-def test_two_workers(behaviour):
+def test_two_workers_draw_what_one_process_draws(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")
 
 
@@ -26,7 +26,7 @@ def test_functions_traced_before_the_step(eagerly):
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", ["shuffles", "mixed_after_a_layer"])
-def test_coupled_rows(behaviour):
+def test_rows_that_noise_couples_give_the_result_of_one_process(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")
 
 

@@ -21,7 +21,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-c", "/dev/null", *sys.ar
 
 @exhaustive
 @pytest.mark.parametrize("name", ["distribute_test.py", "optimizer_distribute_test.py"])
-def test_keras(name, tmp_path):
+def test_keras_own_tests_pass(name, tmp_path):
     file = FOLDER / name
     if not file.exists():
         pytest.skip(f"this version of Keras comes without {name}")

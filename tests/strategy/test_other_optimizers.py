@@ -83,7 +83,7 @@ def test_methods_of_its_own_with_accumulation(kind):
     ],
     ids=str,
 )
-def test_groups(group, behaviour):
+def test_other_groups_give_the_result_of_one_process(group, behaviour):
     check(group, *behaviour)
 
 
@@ -94,7 +94,7 @@ def test_groups(group, behaviour):
         always=["updates_by_hand"],
     ),
 )
-def test_as_alone(behaviour):
+def test_two_workers_give_the_result_of_one_process(behaviour):
     check("2", behaviour)
 
 

@@ -23,7 +23,7 @@ def test_a_variable_that_one_worker_assigns_is_found(how, call):
 
 @exhaustive
 @pytest.mark.parametrize("group", ["3", "2x2", "2 by TensorFlow"])
-def test_other_groups(group):
+def test_other_groups_compare_what_steps_read(group):
     check_found(group, "factor", "epoch")
     check_found(group, "written", "evaluate")
 

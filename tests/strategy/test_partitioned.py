@@ -17,7 +17,7 @@ def test_no_value_is_made_up(group):
 
 
 @pytest.mark.parametrize("group", GROUPS_OF_DEVICES)
-def test_eagerly(group):
+def test_eager_steps_give_the_result_of_one_process(group):
     check_same_as_alone(group, "partitioned:eagerly_on_the_whole_batch")
 
 

@@ -89,7 +89,7 @@ def test_two_go_on_without_the_third(ranks, settings):
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk", "powersgd"])
 @pytest.mark.parametrize("settings", [{}, {"within_hosts": True}])
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 2]])
-def test_compressed(ranks, codec, settings, hosts):
+def test_compressed_training_continues_in_each_group(ranks, codec, settings, hosts):
     results = ranks(3, hosts=hosts).run(f"{PACKAGE}:compressed", COMING_AND_GOING, codec, settings)
     check(results, COMING_AND_GOING, alike=False)
 

@@ -44,7 +44,7 @@ def test_files_sharded_by_hand():
         assert "4 files from '3.txt' on" in said["order"]
 
 
-def test_other_batches():
+def test_other_batches_are_refused_and_named():
     for said in GROUPS["2"].run(f"{SAME_DATA}:other_sizes"):
         for name in ("tf.data", "steps", "rows"):
             check_refused(said[name])

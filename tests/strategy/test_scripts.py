@@ -19,7 +19,7 @@ USUAL = ["metrics_built_in_the_first_step"]
 
 
 @pytest.mark.parametrize("behaviour", some(["save_in_scope", "callbacks_in_scope"], always=[]))
-def test_files(behaviour, tmp_path):
+def test_scripts_with_files_give_the_result_of_one_process(behaviour, tmp_path):
     results = []
     for group in ("alone", "2"):
         folder = tmp_path / group
@@ -37,7 +37,7 @@ def test_what_is_built_in_the_first_step(behaviour):
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", ["noise_without_a_seed", "made_in_the_first_step"])
-def test_several_devices(behaviour):
+def test_several_devices_give_the_result_of_one_process(behaviour):
     check_same_as_alone("1x2", f"scripts:{behaviour}")
 
 
@@ -58,12 +58,12 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
         "predictions_by_size",
     ],
 )
-def test_short_batches(behaviour):
+def test_short_batches_give_the_result_of_one_process(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
 
 @exhaustive
-def test_static_sizes():
+def test_traced_sizes_are_those_of_one_process():
     sizes = f"{PACKAGE}.scripts:sizes_that_are_traced"
     expected = GROUPS["alone"].run(sizes)[0]
     assert expected == [1, 2, 3, 4]

@@ -97,12 +97,12 @@ OLDEST = [
 
 @exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
+def test_every_optimizer_gives_the_result_of_one_process(name):
     check_same_as_alone("2", "sharded:by_name", name)
 
 
 @pytest.mark.parametrize("behaviour", some(ELSEWHERE, always=USUAL, oldest=OLDEST))
-def test_two_workers(behaviour):
+def test_two_workers_give_the_result_of_one_process(behaviour):
     assert behaviour in behaviours(behaviour.split(":")[0])
     check_same_as_alone("2", "sharded:as_elsewhere", behaviour)
 
@@ -120,7 +120,7 @@ def test_what_shares_meet(behaviour):
     list(itertools.product(ON_GROUPS, ["3 on 2 hosts", "3", "1"])),
     ids=str,
 )
-def test_groups(group, behaviour):
+def test_other_groups_give_the_result_of_one_process(group, behaviour):
     name, *args = behaviour
     check_same_as_alone(group, f"sharded:{name}", *args)
 
@@ -130,7 +130,7 @@ def test_groups(group, behaviour):
     "group", ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host"]
 )
 @pytest.mark.parametrize("behaviour", USUAL)
-def test_on_gpus(group, behaviour):
+def test_shards_on_gpus_give_the_result_of_one_process(group, behaviour):
     check_same_as_alone(group, "sharded:as_elsewhere", behaviour)
 
 
@@ -206,5 +206,5 @@ def test_collectives_of_tensorflow():
         assert message.startswith("shard_optimizer=True needs the native collectives.")
 
 
-def test_several_devices():
+def test_several_devices_of_a_worker_are_refused():
     assert "one device each. Received: 2" in run("1x2", "refusal")[0]

@@ -18,7 +18,7 @@ from tests.strategy.comparison import PACKAGE, check_same_as_alone
         always=[],
     ),
 )
-def test_stopping(group, kind):
+def test_training_stops_on_all_workers_as_in_one_process(group, kind):
     check_same_as_alone(group, f"stopping:{kind}")
 
 

@@ -62,13 +62,13 @@ OLDEST = [
 
 
 @pytest.mark.parametrize("behaviour", some(ALL, always=USUAL, smoke=SMOKE, oldest=OLDEST))
-def test_two_workers(behaviour):
+def test_two_workers_give_the_result_of_one_process(behaviour):
     check_same_as_alone("2", behaviour)
 
 
 @exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
+def test_every_optimizer_gives_the_result_of_one_process(name):
     check_same_as_alone("2", "optimizers:by_name", name)
 
 
@@ -77,5 +77,5 @@ def test_every_optimizer(name):
     ("behaviour", "group"),
     list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
-def test_groups(group, behaviour):
+def test_other_groups_give_the_result_of_one_process(group, behaviour):
     check_same_as_alone(group, behaviour)

@@ -11,10 +11,10 @@ pytest.importorskip("keras_tuner")
 @exhaustive
 @pytest.mark.parametrize("kind", ["random", "hyperband"])
 @pytest.mark.parametrize("given", [True, False])
-def test_two_workers(kind, given):
+def test_two_workers_find_what_one_process_finds(kind, given):
     check_same_as_alone("2", "tuner:searched", kind, given)
 
 
 @exhaustive
-def test_grid():
+def test_a_grid_search_finds_what_one_process_finds():
     check_same_as_alone("2", "tuner:searched", "grid", False)

@@ -17,12 +17,12 @@ USUAL = [("Adam", "step by step", True)]
 
 
 @pytest.mark.parametrize(("optimizer", "way", "sharded"), some(CASES, always=USUAL))
-def test_two_workers(optimizer, way, sharded):
+def test_two_workers_give_the_result_of_one_process(optimizer, way, sharded):
     check_same_as_alone("2", "used_late:trained", optimizer, way, sharded)
 
 
 @exhaustive
 @pytest.mark.parametrize("group", ["1", "1x2", "3"])
 @pytest.mark.parametrize("optimizer", ["Adam", "several"])
-def test_groups(group, optimizer):
+def test_other_groups_give_the_result_of_one_process(group, optimizer):
     check_same_as_alone(group, "used_late:trained", optimizer, "step by step", False)

@@ -89,7 +89,7 @@ def check(group, behaviour, *args):
 
 
 @pytest.mark.parametrize("behaviour", some(ALL, always=USUAL[:1], oldest=["models:sequential"]))
-def test_two_workers(behaviour):
+def test_two_workers_give_the_result_of_one_process(behaviour):
     check("2", behaviour)
 
 
@@ -97,14 +97,14 @@ def test_two_workers(behaviour):
     ("behaviour", "group"),
     some(itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]), always=[]),
 )
-def test_groups(group, behaviour):
+def test_other_groups_give_the_result_of_one_process(group, behaviour):
     check(group, behaviour)
 
 
 @exhaustive
 @pytest.mark.parametrize("group", GPUS)
 @pytest.mark.parametrize("behaviour", ON_GROUPS)
-def test_gpus(group, behaviour):
+def test_groups_with_gpus_give_the_result_of_one_process(group, behaviour):
     check(group, behaviour)
 
 
@@ -126,12 +126,12 @@ def test_a_size_that_is_new_to_one_worker(policy):
 
 @exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer(name):
+def test_every_optimizer_gives_the_result_of_one_process(name):
     check("2", "optimizers:by_name", name)
 
 
 @pytest.mark.parametrize("behaviour", some(SHARDED, always=[]))
-def test_sharded_optimizers(behaviour):
+def test_sharded_optimizers_give_the_result_of_one_process(behaviour):
     check("2", "sharded:as_elsewhere", behaviour)
 
 
@@ -145,7 +145,7 @@ def test_sharded_optimizers_on_gpus(group, behaviour):
 @exhaustive
 @pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
 @pytest.mark.parametrize("group", ["2", "3 on 2 hosts", "2 GPUs by NCCL"])
-def test_compressed_gradients(group, name):
+def test_compressed_gradients_train_close_to_exact_ones(group, name):
     skip_without_compiler(group)
     exact = GROUPS["2"].run(f"{PACKAGE}.compressed:exact")[0]["history"]["loss"]
     behaviour = f"{PACKAGE}.compressed:every_codec"
@@ -247,7 +247,7 @@ def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile(grou
 
 
 @exhaustive
-def test_one_replica():
+def test_one_replica_gives_the_result_of_one_process():
     result = GROUPS["1"].run(f"{PACKAGE}.xla:compiled_by_xla")[0]
     assert_close(result, reference(f"{PACKAGE}.xla:compiled_by_xla"), "one replica")
 
