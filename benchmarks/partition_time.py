@@ -1,6 +1,6 @@
 """Measures how long it takes to partition a training step, which happens once per trace.
 
-    python benchmarks/partition_time.py --blocks=9
+    python -m benchmarks.partition_time --blocks=9
 
 Keras's `train_step` of a GPT with Adam is traced in one process. Its graph is then analyzed and
 partitioned for a worker that communicates nothing. The rounds repeat all three. Times are those of

@@ -1,6 +1,6 @@
 """Measures the memory that training takes of each worker of a pipeline, against one process.
 
-    python benchmarks/pipeline_memory.py --schedules=1f1b,zbv --json=memory.json
+    python -m benchmarks.pipeline_memory --schedules=1f1b,zbv --json=memory.json
 
 The model is a chain of equal dense layers, trained with few rows, so that nearly all is weights,
 gradients and the optimizer's slots: together they are what is needed. The one process has the
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from stepping.members import Members, TeamError
-from stepping.team import free_addresses
 
+from benchmarks.step_time.members import Members, TeamError
+from benchmarks.step_time.team import free_addresses
 from tfdist._src.pipeline.schedules import SCHEDULES
 
 FLAGS = flags.FLAGS
@@ -66,7 +66,7 @@ def measure(schedule: str) -> list[dict[str, float]]:
     }
     ranks = range(max(1, len(addresses)))
     members = Members(
-        [[sys.executable, "-m", "piping.peak"] for _ in ranks],
+        [[sys.executable, "-m", "benchmarks.pipeline.peak"] for _ in ranks],
         [{**order, "rank": rank} for rank in ranks],
         FLAGS.timeout,
     )

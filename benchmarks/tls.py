@@ -1,6 +1,6 @@
 """Measures what TLS costs: an all-reduce of float32 between hosts, with and without, in turns.
 
-    python benchmarks/tls.py --ranks=2 --sizes=1KiB,4MiB,64MiB
+    python -m benchmarks.tls --ranks=2 --sizes=1KiB,4MiB,64MiB
 
 The ranks are processes of this machine that count as hosts of their own, so that all goes over
 loopback. Both communicators are open at the same time, and short rounds of either follow one
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from reducing.sizes import format_size, parse_size
+
+from benchmarks.all_reduce.sizes import format_size, parse_size
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("ranks", 2, "number of ranks", lower_bound=2)
@@ -121,6 +122,7 @@ def main(arguments: list[str]) -> None:
     for one in reserved:
         one.close()
     base = Path(FLAGS.certificates)
+    command = [sys.executable, "-m", "benchmarks.tls", *sys.argv[1:]]
     processes = []
     for rank in range(FLAGS.ranks):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
@@ -133,7 +135,7 @@ def main(arguments: list[str]) -> None:
             "TFDIST_TLS_KEY": str(base / "worker.key"),
             "TFDIST_TLS_CA": str(base / "ca.pem"),
         }
-        processes.append(subprocess.Popen([sys.executable, *sys.argv], env=environment))
+        processes.append(subprocess.Popen(command, env=environment))
     sys.exit(max(abs(process.wait(600)) for process in processes))
 
 

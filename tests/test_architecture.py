@@ -218,7 +218,7 @@ def test_private_names_are_in_one_place():
     ]
 
 
-def test_without_tensorflow():
+def test_some_packages_do_not_import_tensorflow():
     assert not [
         f"{path} imports {name}"
         for path in FILES
@@ -243,7 +243,7 @@ def test_files_have_one_subject():
     assert len([path for path, length in lengths.items() if length > 700]) <= 12
 
 
-def test_no_cycles():
+def test_imports_have_no_cycles():
     graph = {_module(path): _top_level_imports(path) for path in FILES}
     state: dict[str, str] = {}
 

@@ -6,7 +6,7 @@ from tests.harness.tiers import some
 from tfdist._src.options import Options, xla_processor_limit
 
 
-def test_each_variable():
+def test_each_variable_is_read():
     read = Options.from_environment(
         {
             "TFDIST_START_TIMEOUT": "1",
@@ -38,34 +38,34 @@ def test_unset_and_empty_variables():
 
 
 @pytest.mark.parametrize("text", some(["soon", "-1", "0", "nan"], always=["soon", "-1", "nan"]))
-def test_invalid_seconds(text):
+def test_invalid_seconds_are_refused(text):
     with pytest.raises(ValueError, match=r"TFDIST_START_TIMEOUT must be .* Received: "):
         Options.from_environment({"TFDIST_START_TIMEOUT": text})
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("text", ["on", "0", "65536", "-1", "9400.0"])
-def test_invalid_ports(text):
+def test_invalid_ports_are_refused(text):
     with pytest.raises(ValueError, match=r"TFDIST_METRICS_PORT must be a port .* Received: "):
         Options.from_environment({"TFDIST_METRICS_PORT": text})
 
 
 @pytest.mark.exhaustive
-def test_the_generation():
+def test_the_generation_is_read_and_checked():
     assert Options.from_environment({"TFDIST_GENERATION": "3"}).generation == 3
     with pytest.raises(ValueError, match=r"TFDIST_GENERATION must be .* Received: '-1'"):
         Options.from_environment({"TFDIST_GENERATION": "-1"})
 
 
 @pytest.mark.exhaustive
-def test_switches():
+def test_switches_are_0_or_1():
     assert not Options.from_environment({"TFDIST_ELASTIC": "0"}).elastic
     with pytest.raises(ValueError, match=r"TFDIST_ELASTIC must be 0 or 1. Received: 'yes'"):
         Options.from_environment({"TFDIST_ELASTIC": "yes"})
 
 
 @pytest.mark.exhaustive
-def test_gpus():
+def test_settings_of_gpus_are_checked():
     read = Options.from_environment(
         {"TFDIST_DEVICE_ALGORITHM": "own", "TFDIST_DEVICE_BUFFERS": "4096"}
     )
@@ -82,7 +82,7 @@ def test_gpus():
         Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "nccl", **tls})
 
 
-def test_xla():
+def test_xla_can_be_switched_off():
     assert Options().xla and not Options.from_environment({"TFDIST_XLA": "0"}).xla
     assert xla_processor_limit({"XLA_FLAGS": "--a=1 --xla_cpu_max_isa=AVX2"}).endswith("=AVX2")
     assert xla_processor_limit({}) == ""

@@ -53,6 +53,17 @@ def test_some_are_default_and_the_others_exhaustive():
         some(["a"], always=["d"])
 
 
+def test_other_markers_select_from_the_same_list():
+    cases = some(["a", "b", "c"], always=["a"], smoke=["a", "b"], oldest=["b"])
+    assert [[mark.name for mark in case.marks] for case in cases] == [
+        ["smoke"],
+        ["exhaustive", "smoke", "oldest"],
+        ["exhaustive"],
+    ]
+    with pytest.raises(ValueError, match=r"`smoke` is a part of `values`. Received: \['d'\]"):
+        some(["a"], always=[], smoke=["d"])
+
+
 def test_a_rotation_meets_every_value_and_every_partner():
     for values, others in [("abc", "12"), ("ab", "123"), ("a", "1")]:
         cases = rotating(values, others)

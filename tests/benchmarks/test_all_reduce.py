@@ -16,7 +16,6 @@ from tests.harness.deadlines import FAR
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("gcc") and shutil.which("g++")), reason="there is no C compiler"
@@ -26,7 +25,7 @@ needs_compiler = pytest.mark.skipif(
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "all_reduce.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.all_reduce", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -95,13 +94,6 @@ def test_a_wrong_flag_is_refused_with_the_rule(argument: str, rule: str) -> None
     assert rule in done.stdout + done.stderr
 
 
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the benchmark's modules importable."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(
     ("text", "size", "shown"),
     [
@@ -113,26 +105,24 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("1GiB", 1 << 30, "1 GiB"),
     ],
 )
-def test_sizes(text: str, size: int, shown: str) -> None:
-    from reducing.sizes import format_size, parse_size
+def test_sizes_are_parsed_and_formatted(text: str, size: int, shown: str) -> None:
+    from benchmarks.all_reduce.sizes import format_size, parse_size
 
     assert parse_size(text) == size
     assert format_size(size) == shown
 
 
-@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("text", ["", "KiB", "-4", "1.5MiB", "1KB", "0", "6"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    from reducing.sizes import parse_size
+    from benchmarks.all_reduce.sizes import parse_size
 
     with pytest.raises(ValueError, match="Received"):
         parse_size(text)
 
 
-@pytest.mark.usefixtures("parts")
 def test_figures_are_those_of_nccl_tests() -> None:
-    from reducing.figures import format_table, make_rows
-    from reducing.rounds import Times
+    from benchmarks.all_reduce.figures import format_table, make_rows
+    from benchmarks.all_reduce.rounds import Times
 
     times = {
         "gloo": Times([0.2, 2.0, 0.1]),
@@ -153,10 +143,9 @@ def test_figures_are_those_of_nccl_tests() -> None:
     assert "mpi is missing: why" in table
 
 
-@pytest.mark.usefixtures("parts")
 def test_a_team_that_fails_is_dropped_and_the_others_go_on() -> None:
-    from reducing.rounds import take_rounds
-    from reducing.team import TeamError
+    from benchmarks.all_reduce.rounds import take_rounds
+    from benchmarks.all_reduce.team import TeamError
 
     class Fake:
         def __init__(self, lifetime: int) -> None:
@@ -177,12 +166,11 @@ def test_a_team_that_fails_is_dropped_and_the_others_go_on() -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("parts")
 def test_wrong_elements_are_counted(tmp_path: Path) -> None:
-    from reducing.compiling import RANKS, build
-    from reducing.hosts import HERE
-    from reducing.job import Job
-    from reducing.team import Team
+    from benchmarks.all_reduce.compiling import RANKS, build
+    from benchmarks.all_reduce.hosts import HERE
+    from benchmarks.all_reduce.job import Job
+    from benchmarks.all_reduce.team import Team
 
     source = tmp_path / "forgetful.c"
     source.write_text(
@@ -206,27 +194,27 @@ def test_wrong_elements_are_counted(tmp_path: Path) -> None:
         team.stop()
 
 
-@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         ("raise SystemExit('no luck')", "exit code 1: no luck"),
         (
-            "from reducing.ranks.rank import *; serve(read_arguments(), lambda n: n / 0, float)",
+            "from benchmarks.all_reduce.ranks.rank import *; "
+            "serve(read_arguments(), lambda n: n / 0, float)",
             "rank 0: ZeroDivisionError: division by zero",
         ),
         (
-            "import os; from reducing.ranks.rank import *; "
+            "import os; from benchmarks.all_reduce.ranks.rank import *; "
             "serve(read_arguments(), lambda n: os._exit(3), float)",
             "rank 0: it ended",
         ),
     ],
 )
 def test_a_rank_that_fails_says_why(tmp_path: Path, code: str, message: str) -> None:
-    from reducing.hosts import HERE
-    from reducing.job import Job
-    from reducing.python import ENVIRONMENT
-    from reducing.team import Team, TeamError
+    from benchmarks.all_reduce.hosts import HERE
+    from benchmarks.all_reduce.job import Job
+    from benchmarks.all_reduce.python import ENVIRONMENT
+    from benchmarks.all_reduce.team import Team, TeamError
 
     job = Job(2, HERE, tmp_path / "control", tmp_path, tmp_path, sys.executable)
     team = Team(job, job.each_rank(sys.executable, "-c", code, env=ENVIRONMENT), timeout=FAR)
@@ -238,10 +226,9 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, code: str, message: str) -> 
         team.stop()
 
 
-@pytest.mark.usefixtures("parts")
 def test_ranks_are_spread_over_hosts_in_order(tmp_path: Path) -> None:
-    from reducing.hosts import Hosts
-    from reducing.job import Job
+    from benchmarks.all_reduce.hosts import Hosts
+    from benchmarks.all_reduce.job import Job
 
     hosts = Hosts(["10.0.0.1", "10.0.0.2", "10.0.0.3"], "eth0", ["a", "b", "c"])
     job = Job(5, hosts, tmp_path / "control", tmp_path, tmp_path, sys.executable)
@@ -252,9 +239,8 @@ def test_ranks_are_spread_over_hosts_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("tc"), reason="takes root and iproute2")
-@pytest.mark.usefixtures("parts")
 def test_hosts_are_removed_whatever_happens() -> None:
-    from reducing.hosts import make_hosts
+    from benchmarks.all_reduce.hosts import make_hosts
 
     def listed() -> str:
         return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
@@ -273,10 +259,9 @@ def test_hosts_are_removed_whatever_happens() -> None:
     assert f"ar{os.getpid()}" not in listed()
 
 
-@pytest.mark.usefixtures("parts")
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from reducing.plot import plot
+    from benchmarks.all_reduce.plot import plot
 
     rows = [
         {"backend": backend, "ranks": 2, "bytes": size, "seconds": 1e-3, "busbw_gbps": 1.0}

@@ -24,7 +24,7 @@ FOLDER = ROOT / "benchmarks"
 
 def command(*arguments: str) -> list[str]:
     """What runs the benchmark."""
-    return [sys.executable, str(FOLDER / "compression.py"), *arguments]
+    return [sys.executable, "-m", "benchmarks.compression", *arguments]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,12 +41,6 @@ def namespaces(process: int) -> list[str]:
     """Those that a run of the benchmark has made."""
     done = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True)
     return [line for line in done.stdout.splitlines() if line.startswith(f"ar{process}")]
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the benchmark's modules importable."""
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +130,7 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "compression.py",
+        "compression",
         {
             "--hosts=1": "[2, 200]",
             "--rate=fast": "each is such as 100mbit or 1gbit, or none for no limit",
@@ -163,14 +157,13 @@ def test_where_hosts_cannot_be_made_one_line_says_what_it_takes() -> None:
     assert "take root and the commands ip and tc: apt-get install iproute2" in done.stderr
 
 
-@pytest.mark.usefixtures("parts")
 def test_a_codec_that_fails_is_reported_and_the_others_go_on() -> None:
-    from compressing.figures import format_table, make_row
-    from compressing.plan import Plan
-    from compressing.rounds import take_rounds
-    from compressing.speed import Speed
-    from compressing.turn import Turn
-    from stepping.members import TeamError
+    from benchmarks.compression.figures import format_table, make_row
+    from benchmarks.compression.plan import Plan
+    from benchmarks.compression.rounds import take_rounds
+    from benchmarks.compression.speed import Speed
+    from benchmarks.compression.turn import Turn
+    from benchmarks.step_time.members import TeamError
 
     stopped = set()
 
@@ -210,12 +203,11 @@ def test_a_codec_that_fails_is_reported_and_the_others_go_on() -> None:
     assert "missing: worker 1 ended with exit code 3: no luck" in format_table(rows)
 
 
-@pytest.mark.usefixtures("parts")
 def test_ratios_are_taken_round_by_round() -> None:
-    from compressing.figures import make_row
-    from compressing.rounds import Course
-    from compressing.speed import Speed
-    from compressing.turn import Turn
+    from benchmarks.compression.figures import make_row
+    from benchmarks.compression.rounds import Course
+    from benchmarks.compression.speed import Speed
+    from benchmarks.compression.turn import Turn
 
     def course(*seconds: float) -> Course:
         return Course(Turn(9, 9, 2.0, "x"), [Turn(s, 40, 1.0, "x") for s in seconds])
@@ -228,24 +220,22 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert row["losses"] == [2.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize(
     ("seconds", "steps", "rounds"),
     [(0.001, 40, 10), (0.03, 40, 10), (0.3, 5, 12), (2.8, 2, 5), (60.0, 2, 5)],
 )
 def test_a_slow_link_gets_fewer_steps(seconds: float, steps: int, rounds: int) -> None:
-    from compressing.plan import Plan, make_plan
+    from benchmarks.compression.plan import Plan, make_plan
 
     assert make_plan(seconds, None, None) == Plan(steps, rounds)
     assert make_plan(seconds, 7, 3) == Plan(7, 3)
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_speeds_of_all_kinds_of_codecs() -> None:
     """Several in one process: each carried codec opens a communicator of the same name."""
     code = """
-from compressing.speed import measure_speed
+from benchmarks.compression.speed import measure_speed
 from tfdist.compression import Int8, PowerSGD, RandomK, Threshold, TopK
 print([measure_speed(codec) for codec in (Int8(), TopK(), Threshold(), RandomK(), PowerSGD())])
 """
@@ -261,9 +251,8 @@ print([measure_speed(codec) for codec in (Int8(), TopK(), Threshold(), RandomK()
     assert done.stdout.count("decode_gbs=None") == 2  # of those that sum what they send
 
 
-@pytest.mark.usefixtures("parts")
 def test_every_group_has_the_reference() -> None:
-    from compressing.groups import fitting, make_groups
+    from benchmarks.compression.groups import fitting, make_groups
 
     assert make_groups(["a", "none", "b", "c"], 4) == [["none", "a", "b", "c"]]
     assert make_groups(["a", "none", "b", "c"], 3) == [["none", "a", "b"], ["none", "c"]]
@@ -272,9 +261,8 @@ def test_every_group_has_the_reference() -> None:
     assert fitting(10**9) == 2
 
 
-@pytest.mark.usefixtures("parts")
 def test_a_worker_that_dies_says_its_last_words() -> None:
-    from stepping.members import Members, TeamError
+    from benchmarks.step_time.members import Members, TeamError
 
     code = "import sys; print('first'); print('no luck', file=sys.stderr); sys.exit(3)"
     members = Members([[sys.executable, "-u", "-c", code]], [{}], timeout=FAR)
@@ -285,10 +273,9 @@ def test_a_worker_that_dies_says_its_last_words() -> None:
         members.stop()
 
 
-@pytest.mark.usefixtures("parts")
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from compressing.plot import plot
+    from benchmarks.compression.plot import plot
 
     rows = [
         {"codec": codec, "rate": rate, "chosen": "int8", "seconds": [0, 1], "losses": [2.0, loss]}

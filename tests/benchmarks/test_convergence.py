@@ -15,23 +15,16 @@ from tests.benchmarks.flags import check_refused
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "convergence.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.convergence", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the benchmark's modules importable."""
-    monkeypatch.syspath_prepend(str(FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +59,7 @@ def test_every_loss_has_a_row(trained: tuple[str, list[dict[str, Any]]]) -> None
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "convergence.py",
+        "convergence",
         {
             "--task=pigeons": "any of char_lm, digits",
             "--task=": "any of char_lm, digits",
@@ -79,10 +72,9 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
     )
 
 
-@pytest.mark.usefixtures("parts")
 def test_rows_are_means_and_name_what_is_beyond() -> None:
-    from converging.figures import format_table, is_beyond, make_rows
-    from converging.job import Outcome
+    from benchmarks.convergence.figures import format_table, is_beyond, make_rows
+    from benchmarks.convergence.job import Outcome
 
     def rows(losses: list[float], exact: list[float]) -> list[dict[str, Any]]:
         outcomes = [Outcome({"held out": loss}, "", 10) for loss in losses]
@@ -105,11 +97,9 @@ def test_rows_are_means_and_name_what_is_beyond() -> None:
     assert "missing: no luck" in format_table([row, missing])
 
 
-@pytest.mark.usefixtures("parts")
 def test_every_recipe_is_one_of_a_codec() -> None:
-    from converging.recipes import RECIPES, Recipe, codec_of, recipe_of
-    from converging.tasks import TASKS
-
+    from benchmarks.convergence.recipes import RECIPES, Recipe, codec_of, recipe_of
+    from benchmarks.convergence.tasks import TASKS
     from tfdist.compression import CODECS
 
     assert set(RECIPES) == set(TASKS)

@@ -18,7 +18,6 @@ from tests.harness import gpus
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 SIZES = [1024, 8192]
 WAYS = ["own", "nccl", "host"]
 OF_NCCL = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "send and receive"]
@@ -28,7 +27,7 @@ pytestmark = [exhaustive, pytest.mark.timeout(1800)]
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(FOLDER / "gpu.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.gpu", *arguments],
         env={**os.environ, **gpus.variables(0, ""), "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
@@ -77,9 +76,8 @@ def test_the_gpu_is_what_its_driver_says_and_what_others_say_is_theirs(
         assert each["source"] in others and each["value"] not in own
 
 
-def test_bandwidths(measured: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from gpus.bandwidth import bus_bandwidth
+def test_bandwidths_are_those_of_nccl_tests(measured: tuple[str, dict[str, Any]]) -> None:
+    from benchmarks.gpu.bandwidth import bus_bandwidth
 
     # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
     for name, share in (
@@ -100,11 +98,8 @@ def test_bandwidths(measured: tuple[str, dict[str, Any]], monkeypatch: pytest.Mo
             assert figure["bus_bandwidth"] == pytest.approx(expected)
 
 
-def test_what_cannot_be_had_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from gpus import several
+def test_what_cannot_be_had_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    from benchmarks.gpu import several
 
     lines = [
         {"missing": "own", "why": "two ranks have the same GPU"},
@@ -145,10 +140,9 @@ def test_figures_of_one_gpu_are_compared(measured_alone: tuple[str, dict[str, An
         assert f"{figures[name]['ratio']:.2f} of {beside}\n" in table
 
 
-def test_one_bit_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bit_by_torch() -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from gpus import onebit
+    from benchmarks.gpu import onebit
 
     values, error = torch.randn(800), torch.randn(800)
     corrected = values + error
@@ -177,7 +171,7 @@ def test_too_few_gpus_are_refused() -> None:
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "gpu.py",
+        "gpu",
         {
             "--gpus=0": "1",
             "--rounds=0": "positive",

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def run(*arguments):
     return subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "joining.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.joining", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

@@ -15,7 +15,6 @@ from tests.benchmarks.flags import check_refused
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 WATCHES = [
     "none",
     "none_again",
@@ -35,7 +34,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, d
     file = tmp_path_factory.mktemp("rows") / "rows.json"
     short = ["--models=tiny", "--starts=1", "--rounds=2", "--steps=10", f"--json={file}"]
     done = subprocess.run(
-        [sys.executable, str(FOLDER / "observing.py"), *short],
+        [sys.executable, "-m", "benchmarks.observing", *short],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -68,7 +67,7 @@ def test_only_steps_without_the_recorder_are_not_recorded(
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "observing.py",
+        "observing",
         {
             "--workers=0": "positive",
             "--models=pigeons": "any of tiny, mlp, cnn, resnet, gpt, lstm",
@@ -78,8 +77,7 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
 
 
 def test_ratios_are_taken_round_by_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    from watching.figures import format_table, make_rows
+    from benchmarks.observing.figures import format_table, make_rows
 
     times = {
         "none": [[0.01, 0.01], [0.05, 0.15], [0.02, 0.02]],

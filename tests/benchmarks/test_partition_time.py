@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @exhaustive
 def test_every_phase_takes_time() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks" / "partition_time.py"), "--blocks=1"]
+    command = [sys.executable, "-m", "benchmarks.partition_time", "--blocks=1"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, "--rounds=1"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

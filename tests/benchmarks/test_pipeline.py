@@ -16,14 +16,13 @@ from tests.benchmarks.test_step_time import TORCH_PYTHON, needs_torch
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 SHORT = ["--starts=1", "--rounds=2", "--steps=1"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "pipeline.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.pipeline", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -104,7 +103,7 @@ def test_without_torch_it_is_reported_with_what_installs_it() -> None:
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "pipeline.py",
+        "pipeline",
         {
             "--stages=0": "a number from 1",
             "--schedules=pigeons": "any of gpipe, 1f1b",

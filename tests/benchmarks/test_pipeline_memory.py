@@ -21,7 +21,7 @@ def test_the_peak_is_little_more_than_what_is_needed(tmp_path: Path) -> None:
     # Without oneDNN, whose pool keeps what is freed.
     environment = {"PYTHONPATH": str(ROOT), "TF_ENABLE_ONEDNN_OPTS": "0"}
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "pipeline_memory.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.pipeline_memory", *arguments],
         env=os.environ | environment,
         capture_output=True,
         text=True,

@@ -12,7 +12,6 @@ from tests.benchmarks.flags import check_refused
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "benchmarks" / "recovery.py"
 
 
 @exhaustive
@@ -20,7 +19,7 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     short = ["--models=tiny", "--starts=1", "--rounds=2", "--steps=3", f"--json={file}"]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *short],
+        [sys.executable, "-m", "benchmarks.recovery", *short],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -40,7 +39,7 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
 @exhaustive
 def test_wrong_flags_are_refused() -> None:
     check_refused(
-        "recovery.py",
+        "recovery",
         {
             "--workers=2,1": "a number from 2",
             "--models=pigeons": "any of mlp, batchnorm, pipeline, tiny",

@@ -20,12 +20,6 @@ FOLDER = ROOT / "benchmarks"
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)  # A Python that has torch.
 
 
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the benchmark's modules importable."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
 # By name: the notes of each process as (time, event, number) and perhaps its end; process 1 gets
 # the signal at second 10; then what it cost.
 TIMELINES: dict[str, tuple[dict[int, Any], Any]] = {
@@ -85,10 +79,9 @@ TIMELINES: dict[str, tuple[dict[int, Any], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("parts")
 def test_the_cost_of_a_fault_is_read_from_the_notes() -> None:
-    from recovering.marks import Mark
-    from recovering.timeline import Life, Recovery, recovery
+    from benchmarks.recovery.marks import Mark
+    from benchmarks.recovery.timeline import Life, Recovery, recovery
 
     for name, (processes, expected) in TIMELINES.items():
         lives = {}
@@ -100,9 +93,8 @@ def test_the_cost_of_a_fault_is_read_from_the_notes() -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_notes_are_read_as_they_are_written(tmp_path: Path) -> None:
-    from recovering.marks import Notes, parse
+    from benchmarks.recovery.marks import Notes, parse
 
     notes = Notes(str(tmp_path), 3)
     notes.write("step", 12)
@@ -116,11 +108,10 @@ def test_notes_are_read_as_they_are_written(tmp_path: Path) -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_the_victim_is_of_its_rank_once_all_train() -> None:
-    from recovering.faults import find_victim
-    from recovering.marks import Mark
-    from recovering.timeline import Life
+    from benchmarks.recovery.faults import find_victim
+    from benchmarks.recovery.marks import Mark
+    from benchmarks.recovery.timeline import Life
 
     def life(rank: int, step: int) -> Life:
         steps = [Mark(1.0, "step", step)] if step else []
@@ -135,10 +126,9 @@ def test_the_victim_is_of_its_rank_once_all_train() -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_each_case_has_its_launcher_and_takes_its_turn() -> None:
-    from recovering.cases import Case, Order, cases
-    from recovering.faults import turns
+    from benchmarks.recovery.cases import Case, Order, cases
+    from benchmarks.recovery.faults import turns
 
     found = cases(["restart", "elastic", "torchrun", "restart"], ["yes", "no"])
     names = [(case.backend, case.respawn) for case in found]
@@ -151,7 +141,7 @@ def test_each_case_has_its_launcher_and_takes_its_turn() -> None:
     assert torchrun[:3] == ["/torch/python", "-m", "torch.distributed.run"]
     for command, script in ((restart, "keras_script.py"), (torchrun, "torch_script.py")):
         assert command[-3] == "3"
-        assert Path(command[-2]) == FOLDER / "recovering" / script
+        assert Path(command[-2]) == FOLDER / "recovery" / script
         assert Order(**json.loads(command[-1])) == order
     a, b = Case("restart"), Case("torchrun")
     assert turns([a, b], 3) == [a, b, b, a, a, b]
@@ -159,12 +149,11 @@ def test_each_case_has_its_launcher_and_takes_its_turn() -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_a_row_has_medians_and_what_went_wrong() -> None:
-    from recovering.cases import Case
-    from recovering.fault_figures import format_table, make_row
-    from recovering.faults import Results
-    from recovering.timeline import Recovery
+    from benchmarks.recovery.cases import Case
+    from benchmarks.recovery.fault_figures import format_table, make_row
+    from benchmarks.recovery.faults import Results
+    from benchmarks.recovery.timeline import Recovery
 
     found = [Recovery(0.5, 2.0, 4.0, 40), Recovery(None, 3.0, 9.0, 42), Recovery(0.1, 1.0, 5.0, 41)]
     row = make_row(Case("elastic", "no"), "kill", 3, Results(found, ["it took more than 9 s"]))
@@ -199,10 +188,9 @@ def test_a_row_has_medians_and_what_went_wrong() -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_a_job_that_ends_is_reported_with_its_cause_and_leaves_no_process(tmp_path: Path) -> None:
-    from recovering.job import Job
-    from stepping.members import TeamError
+    from benchmarks.recovery.job import Job
+    from benchmarks.step_time.members import TeamError
 
     # A child in a session of its own, which outlives the launcher.
     script = (
@@ -224,12 +212,11 @@ def test_a_job_that_ends_is_reported_with_its_cause_and_leaves_no_process(tmp_pa
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_the_end_of_a_process_is_noticed(tmp_path: Path) -> None:
-    from recovering.job import Job
+    from benchmarks.recovery.job import Job
 
     script = (
-        "import time\nfrom recovering.marks import Notes\n"
+        "import time\nfrom benchmarks.recovery.marks import Notes\n"
         f"Notes({str(tmp_path)!r}, 4)\ntime.sleep(3600)"
     )
     job = Job([sys.executable, "-c", script], str(tmp_path), {})
@@ -246,7 +233,7 @@ def test_the_end_of_a_process_is_noticed(tmp_path: Path) -> None:
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "recovery.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.recovery", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -292,7 +279,7 @@ def test_torchrun_is_measured_where_there_is_torch(tmp_path: Path) -> None:
 
 
 @exhaustive
-def test_elastic_recovers(tmp_path: Path) -> None:
+def test_elastic_loses_no_step_with_and_without_respawning(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     short = ["--fault_model=tiny", "--faults=kill", "--rounds=1", "--fault_step=12"]
     done = run(*short, "--backends=elastic", "--respawn=yes,no", f"--json={file}")

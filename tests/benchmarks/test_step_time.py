@@ -15,7 +15,6 @@ from tests.benchmarks.flags import check_refused
 from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "benchmarks"
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)  # A Python that has torch.
 DDP = {"ddp", "ddp_unconnected"}
 JAX = {"jax", "jax_unconnected"}
@@ -37,7 +36,7 @@ needs_torch = pytest.mark.skipif(not has_torch, reason="there is no torch; set T
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the benchmark."""
     return subprocess.run(
-        [sys.executable, str(FOLDER / "step_time.py"), *arguments],
+        [sys.executable, "-m", "benchmarks.step_time", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -127,7 +126,7 @@ def test_without_torch_ddp_is_reported_with_what_installs_it() -> None:
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
     check_refused(
-        "step_time.py",
+        "step_time",
         {
             "--workers=0": "a number from 1",
             "--models=pigeons": "any of tiny, mlp, cnn, resnet, gpt, lstm",
@@ -136,15 +135,8 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
     )
 
 
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the benchmark's modules importable."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-
-@pytest.mark.usefixtures("parts")
 def test_ratios_are_taken_round_by_round() -> None:
-    from stepping.figures import make_rows
+    from benchmarks.step_time.figures import make_rows
 
     times = {"tfdist": [0.02, 0.2, 0.02], "stock": [0.01, 0.1, 0.02], "alone": [0.01, 0.05, 0.01]}
     limits = dict.fromkeys(times, "alone")
@@ -159,9 +151,8 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert "efficiency" not in alone
 
 
-@pytest.mark.usefixtures("parts")
 def test_missing_backend_is_shown_with_its_reason() -> None:
-    from stepping.figures import format_table, make_rows
+    from benchmarks.step_time.figures import format_table, make_rows
 
     missing = {"stock": "worker 0: no"}
     names = {"tfdist": "stock", "stock": "stock"}
@@ -172,9 +163,8 @@ def test_missing_backend_is_shown_with_its_reason() -> None:
 
 
 @exhaustive
-@pytest.mark.usefixtures("parts")
 def test_a_worker_that_fails_is_named() -> None:
-    from stepping.team import Team, TeamError
+    from benchmarks.step_time.team import Team, TeamError
 
     team = Team("keras", "no such model", 1)
     try:
@@ -184,11 +174,10 @@ def test_a_worker_that_fails_is_named() -> None:
         team.stop()
 
 
-@pytest.mark.usefixtures("parts")
 def test_a_worker_that_dies_is_heard_while_another_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stepping.team import Team, TeamError
+    from benchmarks.step_time.team import Team, TeamError
 
     script = tmp_path / "python"
     script.write_text(
@@ -196,7 +185,7 @@ def test_a_worker_that_dies_is_heard_while_another_is_silent(
         "exec sleep 3600\n"
     )
     script.chmod(0o755)
-    monkeypatch.setattr("stepping.team.find_python", lambda *_: str(script))
+    monkeypatch.setattr("benchmarks.step_time.team.find_python", lambda *_: str(script))
     team = Team("unconnected", "tiny", 2)
     try:
         with pytest.raises(TeamError, match="worker 1 ended with exit code 3: no luck"):
@@ -206,14 +195,14 @@ def test_a_worker_that_dies_is_heard_while_another_is_silent(
 
 
 @needs_torch
-@pytest.mark.usefixtures("parts")
 def test_both_frameworks_train_models_of_one_size() -> None:
     import numpy as np
-    from reducing.python import ENVIRONMENT
-    from stepping import keras_models
+
+    from benchmarks.all_reduce.python import ENVIRONMENT
+    from benchmarks.step_time import keras_models
 
     count = (
-        "import json; from stepping.torch_models import BUILDERS; "
+        "import json; from benchmarks.step_time.torch_models import BUILDERS; "
         "print(json.dumps({n: sum(p.numel() for p in b().parameters()) "
         "for n, b in BUILDERS.items()}))"
     )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
 
 
 class Drift(keras.callbacks.Callback):

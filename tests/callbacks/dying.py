@@ -13,7 +13,7 @@ import numpy as np
 import tfdist
 from tests.callbacks.data_kinds import arrays
 from tests.callbacks.resuming import EPOCHS, dense, digest
-from tests.strategies.behaviours.common import rows
+from tests.strategy.behaviours.common import rows
 
 HOW = {"killed": signal.SIGKILL, "told to go": signal.SIGTERM}
 

@@ -14,7 +14,7 @@ import keras
 
 import tfdist
 from tests.monitoring import faults
-from tests.strategies.behaviours.common import (
+from tests.strategy.behaviours.common import (
     batches,
     compile_mlp,
     cross_entropy,

@@ -16,7 +16,7 @@ import numpy as np
 
 import tfdist
 from tests.callbacks.data_kinds import DATA, ROWS, seeded_dataset, validation_of
-from tests.strategies.behaviours.common import rows
+from tests.strategy.behaviours.common import rows
 from tfdist._src.snapshots import part_file
 
 EPOCHS = 3

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 import tfdist
-from tests.strategies.behaviours.common import batches, cross_entropy, rows
+from tests.strategy.behaviours.common import batches, cross_entropy, rows
 
 
 class Until(keras.callbacks.Callback):

@@ -345,7 +345,7 @@ def test_a_script_with_two_calls_of_fit(tmp_path, group):
         assert resumed == undisturbed
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     for arguments in (
         {"directory": ""},
         {"directory": "gs://bucket/run"},

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 from tfdist.callbacks import LearningRateWarmup
 
 SGD = keras.optimizers.SGD
@@ -237,7 +237,7 @@ def test_what_is_printed(capsys):
     )
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     for wrong, message in [
         ({}, "Exactly one of `steps` and `epochs`"),
         ({"steps": 5, "epochs": 1}, "Received: steps=5, epochs=1"),

@@ -38,6 +38,6 @@ def test_the_end_is_audited_too():
         assert "After 10 batches" in said
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="must be a positive number"):
         ReplicaAudit(every=0)

@@ -20,6 +20,6 @@ def test_what_is_sent_is_received():
 
 @exhaustive
 @pytest.mark.parametrize("group", ["1", "2", "2 by TensorFlow"])
-def test_nothing_crosses(group):
+def test_nothing_is_counted_where_nothing_crosses(group):
     for sent, received, _ in GROUPS[group].run(LOGGED):
         assert sent == received == [0, 0, 0]

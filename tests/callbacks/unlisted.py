@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.callbacks.resuming import EPOCHS, Interrupt, Interruption, digest
-from tests.strategies.behaviours.common import rows
+from tests.strategy.behaviours.common import rows
 
 
 class TwoOptimizers(keras.Model):

@@ -37,7 +37,7 @@ def refusal(address, name=None):
     return str(caught.value)
 
 
-def test_free(addresses):
+def test_a_free_address_passes_and_is_released(addresses):
     (address,) = addresses(1)
     check_own(address)
     check_own(address)  # the first call has released it
@@ -85,7 +85,7 @@ def test_port_needs_privileges(monkeypatch):
     assert ">= 1024" in message
 
 
-def test_other_failure(monkeypatch):
+def test_other_failures_to_bind_are_named(monkeypatch):
     def bind(family, sockaddr):
         raise OSError(errno.ENOBUFS, "No buffer space")
 
@@ -128,7 +128,7 @@ def test_silent_name_service_times_out(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["x" * 64, "a..b"])
-def test_invalid_name(host):
+def test_a_name_that_does_not_resolve_is_refused(host):
     with pytest.raises(ClusterError, match="does not resolve"):
         check_resolvable(f"{host}:2222", timeout=0.1)
 
@@ -153,13 +153,13 @@ def test_loopback_stays_loopback(addresses, host):
         sock.close()
 
 
-def test_local_addresses():
+def test_local_addresses_include_loopback_and_no_strangers():
     found = local_addresses()
     assert "127.0.0.1" in found
     assert not any("198.51.100.7" in address for address in found)
 
 
-def test_port_holder(addresses):
+def test_the_process_that_listens_on_a_port_is_named(addresses):
     sock, port = listener()
     with sock:
         assert f"process {os.getpid()} (" in port_holder(port)

@@ -21,7 +21,7 @@ def memory(monkeypatch, tmp_path):
     monkeypatch.setattr(shared_memory, "MEMORY", str(tmp_path))
 
 
-def test_automatic_detection():
+def test_workers_with_one_kernel_network_and_memory_are_colocated():
     key = host_key(Options())
     assert key == host_key(Options())
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -51,12 +51,12 @@ def test_tfdist_host_overrides_detection(monkeypatch):
     assert host_key(Options(host="a")) == before
 
 
-def test_numbered():
+def test_hosts_are_numbered_in_order_of_appearance():
     assert numbered([]) == ()
     assert numbered(["b", "a", "b", "c", "a"]) == (0, 1, 0, 2, 1)
 
 
-def test_segment(memory):
+def test_a_segment_is_shared_by_name_until_it_is_unlinked(memory):
     made = Segment(10_000)
     (name,) = files()
     path = os.path.join(shared_memory.MEMORY, name)
@@ -99,7 +99,7 @@ def test_segment_too_large(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tfdist-", "tfdist-" + "g" * 32, "../etc/passwd", ""])
-def test_invalid_names(name):
+def test_segments_with_invalid_names_are_refused(name):
     with pytest.raises(ValueError, match="does not have the name"):
         open_segment(name, 1)
 

@@ -12,7 +12,7 @@ MINE = Identity(1, "0.1", "f", 0, "worker 0 (h0:1)", "host0", 10, "n0")
 THEIRS = dataclasses.replace(MINE, rank=1, worker="worker 1 (h1:1)", host="host1", pid=11)
 
 
-def test_compatible():
+def test_compatible_processes_do_not_disagree():
     assert disagreement(TOPOLOGY, MINE, THEIRS) is None
 
 
@@ -25,7 +25,7 @@ def test_compatible():
         ({"fingerprint": "g"}, ["different clusters", 'Give all workers the same "cluster"']),
     ],
 )
-def test_disagreement(change, parts):
+def test_a_disagreement_names_what_differs(change, parts):
     message = str(disagreement(TOPOLOGY, MINE, dataclasses.replace(THEIRS, **change)))
     for part in parts:
         assert part in message
@@ -53,11 +53,11 @@ CLUSTER = (("worker", 0, "h0:1"), ("worker", 1, "h1:1"))
         (CLUSTER[::-1], "the order of the entries at rank 0 differs from that at rank 1"),
     ],
 )
-def test_first_difference(other, difference):
+def test_the_first_difference_of_clusters_is_named(other, difference):
     assert first_difference(CLUSTER, "rank 0", other, "rank 1") == difference
 
 
-def test_duplicate():
+def test_a_duplicate_worker_names_both_processes():
     message = str(duplicate(THEIRS, dataclasses.replace(THEIRS, host="host2", pid=12)))
     for part in ("worker 1 (h1:1)", "process 11 on host1", "process 12 on host2", "task index"):
         assert part in message

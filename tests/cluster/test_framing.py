@@ -46,7 +46,7 @@ def pair():
         yield one, other
 
 
-def test_decoder():
+def test_the_decoder_restores_frames_however_the_stream_is_cut():
     stream = b"".join(encode(*frame) for frame in FRAMES)
     for cut in (1, 7, 100, 10**6):
         decoder = Decoder(2000)
@@ -56,7 +56,7 @@ def test_decoder():
         assert found == FRAMES
 
 
-def test_decoder_rejects():
+def test_the_decoder_rejects_invalid_frames():
     for data, message in BAD:
         with pytest.raises(WireError, match=message):
             Decoder(1500).feed(data)
@@ -85,7 +85,7 @@ def test_read_frame_deadline_and_end(pair):
         read_frame(pair[1], 2000, time.monotonic() + FAR)
 
 
-def test_handshake(pair, in_parallel):
+def test_a_handshake_gives_both_sides_the_other_identity(pair, in_parallel):
     hello = Identity.of(TOPOLOGY)
     deadline = time.monotonic() + FAR
     both = in_parallel(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])

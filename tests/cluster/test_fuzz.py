@@ -79,7 +79,7 @@ def conversation() -> tuple[bytes, bytes]:
 
 @exhaustive
 @pytest.mark.parametrize("seed", range(4))
-def test_handshakes(seed):
+def test_mutated_handshakes_end_in_rejections(seed):
     draw = random.Random(seed)
     dialer, listener = conversation()
     assert dialer.startswith(MAGIC) and listener.startswith(MAGIC)
@@ -90,7 +90,7 @@ def test_handshakes(seed):
 
 @exhaustive
 @pytest.mark.parametrize("seed", range(4))
-def test_frames(seed):
+def test_mutated_frames_end_in_rejections(seed):
     draw = random.Random(seed)
     frames = [
         encode(

@@ -33,7 +33,7 @@ def everyone(ranks):
 
 
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2], [5, 5, 5], [0, 2, 4, 5, 9, 9, 1]])
-def test_runs(numbers):
+def test_numbers_survive_their_encoding_as_runs(numbers):
     assert from_runs(to_runs(numbers)) == numbers
 
 
@@ -75,7 +75,7 @@ def test_hosts_in_any_order():
     assert group_of(topology(6), told[0]).hosts == (0, 1, 0, 2, 1, 0)
 
 
-def test_many_groups():
+def test_each_rank_hears_of_its_own_group_alone():
     """Of two ranks each, as in pipelines; rank 7 is in none."""
 
     def members(rank):

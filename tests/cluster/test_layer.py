@@ -24,7 +24,7 @@ def is_allowed(name):
     return standard or name in BELOW or name.startswith("tfdist._src.cluster")
 
 
-def test_imports():
+def test_the_layer_imports_only_what_is_below_it():
     assert not [(str(path), n) for path in FILES for n in imports(path) if not is_allowed(n)]
 
 
@@ -33,6 +33,6 @@ def test_first_lines_are_sentences():
     assert not [str(path) for path, text in first.items() if not text.split("\n")[0].endswith(".")]
 
 
-def test_exports():
+def test_exported_names_are_sorted_and_exist():
     assert sorted(tfdist._src.cluster.__all__) == tfdist._src.cluster.__all__
     assert all(hasattr(tfdist._src.cluster, name) for name in tfdist._src.cluster.__all__)

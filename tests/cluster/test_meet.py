@@ -39,14 +39,14 @@ def port(address):
 
 
 @pytest.mark.parametrize("topology", [Topology(), Topology((Worker("worker", 0, "h:1"),))])
-def test_alone(topology):
+def test_a_single_worker_meets_nobody(topology):
     session = meet(topology, Options())
     assert (session.rank, session.size) == (0, 1)
     session.close()
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_meet(sessions, count):
+def test_workers_meet_in_order_of_rank(sessions, count):
     group = sessions(count)
     assert [session.rank for session in group] == list(range(count))
     assert {session.size for session in group} == {count}
@@ -78,7 +78,7 @@ def test_every_port_is_free_for_another_listener(addresses, attempt):
     assert group[0].size == 3
 
 
-def test_socket_options(sessions):
+def test_sockets_are_kept_alive_and_not_inherited(sessions):
     for session in sessions(2):
         (connection,) = session._role._connections._by_rank.values()
         assert not os.get_inheritable(connection.sock.fileno())
@@ -177,7 +177,7 @@ def linger(monkeypatch):
     return lambda seconds: monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", seconds)
 
 
-def test_different_clusters(addresses, attempt, linger):
+def test_different_clusters_are_refused_on_all_workers(addresses, attempt, linger):
     linger(FAR)
     cluster = addresses(4)
     wrong = [*cluster[:2], cluster[3]]
@@ -201,7 +201,7 @@ def test_two_processes_with_one_rank(addresses, attempt, linger):
     assert message.count(f"process {os.getpid()} on {socket.gethostname()}") == 2
 
 
-def test_different_versions(addresses, attempt, monkeypatch, dial, until):
+def test_different_versions_are_refused_on_both_sides(addresses, attempt, monkeypatch, dial, until):
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     dial(cluster[0]).close()

@@ -6,7 +6,7 @@ from tests.harness.tiers import some
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_one_host(run, count):
+def test_members_on_one_host_connect_and_leave_nothing(run, count):
     body = f"""
     members = list(range({count}))
     before = descriptors()
@@ -27,7 +27,7 @@ def test_one_host(run, count):
 @pytest.mark.parametrize(
     "hosts", some(["ab", "aabb", "abab", "abca", "abcd"], always=["ab", "abca"])
 )
-def test_several_hosts(run, hosts):
+def test_members_on_several_hosts_connect_and_leave_nothing(run, hosts):
     numbers = [sorted(set(hosts)).index(host) for host in hosts]
     body = f"""
     members = list(range({len(hosts)}))

@@ -184,7 +184,7 @@ def test_invalid_segment_sizes(attempts, size, parts):
         ("[0, 1, 2, 2]", "ClusterError", ["worker 0 (", "distinct ranks"]),
     ],
 )
-def test_invalid_members(attempts, members, kind, parts):
+def test_invalid_members_are_refused(attempts, members, kind, parts):
     error = attempts(f"report(**attempt({members}), again=again())")
     assert error.startswith(kind)
     for part in ["mesh 'test'", *parts]:
@@ -201,7 +201,7 @@ report(**attempt([0, 1] if rank < 2 else []))
     assert "worker 1 (" in error and "Connection timed out" in error
 
 
-def test_another_secret(attempts):
+def test_a_rank_with_another_secret_is_named(attempts):
     """The options of one rank have changed since it joined."""
     body = """
 other = Options(secret="other", host=options.host)
@@ -213,7 +213,7 @@ report(**found, again=again())
     assert "worker 1 (" in error and "Set the same TFDIST_SECRET" in error
 
 
-def test_different_names(run):
+def test_different_names_are_a_program_mismatch(run):
     body = f"{ATTEMPT}\nreport(**attempt([0, 1], name='ab'[rank]))"
     for one in run(2, body):
         assert one["error"].startswith("ProgramMismatchError") and one["same"]
@@ -253,7 +253,7 @@ report(**found, again=again())
     assert "worker 2 (" in error and "Too many open files" in error
 
 
-def test_control_c(run):
+def test_the_other_rank_hears_of_an_interrupt_at_once(run):
     """The other rank learns of it although it would wait for its connections for longer."""
     body = f"""{ATTEMPT}
 import signal

@@ -152,7 +152,7 @@ def test_silent_and_slow_strangers_are_not_waited_for(visited):
 
 
 @exhaustive
-def test_very_many(visited):
+def test_a_crowd_of_strangers_does_not_delay_a_group(visited):
     """More than are accepted at once."""
     found, _ = visited([lambda sock: None] * 300, seconds=2.0)
     for one in found:

@@ -34,7 +34,7 @@ class LateResolver(FakeResolver):
         return super().cluster_spec()
 
 
-def test_alone():
+def test_a_resolver_without_a_cluster_is_a_single_process():
     for jobs in (None, {}):
         assert from_resolver(FakeResolver(jobs)) == Topology()
 
@@ -53,7 +53,7 @@ def test_task_known_late():
 @pytest.mark.parametrize(
     ("task", "name"), [((None, None), "task_type"), (("worker", None), "task_id")]
 )
-def test_task_unknown(task, name):
+def test_a_resolver_without_a_task_is_refused(task, name):
     with pytest.raises(ClusterError) as caught:
         from_resolver(FakeResolver({"worker": ["a:1"]}, *task))
     for part in ("FakeResolver", f"its {name} is None", "Pass task_type=", "resolver.task_type ="):
@@ -70,7 +70,7 @@ def test_task_unknown(task, name):
         ({"worker": {0: "a:1", 2: "b:1"}}, ("worker", 0), ["without gaps"]),
     ],
 )
-def test_mistake(jobs, task, parts):
+def test_mistakes_of_a_resolver_are_named(jobs, task, parts):
     with pytest.raises(ClusterError) as caught:
         from_resolver(FakeResolver(jobs, *task))
     for part in parts:

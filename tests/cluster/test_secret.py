@@ -70,7 +70,7 @@ def test_the_same_secret(shake, secret):
 @pytest.mark.parametrize(
     ("one", "two"), [("", "s"), ("s", ""), ("s", "t"), ("s", "s "), ("a", "á")]
 )
-def test_another_secret(shake, one, two):
+def test_different_secrets_are_refused_on_both_sides(shake, one, two):
     dialed, listened = shake(one, two)
     assert isinstance(dialed, ClusterError)
     where = f"the other end refused {DIALER}: their secrets differ"
@@ -97,7 +97,7 @@ def test_only_authenticated_peers_reach_admit(shake):
     assert seen == []
 
 
-def test_another_protocol(shake):
+def test_different_protocols_are_refused_on_both_sides(shake):
     dialed, listened = shake("s", "s", dialer=dataclasses.replace(DIALER, protocol=99))
     assert isinstance(dialed, ClusterError)
     assert "different protocols" in str(dialed)
@@ -360,7 +360,7 @@ def test_another_worker_at_the_address_of_rank_0(addresses, attempt, rank, purpo
         MAGIC + encode(hello(DIALER, "0" * 64)) + json.dumps({"proof": 1}).encode() * 9,
     ],
 )
-def test_garbage(addresses, attempt, dial, until, words):
+def test_a_stranger_that_sends_garbage_is_dropped(addresses, attempt, dial, until, words):
     cluster = addresses(2)
     coordinator = attempt(cluster, 0, secret="s")
     with dial(cluster[0]) as stranger:

@@ -29,7 +29,7 @@ TLS = {f"tls_{name}": "file" for name in ("certificate", "key", "ca")}
         (APART, TLS, True),
     ],
 )
-def test_closed_jobs(topology, settings, closed):
+def test_closed_jobs_get_no_warning(topology, settings, closed):
     lines = []
     assert is_closed(topology, Options(**settings)) == closed
     check_security(topology, Options(**settings), lines.append)
@@ -49,7 +49,7 @@ def test_what_the_doctor_says(topology, settings, said):
     assert summary(topology, Options(**settings)).startswith(said)
 
 
-def test_open_jobs():
+def test_open_jobs_get_one_warning():
     lines = []
     check_security(APART, Options(), lines.append)
     (line,) = lines

@@ -28,7 +28,7 @@ def messages(errors, kind):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_exchange(sessions, in_parallel, count):
+def test_an_exchange_gives_all_payloads_to_every_rank(sessions, in_parallel, count):
     group = group_of(sessions, count)
     for size in (0, 1, 1000, 3_000_000 // count):
         payloads = [bytes([rank]) * (size + rank) for rank in range(count)]
@@ -86,7 +86,7 @@ def test_exchange_rejects_large_payloads(sessions, monkeypatch):
         group[0].exchange("large", b"x" * 501)
 
 
-def test_different_tags(sessions, in_parallel):
+def test_different_tags_are_a_program_mismatch(sessions, in_parallel):
     group = sessions(3)
     tags = ["train", "train", "evaluate"]
     errors = in_parallel(lambda s: s.exchange(tags[s.rank], b""), group)
@@ -243,7 +243,7 @@ def test_malformed_frames_are_a_loss(sessions, frame):
     assert "malformed frame" in lines[0]
 
 
-def test_notices(sessions, in_parallel):
+def test_notices_arrive_or_time_out_naming_the_sender(sessions, in_parallel):
     group = sessions(3)
     for _ in range(3):
         group[0].notify("saved", "here")
@@ -272,7 +272,7 @@ def test_notices_fail_without_rank_0(sessions):
         group[1].wait_notified("saved", 2)
 
 
-def test_alone():
+def test_a_session_of_one_rank_waits_for_nobody():
     session = alone()
     assert (session.rank, session.size) == (0, 1)
     session.notify("saved")

@@ -19,11 +19,11 @@ def worker(index):
 
 
 @pytest.mark.parametrize("value", [None, "", " \n", "{}", '{"cluster": {}, "task": {}}'])
-def test_alone(value):
+def test_an_empty_tf_config_is_a_single_process(value):
     assert from_tf_config(value) == Topology()
 
 
-def test_environment():
+def test_the_environment_is_read():
     assert from_environment({}) == Topology()
     value = text({"worker": WORKERS}, worker(2))
     assert from_environment({"TF_CONFIG": value}).rank == 2
@@ -47,7 +47,7 @@ def test_environment():
         ({"worker": ["[::1]:2222", "[::1]:2223"]}, worker(0), 0, ["[::1]:2222", "[::1]:2223"]),
     ],
 )
-def test_rank_order(cluster, task, rank, order):
+def test_ranks_follow_the_chief_and_the_order_of_workers(cluster, task, rank, order):
     topology = from_tf_config(text(cluster, task))
     assert topology.rank == rank
     assert [w.address for w in topology.workers] == order
@@ -151,7 +151,7 @@ MISTAKES = {
 }
 
 
-def test_mistakes():
+def test_mistakes_in_tf_config_are_refused_with_a_remedy():
     for name, (value, parts) in MISTAKES.items():
         with pytest.raises(ClusterError) as caught:
             from_tf_config(value)

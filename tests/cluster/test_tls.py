@@ -26,7 +26,7 @@ def refusal(**fields):
     return str(raised.value)
 
 
-def test_load():
+def test_certificates_are_loaded_from_the_options():
     loaded = Tls.load(Options(**files()))
     assert loaded.subject == "commonName=worker"
     assert "2120" in loaded.expires
@@ -74,7 +74,7 @@ def test_an_untrusted_certificate(given, reason):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_session(sessions, in_parallel, until, size):
+def test_a_session_exchanges_over_tls(sessions, in_parallel, until, size):
     group = sessions(size, secret="s", **files())
     payloads = [bytes([rank]) * 3_000_000 for rank in range(size)]
     for _ in range(3):
@@ -112,7 +112,7 @@ def test_both_ways_at_once(sessions, in_parallel):
 
 
 @pytest.mark.parametrize("with_tls", [0, 1])
-def test_one_without(addresses, attempt, with_tls):
+def test_a_worker_without_tls_is_refused(addresses, attempt, with_tls):
     cluster = addresses(2)
     given = [files() if rank == with_tls else {} for rank in (0, 1)]
     coordinator = attempt(cluster, 0, **given[0])
@@ -136,7 +136,7 @@ def test_one_without(addresses, attempt, with_tls):
         (1, "its certificate is not trusted here", "does not accept this worker's certificate"),
     ],
 )
-def test_another_ca(addresses, attempt, rank, dialed, listened):
+def test_certificates_of_another_authority_are_refused(addresses, attempt, rank, dialed, listened):
     cluster = addresses(2)
     strange = files("stranger", "other_ca")
     given = [strange if r == rank else files() for r in (0, 1)]
@@ -233,7 +233,7 @@ def relay(listener, chief, words, dial):
 
 
 @pytest.mark.parametrize("hosts", some(["aa", "ab", "aab"], always=["aab"]))
-def test_a_mesh(run, hosts):
+def test_a_mesh_connects_over_tls_and_leaves_nothing(run, hosts):
     """The sockets end up in the clear, with nothing left in their buffers."""
     size = len(hosts)
     body = f"""
@@ -275,7 +275,7 @@ def test_a_killed_rank_is_noticed_at_once(job):
         assert "worker 1" in ranks[rank].until("lost")
 
 
-def test_the_variables(tmp_path):
+def test_the_variables_are_read(tmp_path):
     given = Options.from_environment(variables())
     assert given == Options(**files())
     assert given.tls and not Options().tls

@@ -32,7 +32,7 @@ def passed(letters):
         ("aabb", "abab", (1, 1)),
     ],
 )
-def test_crossings(one, other, found):
+def test_crossed_orders_are_found_from_both_sides(one, other, found):
     assert crossing(passed(one), passed(other)) == found
     assert crossing(passed(other), passed(one)) == (found and found[::-1])
 

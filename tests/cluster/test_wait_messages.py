@@ -40,6 +40,6 @@ def test_many_names_are_truncated():
     assert text.endswith("worker 7 (h7:2222) and 12 more")
 
 
-def test_say(capsys):
+def test_messages_are_written_to_stderr(capsys):
     say("tfdist: hello")
     assert capsys.readouterr().err == "tfdist: hello\n"

@@ -80,7 +80,7 @@ def test_zeros_stay_zeros(name):
 
 
 @pytest.mark.parametrize(("name", "value"), rotating(list(CODECS), [np.nan, np.inf, -np.inf]))
-def test_not_finite(name, value):
+def test_what_is_not_finite_shows_and_is_forgotten(name, value):
     """It shows everywhere in the same step, and is forgotten afterwards."""
     shape = (64, 80)
 

@@ -20,7 +20,7 @@ def largest(values, count):
     return kept.reshape(values.shape)
 
 
-def test_topk():
+def test_topk_sends_the_largest_and_keeps_the_rest():
     steps = [draw(SHAPE, seed) for seed in range(4)]
     sums, member = alone(TopK(ratio=0.02), *steps)
     error = np.zeros(SHAPE, np.float32)
@@ -41,7 +41,7 @@ def test_topk_of_several_ranks():
         np.testing.assert_allclose(total, expected, rtol=1e-6)
 
 
-def test_threshold():
+def test_threshold_sends_what_exceeds_it():
     steps = [draw(SHAPE, seed) for seed in range(3)]
     sums, _ = alone(Threshold(threshold=2.0), *steps)
     error = np.zeros(SHAPE, np.float32)
@@ -53,7 +53,7 @@ def test_threshold():
 
 
 @pytest.mark.parametrize("clip_norm", [None, 10.0])
-def test_dgc(clip_norm):
+def test_dgc_follows_its_formula(clip_norm):
     steps = [draw(SHAPE, seed) for seed in range(5)]
     sums, _ = alone(DGC(ratio=0.01, momentum=0.8, clip_norm=clip_norm), *steps)
     u = v = np.zeros(SHAPE, np.float32)
@@ -100,7 +100,7 @@ def test_randomk_takes_every_value_as_often():
     assert abs(taken - 10).max() < 6 * np.sqrt(10)
 
 
-def test_randomk():
+def test_randomk_sends_the_same_elements_exactly():
     def body(rank, member):
         return member.sum([draw(SHAPE, rank)], 0)[0]
 
@@ -120,7 +120,7 @@ def test_randomk_without_feedback_is_unbiased():
     assert np.all(np.abs(np.mean(sums, axis=0) - gradient) <= 5 * deviation + 1e-6)
 
 
-def test_powersgd():
+def test_powersgd_follows_its_formula():
     ranks, steps, rank = 3, 4, 2
     shape = (3, 4, 5, 30)
     gradients = [[draw(shape, 10 * r + s) for r in range(ranks)] for s in range(steps)]
@@ -164,7 +164,7 @@ def test_what_powersgd_makes_smaller():
     assert not codec.compresses((2048, 4)) and not codec.compresses((100,))
 
 
-def test_signum():
+def test_signum_votes_on_signs_of_moving_averages():
     ranks, steps = 3, 4
     gradients = [[draw(SHAPE, 10 * r + s) for r in range(ranks)] for s in range(steps)]
 
@@ -197,6 +197,6 @@ def test_signum():
         (lambda: Signum(momentum=-0.1), "`momentum` must be in"),
     ],
 )
-def test_wrong_settings(make, words):
+def test_wrong_settings_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()

@@ -34,7 +34,7 @@ def test_every_quantizer_has_a_reference():
 
 
 @pytest.mark.parametrize("name", references.EXACT)
-def test_formula(name):
+def test_every_quantizer_follows_its_formula(name):
     for count in COUNTS:
         check_formula(name, count)
 
@@ -61,7 +61,7 @@ def check_formula(name, count):
     ],
     ids=[*references.RANDOM, "qsgd of 4 bits", "int8 at random"],
 )
-def test_random_formula(codec, reference):
+def test_random_quantizers_follow_their_formula(codec, reference):
     values = draw(200)
     below, above, probability = reference(values)
     results = np.stack([there(codec, values, seed=seed) for seed in range(3000)])
@@ -98,7 +98,7 @@ def test_zeros_stay_zeros(name):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_not_finite(name, value):
+def test_a_block_that_is_not_finite_is_lost_alone(name, value):
     """A block that holds one is lost, and its error stays, so that a step can be skipped."""
     codec = QUANTIZERS[name]()
     size = codec.encoding.block
@@ -122,7 +122,7 @@ def test_tiny_and_huge_values(name, scale):
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
-def test_size(name):
+def test_encodings_have_the_size_that_is_declared(name):
     codec = QUANTIZERS[name]()
     for count in COUNTS:
         size = codec.encoding.encode(draw(count)).size
@@ -152,12 +152,12 @@ def test_codecs_are_values(name):
         (lambda: TernGrad(clip=float("nan")), "`clip`"),
     ],
 )
-def test_wrong_settings(make, words):
+def test_wrong_settings_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
 
-def test_wrong_arrays():
+def test_wrong_arrays_are_refused():
     encoding = Int8().encoding
     with pytest.raises(ValueError, match="contiguous float32"):
         encoding.encode(np.zeros(4))

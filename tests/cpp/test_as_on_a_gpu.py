@@ -47,7 +47,7 @@ def environment(programs: Callable[[str], Programs], tmp_path: Path) -> dict[str
         ("nccl_endings", True),
     ],
 )
-def test_programs_end(programs, environment, name, two_ranks):
+def test_programs_end_without_an_error(programs, environment, name, two_ranks):
     if two_ranks:
         environment |= TWO_RANKS
     if name.startswith("device"):

@@ -15,7 +15,7 @@ PLACE = "import tfdist; print(f'worker {tfdist.rank()} of {tfdist.size()}')"
 
 
 @exhaustive
-def test_open_mpi(train):
+def test_open_mpi_trains_as_one_process(train):
     needs(OPEN_MPI[0], package="openmpi-bin")
     train([*OPEN_MPI, "-n", "2"])
 
@@ -27,7 +27,7 @@ def test_open_mpi_with_a_master(train):
 
 
 @exhaustive
-def test_mpich(train):
+def test_mpich_trains_as_one_process(train):
     needs("mpirun.mpich", package="mpich")
     train(["mpirun.mpich", "-n", "2"])
 

@@ -239,7 +239,7 @@ def undisturbed(two_nodes, tmp_path_factory):
 
 @exhaustive
 @pytest.mark.parametrize("trainer", ["tfdist", "tensorflow"])
-def test_the_example(train, trainer):
+def test_the_example_trains_as_one_process(train, trainer):
     train([sys.executable, "-m", "tests.engines.on_ray", trainer], SCRIPT[1:])
 
 
@@ -303,13 +303,13 @@ def test_metrics_and_checkpoints(undisturbed):
 
 
 @exhaustive
-def test_an_exception(two_nodes, run):
+def test_an_exception_of_a_worker_is_raised(two_nodes, run):
     with pytest.raises(ray.train.WorkerGroupError, match="no such customer"):
         run(fail)
 
 
 @exhaustive
-def test_rays_data(two_nodes, run):
+def test_ray_data_trains_as_one_process(two_nodes, run):
     import keras
 
     x, y = rows()

@@ -26,7 +26,7 @@ def cluster():
 
 
 @exhaustive
-def test_srun(cluster, train):
+def test_srun_trains_as_one_process(cluster, train):
     train(cluster.inside("srun", "-N", "2", "-n", "2"), **cluster.variables)
 
 
@@ -42,7 +42,7 @@ def test_whatever_the_distribution(cluster, distribution):
 
 @exhaustive
 @pytest.mark.parametrize("mpi", ["none", "pmi2"])
-def test_one_node(cluster, mpi):
+def test_workers_on_one_node_meet(cluster, mpi):
     srun = cluster.inside("srun", "-N", "1", "-n", "2", f"--mpi={mpi}")
     output = run([*srun, SCRIPT[0], "-c", JOIN], clean_environment(**cluster.variables))
     assert sorted(re.findall(r"worker (\d) of 2", output)) == ["0", "1"], output

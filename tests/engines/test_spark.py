@@ -122,7 +122,7 @@ def workers():
 
 
 @exhaustive
-def test_the_example(train):
+def test_the_example_trains_as_one_process(train):
     needs("java", package="openjdk-17-jre-headless")
     train([sys.executable, "-m", "tests.engines.on_spark"], SCRIPT[1:])
 

@@ -8,7 +8,7 @@ from tests.launch.sshd import ssh_hosts
 
 
 @exhaustive
-def test_ssh(tmp_path, train):
+def test_jobs_by_ssh_train_as_one_process(tmp_path, train):
     with ssh_hosts(tmp_path) as hosts:
         hosts.serve()
         where = ["--hosts", "localhost:1,second:1", "--ssh", hosts.ssh()]

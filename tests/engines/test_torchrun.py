@@ -11,7 +11,7 @@ from tests.harness.tiers import exhaustive
 
 
 @exhaustive
-def test_torchrun(train):
+def test_torchrun_trains_as_one_process(train):
     python = os.environ.get("TORCH_PYTHON", sys.executable)
     found = subprocess.run([python, "-c", "import torch"], capture_output=True)
     if found.returncode:

@@ -28,7 +28,7 @@ from tests.enumeration.training import (
     shared_folder,
     wait,
 )
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 Folder = pathlib.Path
 # Callbacks, and a function that returns their results after `fit`.

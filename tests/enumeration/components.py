@@ -30,7 +30,7 @@ from tests.enumeration.training import (
     shared_folder,
     wait,
 )
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 PROGRAMS: dict[str, Program] = {}
 

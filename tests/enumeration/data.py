@@ -20,7 +20,7 @@ from tests.enumeration.training import (
     numbers,
     row_weights,
 )
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 # Arguments of `fit`; `evaluate` takes some of them.
 Arguments = dict[str, Any]

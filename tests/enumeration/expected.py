@@ -21,7 +21,7 @@ WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
     "metrics": {},
     "optimizers": {},
     "callbacks": {
-        "OrbaxCheckpoint": "needs Orbax, which is not installed; tests/strategies/test_writers.py",
+        "OrbaxCheckpoint": "needs Orbax, which is not installed; tests/strategy/test_writers.py",
     },
     "components": {
         "applications.*.decode_predictions": "computes outside of models",

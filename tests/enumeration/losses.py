@@ -24,7 +24,7 @@ from tests.enumeration.training import (
     public_functions,
     row_weights,
 )
-from tests.strategies.behaviours.common import outcome, scope
+from tests.strategy.behaviours.common import outcome, scope
 
 CLASSES = 3
 # Losses that are one number for a batch, even without a reduction.

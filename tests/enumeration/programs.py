@@ -11,7 +11,7 @@ import numpy as np
 from tests.enumeration.training import Program
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
 PARTS = (
     "layers",

@@ -16,7 +16,7 @@ from keras import layers, ops
 
 from tests.enumeration import metrics, optimizers
 from tests.enumeration.training import Program, double_precision, fractions, integers, numbers
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 COUNT = 60
 

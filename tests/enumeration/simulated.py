@@ -16,7 +16,7 @@ from tests.enumeration.losses import WAYS, Use
 from tests.enumeration.programs import find
 from tests.enumeration.training import BATCH, ROWS, Training
 from tests.global_view.simulation import Workers, compare, split
-from tests.strategies.behaviours.common import scope
+from tests.strategy.behaviours.common import scope
 
 
 def simulated_difference(name: str, workers: int = 2) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import fit, outcome, scope
+from tests.strategy.behaviours.common import fit, outcome, scope
 
 Program = Callable[[Any], dict[str, Any]]
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close, assert_equal
+from tests.strategy.comparison import assert_close, assert_equal
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "char_lm.py"
@@ -61,7 +61,7 @@ def losses(output: str) -> list[float]:
 
 
 @exhaustive
-def test_loss_falls(alone: subprocess.CompletedProcess[str]) -> None:
+def test_the_loss_falls(alone: subprocess.CompletedProcess[str]) -> None:
     first, first_unseen, last, last_unseen = losses(alone.stdout)
     assert last < first < math.log(128) + 0.5
     assert last_unseen < first_unseen
@@ -77,7 +77,9 @@ def test_two_workers_train_as_one(
 
 @exhaustive
 @pytest.mark.parametrize("how", ["alone", "together"])
-def test_chief_reports(how: str, request: pytest.FixtureRequest) -> None:
+def test_the_chief_reports_speed_loss_and_a_sample(
+    how: str, request: pytest.FixtureRequest
+) -> None:
     output = request.getfixturevalue(how).stdout
     (speed,) = re.findall(r"^([\d,]+) characters per second$", output, re.MULTILINE)
     assert int(speed.replace(",", "")) > 0

@@ -399,7 +399,7 @@ _USUAL = [
 @pytest.mark.parametrize("static", some([False, True], always=[False]))
 @pytest.mark.parametrize("shares", some(SHARES, always=[[4, 4, 3]]))
 @pytest.mark.parametrize("name", some(PROGRAMS, always=_USUAL))
-def test_control_flow(name, shares, static):
+def test_control_flow_computes_with_own_rows_as_with_all(name, shares, static):
     function, coupled = PROGRAMS[name]
     _, analysis = check(with_gradients(function), [X], shares, static=static)
     assert set(gathers(analysis)) <= set(coupled)
@@ -430,7 +430,7 @@ def test_python_functions_take_whole_operands(shares):
     assert set(gathers(analysis)) == {"PyFunc"}
 
 
-def test_prints_once(capfd):
+def test_prints_of_a_program_appear_once(capfd):
     def program(x):
         tf.print("largest:", tf.reduce_max(x) > 100.0)
         return [x + 1.0]

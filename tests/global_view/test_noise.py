@@ -61,7 +61,7 @@ LAYERS = {
     "name",
     some(LAYERS, always=["Dropout", "GaussianNoise", "SpatialDropout1D", "RandomFlip", "MixUp"]),
 )
-def test_layers(name, shares, static):
+def test_each_row_gets_the_noise_of_the_whole_batch_in_layers(name, shares, static):
     if not hasattr(layers, name):
         pytest.skip(f"Keras has no {name}")
     options, operand, coupled = LAYERS[name]

@@ -162,7 +162,7 @@ PARTS = [
 @pytest.mark.parametrize("static", some([False, True], always=[False]))
 @pytest.mark.parametrize("shares", some(SHARES, always=[[4, 4, 3]]))
 @pytest.mark.parametrize("program", WHOLE)
-def test_whole_variables(program, shares, static):
+def test_whole_variables_are_equal_on_all_workers(program, shares, static):
     state = State()
     _, analysis = check(lambda x: program(state, x), [X], shares, static=static, steps=2)
     assert set(gathers(analysis)) <= set(WHOLE[program])

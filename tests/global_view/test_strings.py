@@ -120,7 +120,7 @@ LAYERS = {
 @pytest.mark.parametrize("static", some([False, True], always=[False]))
 @pytest.mark.parametrize("shares", some(SHARES, always=[[4, 4, 3]]))
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers(name, shares, static):
+def test_layers_of_strings_give_the_rows_of_the_whole_batch(name, shares, static):
     make, operands, coupled = LAYERS[name]
     layer = make()
 
@@ -162,7 +162,7 @@ STRINGS = {
 
 @pytest.mark.parametrize("shares", some(SHARES, always=[[4, 4, 3]]))
 @pytest.mark.parametrize("name", some(STRINGS, always=["join", "split dense", "hash", "unique"]))
-def test_strings(name, shares):
+def test_operations_on_strings_give_the_rows_of_the_whole_batch(name, shares):
     function, coupled = STRINGS[name]
     _, analysis = check(
         lambda x: tf.nest.flatten(function(x), expand_composites=True), [TEXTS], shares

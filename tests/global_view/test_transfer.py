@@ -9,7 +9,7 @@ import tfdist._src.global_view
 from tfdist._src.global_view.transfer import REMEDIES, Transfer, report
 
 
-def test_the_report():
+def test_the_report_lists_and_adds_up_transfers():
     assert "nothing but the number of rows" in report([])
     found = [
         Transfer("reduce", "MatMul", 2048, (16, 32), "dense/MatMul", "", 4),

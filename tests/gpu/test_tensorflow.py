@@ -1,7 +1,7 @@
 """TensorFlow on a GPU: operations and sums in graphs, training, compressed gradients.
 
 Two workers share it, or have one each where there are two. With TESTS_GPU_OF_THREADS=1 threads
-stand for it, as in tests/strategies/test_gpus.py.
+stand for it, as in tests/strategy/test_gpus.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
-from tests.strategies.comparison import PACKAGE, assert_close, assert_equal
+from tests.strategy.comparison import PACKAGE, assert_close, assert_equal
 
 BEHAVIOURS = f"{PACKAGE}.on_a_gpu"
 TRAININGS = (

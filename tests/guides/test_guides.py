@@ -29,7 +29,7 @@ def outcome(*losses, state="ok", error=None):
         ),
     ],
 )
-def test_row(outcomes, end):
+def test_a_row_has_the_states_and_a_verdict(outcomes, end):
     assert row("a/b", outcomes) == ("a/b", *(o["state"] for o in outcomes), *end)
 
 
@@ -38,14 +38,14 @@ def test_what_rounding_changes_is_noted():
     assert row("a", outcomes)[-1].endswith("; rounded weights change one process by 3e+00")
 
 
-def test_distance():
+def test_the_distance_of_unlike_results_is_infinite():
     assert distance([1.0, {"a": 2.0}], [1.0, {"a": 2.0}]) == 0
     assert distance([1.0], [1.0, 1.0]) == math.inf
     assert distance([math.nan], [math.nan]) == 0
     assert distance([1.0], [math.nan]) == math.inf
 
 
-def test_tables():
+def test_tables_are_written_as_markdown_and_text():
     rows = [row("a|b", [outcome(1.0)] * 3)]
     assert "a\\|b" in markdown(rows)
     assert text(rows).splitlines()[1].split() == ["a|b", "ok", "ok", "ok", "yes"]

@@ -97,7 +97,7 @@ def test_a_tiny_notebook(tmp_path):
         ),
     ],
 )
-def test_verdict(alone, worker, rounded, said):
+def test_verdicts_compare_a_worker_with_one_process(alone, worker, rounded, said):
     found = verdict(alone, worker, rounded)
     assert found == said or (said != "same" and found.startswith(said))
 
@@ -116,7 +116,7 @@ def test_the_cell_that_creates_a_refused_model_is_to_run_in_the_scope():
     assert to_scope(alone, alone) == []
 
 
-def test_cells(tmp_path):
+def test_shell_commands_in_cells_are_left_out(tmp_path):
     made = notebook(
         tmp_path,
         "!pip install keras\n%load_ext a\nif x:\n  !ls\nx = 1",

@@ -32,7 +32,7 @@ _ZYGOTES = 2
 _zygotes: list[Zygote] = []
 
 # Runs a function with models that XLA compiles.
-_COMPILED = "tests.strategies.behaviours.xla:as_elsewhere"
+_COMPILED = "tests.strategy.behaviours.xla:as_elsewhere"
 
 
 class RankError(AssertionError):

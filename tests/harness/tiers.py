@@ -1,4 +1,4 @@
-"""Selects the cases of long lists that run by default; the exhaustive tier runs the rest."""
+"""Selects the cases of long lists that run by default, or that another marker selects."""
 
 from __future__ import annotations
 
@@ -10,20 +10,29 @@ import pytest
 exhaustive = pytest.mark.exhaustive
 
 
-def some(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
+def some(values: Iterable[Any], always: Collection[Any], **marked: Collection[Any]) -> list[Any]:
     """Returns values for `pytest.mark.parametrize`; all except `always` are exhaustive.
 
     Args:
         values: the full list; tuples are values of several parameters.
         always: the values that also run by default.
+        **marked: the values that get another marker, by its name.
 
     Raises:
-        ValueError: `always` has a value that is not in the list.
+        ValueError: `always` or `marked` has a value that is not in the list.
     """
     values = list(values)
-    if strangers := [value for value in always if value not in values]:
-        raise ValueError(f"`always` is a part of `values`. Received: {strangers} besides.")
-    return [_case(value, value in always) for value in values]
+    for name, chosen in {"always": always, **marked}.items():
+        if strangers := [value for value in chosen if value not in values]:
+            raise ValueError(f"`{name}` is a part of `values`. Received: {strangers} besides.")
+    return [
+        _case(
+            value,
+            value in always,
+            [getattr(pytest.mark, name) for name, chosen in marked.items() if value in chosen],
+        )
+        for value in values
+    ]
 
 
 def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
@@ -41,6 +50,6 @@ def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _case(value: Any, default: bool) -> Any:
+def _case(value: Any, default: bool, marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
     arguments = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*arguments, marks=() if default else exhaustive)
+    return pytest.param(*arguments, marks=marks if default else [exhaustive, *marks])

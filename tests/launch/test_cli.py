@@ -70,12 +70,12 @@ def test_every_command_is_there(name, capsys):
     assert stopped.value.code == 0
 
 
-def test_version(capsys):
+def test_the_version_is_printed(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"tfdist {__version__}\n"
 
 
-def test_unknown_command(capsys):
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys):
     assert main(["fly"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

@@ -52,7 +52,7 @@ def test_every_check_answers(title, tmp_path):
 
 
 @exhaustive
-def test_gpus(tmp_path, monkeypatch):
+def test_gpus_are_described_by_their_driver(tmp_path, monkeypatch):
     """Of a driver of threads."""
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
     libraries = gpus.variables(0, "")
@@ -166,7 +166,7 @@ def test_the_supported_versions_are_those_of_the_package():
         assert package + ",".join(bounds) in required
 
 
-def test_version_ranges():
+def test_supported_versions_are_told_from_others():
     for found in ("2.18", "2.18.0", "2.21.3"):
         assert software.supported(found, "2.18", "2.22"), found
     for found in ("2.17.1", "2.9", "2.22.0", "2.22.0rc1", "3.0"):
@@ -212,7 +212,7 @@ def test_the_memory_of_a_container(tmp_path, monkeypatch):
         ({"TFDIST_START_TIMEOUT": "soon"}, None, "tensorflow", "TFDIST_START_TIMEOUT must be"),
     ],
 )
-def test_settings(environment, file, shown, problem, tmp_path):
+def test_wrong_settings_of_keras_are_problems(environment, file, shown, problem, tmp_path):
     if file is not None:
         (tmp_path / "keras.json").write_text(json.dumps(file))
     section = software.check_settings(Context({**environment, "KERAS_HOME": str(tmp_path)}))
@@ -271,14 +271,14 @@ def test_addresses_that_the_workers_have_yet_to_tell(monkeypatch):
     assert "WORLD_SIZE is not set" in problem
 
 
-def test_an_evaluator():
+def test_an_evaluator_is_no_problem():
     config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
     section = workers.check_workers(Context({"TF_CONFIG": json.dumps(config)}))
     assert "evaluator" in rows(section)["this process"]
     assert section.problems == []
 
 
-def test_peers(monkeypatch):
+def test_peers_are_probed_and_addresses_in_use_are_problems(monkeypatch):
     with Reservation(2) as held, socket.create_server(("127.0.0.1", 0)) as server:
         own, closed = (f"127.0.0.1:{port}" for port in held.ports)
         listening = f"127.0.0.1:{server.getsockname()[1]}"
@@ -345,7 +345,7 @@ def test_a_silent_peer_is_a_problem(monkeypatch):
         ("import os; assert 'TF_CONFIG' not in os.environ; print('[]')", "", None),
     ],
 )
-def test_devices(program, shown, problem):
+def test_devices_of_tensorflow_are_shown(program, shown, problem):
     context = Context({"TF_CONFIG": "x"}, timeout=FAR)
     section = hardware.check_devices(context, program)
     assert rows(section)["TensorFlow"].startswith(shown)
@@ -398,7 +398,7 @@ def test_a_wrong_command_line(environment):
     assert done.stderr.count("\n") == 1
 
 
-def test_tls():
+def test_certificates_are_shown_and_expired_ones_are_problems():
     assert rows(workers.check_tls(Context({}))) == {"between workers": "off"}
     good = workers.check_tls(Context(variables()))
     assert good.problems == []

@@ -310,7 +310,7 @@ hear("joined")
 
 @exhaustive
 @pytest.mark.parametrize("spares", [0, 1])
-def test_all_output(elastic, program, tmp_path, spares):
+def test_all_output_includes_that_of_replacements(elastic, program, tmp_path, spares):
     path = program("""
 meet()
 if rank == 1 and life == 0:

@@ -49,7 +49,7 @@ FAILURES = [
 ]
 
 
-def test_one_failure():
+def test_failures_are_described_and_survive_encoding():
     for failure, code, doubt, event in FAILURES:
         assert (failure.code, failure.doubt) == (code, doubt), failure
         assert re.search(event, failure.event)
@@ -78,7 +78,7 @@ def test_one_failure():
         {"more": 1},
     ],
 )
-def test_no_failure(change):
+def test_what_is_no_failure_is_not_decoded(change):
     with pytest.raises(ValueError):
         decode(Failure, {**asdict(failed(1)), "tail": [], "classes": [], **change})
 

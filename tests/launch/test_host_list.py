@@ -9,7 +9,7 @@ import pytest
 from tfdist._src.launch.job.run_options import ListedHost, parse, parse_hosts, read_hostfile
 
 
-def test_lists():
+def test_lists_of_hosts_are_parsed():
     for text, hosts in {
         "a": [("a", None)],
         "a:2,b:3": [("a", 2), ("b", 3)],
@@ -22,7 +22,7 @@ def test_lists():
     assert ListedHost("ann@b").address == "b"
 
 
-def test_wrong_lists():
+def test_wrong_lists_are_refused():
     for text, message in {
         "": "must name at least one host",
         "a:0": "must be an integer >= 1. Received: 'a:0'",
@@ -36,7 +36,7 @@ def test_wrong_lists():
             parse_hosts(text)
 
 
-def test_files(tmp_path):
+def test_hostfiles_are_parsed_and_mistakes_named(tmp_path):
     path = tmp_path / "hosts"
     path.write_text("# all\n\na\nb max_slots=4 slots=2\nc:3 # new\nd  Slots = 4\n[::1] slots=5")
     assert [(host.name, host.workers) for host in read_hostfile(str(path))] == [

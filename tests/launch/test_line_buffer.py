@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfdist._src.launch.job.log_routing import LineAssembler, last_lines
 
 
-def test_prefixed_lines():
+def test_complete_lines_get_a_prefix():
     for pieces, shown in [
         ([b"one\n"], b"[7] one\n"),
         ([b"o", b"n", b"e\ntw", b"o\n"], b"[7] one\n[7] two\n"),
@@ -28,7 +28,7 @@ def test_a_line_without_end_is_broken():
     assert got.replace(b"\n", b"") + lines.flush().rstrip(b"\n") == b"x" * 200_000
 
 
-def test_last_lines(tmp_path):
+def test_the_last_lines_are_kept(tmp_path):
     for content, last in [
         (b"", []),
         (b"\n \n", []),

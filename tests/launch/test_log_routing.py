@@ -34,7 +34,7 @@ def test_chief_only_by_default(launch, script, tmp_path):
     }
 
 
-def test_none(launch, script, tmp_path):
+def test_output_none_leaves_only_log_files(launch, script, tmp_path):
     job = launch("-n", "2", "--output", "none", "--log-dir", str(tmp_path / "logs"), script(TALK))
     assert job.wait() == 0
     assert (job.out, job.err) == ("", "")
@@ -51,7 +51,7 @@ def test_none_shows_the_failure_of_the_chief(launch, script):
     assert "worker 0 failed with exit code 1. Last lines of its output:\n  | no data" in job.err
 
 
-def test_all(launch, script, tmp_path):
+def test_output_all_prefixes_the_lines_of_other_workers(launch, script, tmp_path):
     job = launch("-n", "3", "--output", "all", "--log-dir", str(tmp_path / "logs"), script(TALK))
     assert job.wait() == 0
     assert sorted(job.out.splitlines()) == [

@@ -94,7 +94,7 @@ print("the end")
 
 
 @exhaustive
-def test_the_limit(launch, program, tmp_path):
+def test_a_job_is_not_restarted_beyond_the_limit(launch, program, tmp_path):
     path = program("meet(); step(generation + 1); sys.exit(3 if rank == 1 else stay())")
     job = launch("-n", "2", "--max-restarts", "2", "--grace", "1", path, seconds=SOON)
     assert job.wait() == 3

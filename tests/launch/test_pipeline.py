@@ -14,7 +14,7 @@ from tfdist._src.pipeline.schedules import SCHEDULES
 SIZES = ["pipeline", "--ranks", "4", "--microbatches", "8"]
 
 
-def test_the_comparison(capsys):
+def test_the_comparison_has_a_row_for_each_schedule(capsys):
     assert main(SIZES) == 0
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
     assert list(rows)[2:-1] == list(SCHEDULES)
@@ -53,7 +53,7 @@ def test_a_picture_as_a_file(tmp_path, capsys):
     assert "zbv: 4 ranks" in capsys.readouterr().out
 
 
-def test_no_matplotlib(tmp_path, capsys, monkeypatch):
+def test_a_picture_without_matplotlib_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main([*SIZES, "--schedule", "zbv", "--png", str(tmp_path / "zbv.png")]) == 1
     said = capsys.readouterr().err
@@ -106,7 +106,7 @@ def test_what_cannot_be_done_is_one_clear_line(options, complaint, capsys):
     assert complaint in said
 
 
-def test_help(capsys):
+def test_the_help_names_all_schedules(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["pipeline", "--help"])
     assert stopped.value.code == 0

@@ -29,7 +29,7 @@ def test_ranks_and_settings():
     assert two.settings["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_tf_config():
+def test_each_worker_gets_its_tf_config():
     for plan in plans():
         assert json.loads(plan.settings["TF_CONFIG"]) == {
             "cluster": {"worker": list(ADDRESSES)},

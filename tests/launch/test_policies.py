@@ -306,7 +306,7 @@ ON_HOST_1 = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_follows(kind):
+def test_each_policy_answers_events_with_its_actions(kind):
     for host, hosts, table in [(0, (), ALONE), (0, (1,), WITH_HOST_1), (1, (0,), ON_HOST_1)]:
         for name, (events, *expected) in table.items():
             found = run(make(kind, [0, 1], host, hosts), events, bool(hosts))

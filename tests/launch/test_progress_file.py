@@ -54,7 +54,7 @@ def raised(error):
     return memory.take().raised
 
 
-def test_an_exception():
+def test_an_exception_is_described_by_classes_and_first_line():
     assert raised(ClusterError("wrong\nin detail")) == Raised(
         ("ClusterError", "TfdistError", "ValueError"), (), "wrong"
     )

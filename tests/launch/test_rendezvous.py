@@ -130,7 +130,7 @@ def test_a_host_goes_over_the_wire():
         {"more": 1},
     ],
 )
-def test_no_host(change):
+def test_what_describes_no_host_is_refused(change):
     value = {**asdict(MINE), "ports": [4000, 4001], **change}
     with pytest.raises(ValueError):
         HostInfo.received(value, HELLO)
@@ -159,7 +159,7 @@ def test_no_host_at_all(value):
         (HostInfo(2, 3, "", (1,), version="0"), "host 2 (10.0.0.9) has tfdist 0, host 0 has"),
     ],
 )
-def test_rejections(newcomer, problem):
+def test_newcomers_that_do_not_fit_are_rejected(newcomer, problem):
     said = rejection(newcomer, "10.0.0.9", MINE, {0: "10.0.0.1", 1: "10.0.0.2"})
     assert said.startswith(problem) and bool(said) == bool(problem)
     assert "\n" not in said

@@ -29,6 +29,7 @@ def reports(folder: Path) -> list[dict]:
     return [json.loads(path.read_text()) for path in paths]
 
 
+@pytest.mark.smoke
 def test_what_each_worker_gets(launch, script, tmp_path):
     job = launch("-n", "3", script(REPORT), "--epochs", "3", "-n", "5")
     assert job.wait() == 0, job.err
@@ -103,7 +104,7 @@ def test_too_few_gpus_is_said_once(launch, script, tmp_path):
     assert job.err.startswith("tfdist run: error: --gpus-per-worker 1 with 2 workers")
 
 
-def test_a_module(launch, script, environment, tmp_path):
+def test_a_module_is_run_with_its_arguments(launch, script, environment, tmp_path):
     (tmp_path / "package").mkdir()
     script(REPORT, "package/train.py")
     path = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
@@ -161,6 +162,7 @@ def test_a_job_that_ends_well_leaves_no_folder(launch, script, tmp_path):
     assert job.processes() == set()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("how", "code", "said"),
     some(
@@ -286,7 +288,7 @@ def test_a_worker_that_cannot_be_started(launch, script, tmp_path):
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_dry_run(launch, script, tmp_path):
+def test_a_dry_run_prints_commands_and_starts_nothing(launch, script, tmp_path):
     job = launch("-n", "2", "--dry-run", script(REPORT), "--text", "a b")
     assert job.wait() == 0
     lines = job.out.splitlines()

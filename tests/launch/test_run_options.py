@@ -39,7 +39,7 @@ def test_program_and_its_arguments(line, workers, program):
     assert options.command[2:] == tuple(program.split())
 
 
-def test_every_option():
+def test_every_option_is_parsed():
     line = (
         "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
         "--max-restarts 4 --elastic --spares 2 --metrics-port 9400 --dry-run "

@@ -26,7 +26,7 @@ from tfdist.errors import LaunchError
         (8, 2, 1, (1, 1, 2)),
     ],
 )
-def test_threads(cores, workers, asked, threads):
+def test_cores_are_divided_among_workers(cores, workers, asked, threads):
     names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
     wanted = dict(zip(names, map(str, threads), strict=True))
     assert thread_settings(cores, workers, asked, {}) == wanted

@@ -89,7 +89,7 @@ def nothing_left(hosts):
 
 
 @exhaustive
-def test_two_hosts(served, run, script, tmp_path):
+def test_workers_are_started_on_two_hosts(served, run, script, tmp_path):
     job = run("10.83.0.1:2,second:1", script(REPORT), arguments=["-n", "a b"])
     assert job.wait() == 0, job.err
     found = [facts(tmp_path, rank) for rank in range(3)]
@@ -358,7 +358,7 @@ def test_a_greeting_of_the_shell(hosts, run, script):
 
 
 @exhaustive
-def test_another_version(hosts, run, script, tmp_path):
+def test_a_host_with_another_version_is_refused(hosts, run, script, tmp_path):
     other = tmp_path / "other"
     Path(other).mkdir()
     (other / "sitecustomize.py").write_text("import tfdist._version as v\nv.__version__ = '9.9'\n")
@@ -370,7 +370,7 @@ def test_another_version(hosts, run, script, tmp_path):
 
 @exhaustive
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_restarts(served, hosts, run, script, restarts):
+def test_jobs_on_hosts_are_restarted_as_often_as_allowed(served, hosts, run, script, restarts):
     path = script("""
 if rank == 1 and os.environ["TFDIST_GENERATION"] == "0": sys.exit(5)
 ready()

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import batches, compile_mlp, cross_entropy, fit, mlp, rows
+from tests.strategy.behaviours.common import batches, compile_mlp, cross_entropy, fit, mlp, rows
 from tfdist._src.monitoring.training import record
 
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import batches, cross_entropy, rows, scope
+from tests.strategy.behaviours.common import batches, cross_entropy, rows, scope
 
 SIZE = 24  # rows of a batch, for up to four replicas and as many microbatches
 

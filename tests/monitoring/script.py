@@ -15,7 +15,7 @@ os.environ["TFDIST_HOST"] = os.environ["TF_CONFIG"].rpartition('"index"')[2]
 import keras
 
 import tfdist
-from tests.strategies.behaviours.common import batches, compile_mlp, rows
+from tests.strategy.behaviours.common import batches, compile_mlp, rows
 
 folder, epochs = Path(sys.argv[1]), int(sys.argv[2])
 stop = folder / "stop"

@@ -63,7 +63,7 @@ def workers():
     ]  # fmt: skip
 
 
-def test_a_trace():
+def test_a_trace_holds_the_events_of_both_workers():
     trace = build(workers(), {"steps": [7, 8]})
     check(trace)
     assert trace["otherData"]["clocks"]["1"] == {"offset_us": 1e6, "uncertainty_us": 4.0}

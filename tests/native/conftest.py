@@ -81,7 +81,7 @@ def installation(tmp_path: Path, source: Path) -> Path:
     unwanted = shutil.ignore_patterns("__pycache__", "csrc", "prebuilt")
     shutil.copytree(root / "tfdist", folder / "tfdist", ignore=unwanted)
     shutil.copytree(source, folder / "tfdist" / "csrc")
-    for name in ("setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, folder)
     return folder
 

@@ -64,7 +64,7 @@ def test_every_function_is_declared():
     assert list(declarations()) == list(api.FUNCTIONS)
 
 
-def test_types():
+def test_declared_types_are_those_of_the_header():
     for name, (result, arguments) in declarations().items():
         texts = [] if arguments == "void" else re.split(r",(?![^(]*\))", arguments)
         declared = TYPES[result.strip()], tuple(parameter(text) for text in texts)
@@ -72,7 +72,7 @@ def test_types():
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_structures(name, tmp_path):
+def test_structures_have_the_layout_of_the_compiler(name, tmp_path):
     """The compiler says where the fields are."""
     structure = STRUCTURES[name]
     body = re.search(rf"typedef struct \{{([^}}]*)\}} {name};", HEADER)

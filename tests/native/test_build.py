@@ -129,7 +129,7 @@ def test_another_compiler_compiles_anew(source, options, script):
     assert second.compiler == "compiler 1.0"
 
 
-def test_force(source, options):
+def test_force_compiles_again(source, options):
     first = ensure(options, source)
     second = ensure(options, source, force=True)
     assert second.folder == first.folder
@@ -137,7 +137,7 @@ def test_force(source, options):
     assert value(second) == 1
 
 
-def test_clean(source, options):
+def test_clean_removes_old_builds_and_leftovers_alone(source, options):
     old = ensure(options, source)
     stranger = options.cache / "native" / "stranger.log"
     stranger.touch()
@@ -258,7 +258,7 @@ def test_a_cache_that_cannot_be_written(source, tmp_path, options, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_no_home(source, options, capfd):
+def test_without_a_home_directory_it_is_compiled_elsewhere(source, options, capfd):
     assert value(ensure(NativeOptions(), source)) == 1
     assert "there is no home directory" in capfd.readouterr().err
 

@@ -14,7 +14,7 @@ def paths(output):
     return [Path(path) for path in re.findall(r"^  (/\S+\.so)$", output, flags=re.MULTILINE)]
 
 
-def test_build(installation, python, tmp_path):
+def test_build_compiles_once_and_again_after_a_change(installation, python, tmp_path):
     first = python(installation, "-m", "tfdist", "build")
     assert first.returncode == 0, first.stderr
     assert re.match(r"compiled in \d+\.\d s by \S+ [\d.]+ for TensorFlow 2\.\d+", first.stdout)
@@ -89,7 +89,7 @@ def test_run_with_a_wrong_setting(installation, python):
     assert done.stderr.startswith("tfdist run: error: TFDIST_NATIVE must be 0 or 1")
 
 
-def test_doctor(installation, python):
+def test_doctor_says_whether_the_core_is_compiled(installation, python):
     program = (
         "import os; from tfdist._src.launch.commands.doctor import software; "
         "from tfdist._src.launch.commands.doctor.section import Context; "

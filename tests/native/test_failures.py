@@ -27,7 +27,7 @@ def refusal(function, *arguments, **settings):
     return str(raised.value)
 
 
-def test_no_compiler(source, options, monkeypatch):
+def test_a_missing_compiler_is_named_with_the_remedy(source, options, monkeypatch):
     monkeypatch.setenv("PATH", "")
     message = refusal(ensure, options, source)
     assert message.startswith("No C++ compiler was found (looked for g++, c++, clang++). Install")
@@ -87,11 +87,11 @@ def test_a_failure_is_not_repeated_at_once_but_on_request(source, options, capfd
     assert "compiling" in capfd.readouterr().err
 
 
-def test_no_sources(tmp_path, options):
+def test_missing_sources_are_named(tmp_path, options):
     assert "sources are missing" in refusal(ensure, options, tmp_path)
 
 
-def test_no_tensorflow(source, options, monkeypatch):
+def test_a_missing_tensorflow_is_named(source, options, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert refusal(ensure, options, source).startswith("TensorFlow is not installed")
     assert native.status(options, source).problem.startswith("TensorFlow is not installed")
@@ -159,11 +159,11 @@ def test_a_missing_function(source, options):
     assert "lacks a function" in refusal(load_core, options, source)
 
 
-def test_no_ops(source, options):
+def test_a_build_without_ops_is_refused(source, options):
     assert "no ops for TensorFlow" in refusal(load_op_library, ensure(options, source))
 
 
-def test_switched_off(monkeypatch):
+def test_switching_off_is_respected_and_named(monkeypatch):
     monkeypatch.setenv("TFDIST_NATIVE", "0")
     # Another test may have loaded them in this process.
     monkeypatch.setattr(loading, "_core", None)
@@ -189,11 +189,11 @@ def test_the_switch_is_0_or_1():
         ({"HOME": "/h", "XDG_CACHE_HOME": "/x", "TFDIST_CACHE": "/t"}, "/t"),
     ],
 )
-def test_the_cache(environment, cache):
+def test_the_cache_follows_the_environment(environment, cache):
     assert str(NativeOptions.from_environment(environment).cache) == cache
 
 
-def test_status(source, options, monkeypatch):
+def test_the_status_says_whether_and_where_it_is_compiled(source, options, monkeypatch):
     before = native.status(options, source)
     assert re.fullmatch(
         r"not compiled yet; will be compiled on first use by \S+ [\d.]+", str(before)

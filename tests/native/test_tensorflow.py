@@ -47,7 +47,7 @@ def test_the_search_imports_nothing_heavy(python, installation):
 
 @exhaustive
 @pytest.mark.timeout(1800)
-def test_ops(python, installation):
+def test_ops_are_built_loaded_and_found_by_tensorflow(python, installation):
     write(installation / "tfdist" / "csrc", {"tf/ops.cc": OP})
     built = python(installation, "-m", "tfdist", "build")
     assert built.returncode == 0, built.stderr

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tfdist
 from tests.pipeline.compressed_behaviours import policy_of
 from tests.pipeline.layers import TiedHead
-from tests.strategies.behaviours.hooks import calling_before, running
+from tests.strategy.behaviours.hooks import calling_before, running
 from tfdist._src.comm import native_ops, tokens
 from tfdist._src.sharding import sharded_by
 

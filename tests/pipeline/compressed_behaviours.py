@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdist
 from tests.harness import gpus
 from tests.pipeline.layers import TiedHead
-from tests.strategies.behaviours.compression import codec_of
+from tests.strategy.behaviours.compression import codec_of
 from tfdist._src.comm import native_ops
 from tfdist._src.compression import auto as auto_module
 from tfdist._src.compression.auto import Measurement

@@ -6,7 +6,7 @@ import keras
 
 import tfdist
 from tests.pipeline.faults import model
-from tests.strategies.behaviours.failing_steps import Wears, data, said
+from tests.strategy.behaviours.failing_steps import Wears, data, said
 
 
 def fit(strategy, pipeline, **arguments):

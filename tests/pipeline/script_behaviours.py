@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
-from tests.strategies.failing_saves import save_twice
+from tests.strategy.failing_saves import save_twice
 from tfdist._src.internals.variables import has_value
 from tfdist._src.pipeline.runtime.train_step import StepRunner
 

@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 
 import tfdist
-from tests.strategies.behaviours.common import sgd_with_momentum
+from tests.strategy.behaviours.common import sgd_with_momentum
 
 
 def as_elsewhere(strategy, behaviour, *args):

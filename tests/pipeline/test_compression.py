@@ -11,7 +11,7 @@ from tests.harness import gpus
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 from tfdist.compression import CODECS
 
 PACKAGE = "tests.pipeline.compressed_behaviours"
@@ -38,7 +38,7 @@ def check_equal(results):
         always=[],
     ),
 )
-def test_two_pipelines(codec, tied):
+def test_two_pipelines_train_close_to_exact_gradients(codec, tied):
     results = run("4", "train", codec, 2, tied)
     check_equal(results)
     exact = reference(f"{PACKAGE}:train", None, 0, tied)
@@ -145,7 +145,7 @@ def test_overflow_in_one_pipeline(group):
 
 @exhaustive
 @pytest.mark.parametrize("group", ["4", "4 GPUs"])
-def test_callbacks(group):
+def test_callbacks_change_the_codec_during_training(group):
     results = run(group, "scheduled")
     check_equal(results)
     exact = run(group, "train", None, 2, True)[0]["history"]["loss"]

@@ -17,7 +17,7 @@ from tfdist._src.pipeline.simulation import simulate
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 
 
-def test_commands(capsys):
+def test_commands_in_the_docs_print_what_is_shown(capsys):
     blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
     commands = [part for block in blocks for part in block.split("$ tfdist ")[1:]]
     assert len(commands) >= 4
@@ -38,7 +38,7 @@ def test_the_table_of_bubbles():
                 assert f"{simulate(make_schedule(name, p, m)).bubble:.1%}" == shown
 
 
-def test_the_example(tmp_path, monkeypatch, capsys):
+def test_the_example_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
     codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -60,7 +60,7 @@ def test_the_example(tmp_path, monkeypatch, capsys):
         "simulation",
     ],
 )
-def test_docstrings(module, tmp_path, monkeypatch):
+def test_examples_in_docstrings_hold(module, tmp_path, monkeypatch):
     if module == "simulation":
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

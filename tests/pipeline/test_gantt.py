@@ -60,13 +60,13 @@ def test_a_measured_timeline(tmp_path):
 
 @exhaustive
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
-def test_a_file(name, tmp_path):
+def test_a_picture_is_written(name, tmp_path):
     pytest.importorskip("matplotlib")
     draw(simulate(make_schedule(name, 3, 4)), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_matplotlib(monkeypatch, tmp_path):
+def test_a_picture_without_matplotlib_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="not installed: pip install matplotlib"):
         draw(simulate(make_schedule("gpipe", 1, 1)), tmp_path / "picture.png")

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PACKAGE = "tests.pipeline.batches_behaviours"
 
@@ -33,7 +33,7 @@ def test_ranks_in_the_middle_read_nothing():
         ("another_order", "as many rows with other targets"),
     ],
 )
-def test_different_data(behaviour, said):
+def test_different_data_is_refused_on_all_workers(behaviour, said):
     for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}"):
         assert not done
         assert "ProgramMismatchError" in text

@@ -11,7 +11,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())
 BEHAVIOURS = [
@@ -39,13 +39,13 @@ def check(ranks, behaviour):
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_a_pipeline(behaviour):
+def test_a_pipeline_does_what_one_process_does(behaviour):
     check("2", behaviour)
 
 
 @exhaustive
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
-def test_two_pipelines(behaviour):
+def test_two_pipelines_do_what_one_process_does(behaviour):
     check("4", behaviour)
 
 

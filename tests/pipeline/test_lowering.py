@@ -22,7 +22,7 @@ def words(program):
     return [" ".join(map(word, steps)) for steps in program]
 
 
-def test_gpipe():
+def test_gpipe_receives_before_the_passes_that_need_it():
     assert words(lower(make_schedule("gpipe", 2, 2))) == [
         "F0.0 !a01.0 ?g10.0 F0.1 !a01.1 ?g10.1 B0.0 B0.1",
         "?a01.0 ?a01.1 F1.0 F1.1 B1.0 !g10.0 B1.1 !g10.1",
@@ -46,7 +46,7 @@ def test_nothing_is_sent_within_a_rank():
     )
 
 
-def test_forward_only():
+def test_forward_passes_alone_need_no_gradients():
     assert words(lower(make_schedule("1f1b", 2, 2).forward_only())) == [
         "F0.0 !a01.0 F0.1 !a01.1",
         "?a01.0 ?a01.1 F1.0 F1.1",

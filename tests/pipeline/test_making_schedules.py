@@ -17,7 +17,7 @@ from tfdist.errors import ScheduleError
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule(name):
+def test_every_schedule_is_made_by_its_name(name):
     schedule = make_schedule(name, ranks=3, microbatches=7)
     assert schedule.name == name
     assert (schedule.ranks, schedule.microbatches) == (3, 7)

@@ -9,7 +9,7 @@ from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive
 from tests.pipeline.output_behaviours import EXAMPLES
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PLACE = "tests.pipeline.output_behaviours"
 NAMES = list(EXAMPLES)
@@ -30,11 +30,11 @@ def check(ranks, name):
 
 @exhaustive
 @pytest.mark.parametrize("name", NAMES)
-def test_a_pipeline(name):
+def test_a_pipeline_has_the_losses_and_metrics_of_one_process(name):
     check("2", name)
 
 
 @exhaustive
 @pytest.mark.parametrize("name", NAMES)
-def test_two_pipelines(name):
+def test_two_pipelines_have_the_losses_and_metrics_of_one_process(name):
     check("4", name)

@@ -60,7 +60,7 @@ def check_best(seed):
         ([1, 2, 3], 3, [1, 2]),
     ],
 )
-def test_examples(costs, stages, boundaries):
+def test_examples_are_balanced(costs, stages, boundaries):
     assert balance(matrix(costs), stages) == boundaries
 
 

@@ -34,7 +34,7 @@ def long():
 
 
 @pytest.mark.parametrize(("module", "model"), [("linearize", small), ("choose", long)])
-def test_docstrings(module, model):
+def test_examples_in_docstrings_hold(module, model):
     module = importlib.import_module(f"tfdist._src.pipeline.partition.{module}")
     result = doctest.testmod(module, extraglobs={"model": model and model()})
     assert result.attempted and not result.failed
@@ -93,12 +93,12 @@ def test_too_few_calls(stages):
         partition(model, stages)
 
 
-def test_another_cost():
+def test_an_unknown_cost_is_refused():
     with pytest.raises(ValueError, match=r"`balance` must be one of 'time', .*\. Received: 'size'"):
         partition(gpt(), 2, balance="size")
 
 
-def test_summary():
+def test_the_summary_shows_each_stage_and_its_share():
     model = gpt(blocks=1, dropout=0.0)
     divided = partition(model, 2, cuts=["block_0"])
     seconds = [0.0] * len(divided.graph.calls)

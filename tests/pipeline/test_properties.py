@@ -89,7 +89,7 @@ def test_the_checker_passes(case):
     check(case.schedule)
 
 
-def test_no_deadlock(case):
+def test_no_schedule_deadlocks_at_any_capacity(case):
     for program in (
         lower(case.schedule, case.edges, case.differentiable),
         lower(case.schedule.forward_only(), case.edges),

@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.groups import GROUPS
 from tests.harness.tiers import exhaustive
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PACKAGE = "tests.pipeline.saving_behaviours"
 # Keras does not save the states of dropout, so only these go on as if nothing had happened.
@@ -45,7 +45,7 @@ def test_the_file_is_an_ordinary_model(name, optimizer, saved, loaded, tmp_path)
 
 
 @exhaustive
-def test_weights(tmp_path):
+def test_loaded_weights_predict_as_in_one_process(tmp_path):
     arguments = ("gpt_masked_loss", str(tmp_path))
     reference = run("alone", "train_and_save", *arguments)[0]
     predictions = run("alone", "load_weights", *arguments)[0][0]["predictions"]
@@ -63,7 +63,7 @@ def test_a_file_of_one_process(tmp_path):
 
 
 @exhaustive
-def test_several_pipelines(tmp_path):
+def test_several_pipelines_continue_as_one_process(tmp_path):
     arguments = ("integers", str(tmp_path), "adam")
     results = run("4", "train_and_save", *arguments)
     reference = run("alone", "load", *arguments)[0]
@@ -72,7 +72,7 @@ def test_several_pipelines(tmp_path):
 
 
 @exhaustive
-def test_scaled_losses(tmp_path):
+def test_scales_of_losses_are_saved_and_loaded(tmp_path):
     arguments = ("mixed_float16_gpt", str(tmp_path), "adam")
     run("2", "train_and_save", *arguments)
     reference = run("alone", "load", *arguments)[0]
@@ -82,13 +82,13 @@ def test_scaled_losses(tmp_path):
 
 
 @exhaustive
-def test_export(tmp_path):
+def test_exported_models_predict_as_the_pipeline(tmp_path):
     for result in run("2", "export", "residual_cnn", str(tmp_path)):
         assert_close(result["served"], result["predictions"], "served")
         assert result["held"] < 20
 
 
-def test_description():
+def test_summaries_describe_the_model_and_its_stages():
     reference = run("alone", "describe", "mlp")[0]
     for result in run("2", "describe", "mlp"):
         assert result["count"] == reference["count"]
@@ -99,7 +99,7 @@ def test_description():
 
 
 @exhaustive
-def test_callbacks(tmp_path):
+def test_callbacks_act_as_in_one_process(tmp_path):
     reference = run("alone", "callbacks", "residual_cnn", str(tmp_path / "alone"))[0]
     assert reference == {"restored": True, "changed": True, "epochs": 2}
     for result in run("2", "callbacks", "residual_cnn", str(tmp_path / "2")):
@@ -107,14 +107,14 @@ def test_callbacks(tmp_path):
 
 
 @exhaustive
-def test_backup(tmp_path):
+def test_a_backup_continues_as_in_one_process(tmp_path):
     reference = run("alone", "back_up", "residual_cnn", str(tmp_path / "alone"))[0]
     check(run("2", "back_up", "residual_cnn", str(tmp_path / "2")), reference, "backup")
     assert not list(tmp_path.glob("*/backup"))
 
 
 @exhaustive
-def test_mistakes(tmp_path):
+def test_mistakes_in_loading_are_named_and_change_nothing(tmp_path):
     run("alone", "train_and_save", "mlp", str(tmp_path), "adam")
     for messages, unchanged in run("2", "mistakes", str(tmp_path)):
         uncompiled, other_kind, fewer, transposed, other_model = messages

@@ -52,7 +52,7 @@ def test_one_stage_on_each_rank(name):
 @exhaustive
 @pytest.mark.parametrize("v", [1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved", "looped_bfs"])
-def test_virtual_stages(name, v):
+def test_virtual_stages_divide_the_bubble(name, v):
     # Megatron-LM, section 2.2.2, and breadth-first, section 3: (p - 1)(F + B) / v, where m >= p.
     # With fewer the first rank waits for p - m more microbatches whenever the model goes round.
     for p, m in sizes(most=8 if v == 2 else 5):
@@ -72,7 +72,7 @@ def test_virtual_stages(name, v):
 
 
 @exhaustive
-def test_zb_h1():
+def test_zb_h1_has_the_bubble_and_memory_of_its_paper():
     # Zero bubble, table 2: (p - 1)(F + I - W) where m >= p, with the memory of 1F1B.
     for p, m in sizes():
         schedule = make_schedule("zb_h1", p, m)
@@ -91,7 +91,7 @@ def test_zb_h1_where_passes_differ():
 
 @exhaustive
 @pytest.mark.parametrize("v", [2, 3])
-def test_interleaved_zb(v):
+def test_interleaved_zb_divides_the_bubble_of_zb_h1(v):
     # As zb_h1, with a v-th of the fill; with the memory of interleaved 1F1B.
     for p, m in sizes(most=8 if v == 2 else 4):
         schedule, whole = (
@@ -106,7 +106,7 @@ def test_interleaved_zb(v):
 
 
 @pytest.mark.parametrize("most", MOST)
-def test_zbv(most):
+def test_zbv_has_the_bubble_and_memory_of_its_paper(most):
     # Zero bubble, section 6: no bubble but the fill of (p - 1) stages, F / 2 each, and from
     # m = 2 p - 1 on no rank waits between; with 1F1B's memory, p microbatches of both stages.
     for p, m in sizes(most):
@@ -122,7 +122,7 @@ def test_zbv(most):
 
 
 @pytest.mark.parametrize("most", MOST)
-def test_dualpipev(most):
+def test_dualpipev_has_the_bubble_and_memory_of_its_readme(most):
     # DualPipe, the README's table: (p - 1)(F&B + B - 3 W) of one of two stages, and 2 p + 1
     # activations. F&B, a forward and a backward pass at once, takes F + B here, but the forward
     # pass has its output before the backward pass begins, which halves the bubble.

@@ -9,14 +9,14 @@ from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
 from tests.pipeline.script_behaviours import SCRIPTS
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PLACE = "tests.pipeline.script_behaviours"
 
 
 @exhaustive
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
-def test_a_pipeline(name):
+def test_a_pipeline_gives_what_one_process_gives(name):
     expected = reference(f"{PLACE}:run", name)
     held = {}
     for rank, result in enumerate(GROUPS["2"].run(f"{PLACE}:run", name)):
@@ -29,7 +29,7 @@ def test_a_pipeline(name):
 
 @exhaustive
 @pytest.mark.parametrize("name", ["shared_lookups", "a_metric_of_one_number", "metrics_of_layers"])
-def test_two_pipelines(name):
+def test_two_pipelines_give_what_one_process_gives(name):
     expected = reference(f"{PLACE}:run", name)
     for rank, result in enumerate(GROUPS["4"].run(f"{PLACE}:run", name)):
         assert_close({"told": result["told"]}, {"told": expected["told"]}, f"rank {rank}")
@@ -77,7 +77,7 @@ def test_a_save_of_the_chief_alone(tmp_path):
     assert GROUPS["2"].run(f"{PLACE}:saving_twice", str(tmp_path)) == [True, True]
 
 
-def test_a_clone():
+def test_cloning_is_refused_in_favor_of_the_full_model():
     for error in GROUPS["2"].run(f"{PLACE}:cloning"):
         assert "model.full_model()" in error
 

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
 from tests.harness.tiers import exhaustive, some
-from tests.strategies.comparison import assert_close
+from tests.strategy.comparison import assert_close
 
 PACKAGE = "tests.pipeline.sharded_behaviours"
 AS_ELSEWHERE = f"{PACKAGE}:as_elsewhere"
@@ -37,7 +37,7 @@ def check(results, expected, weights):
     ("group", "name", "pipeline"),
     [("4", "gpt_masked_loss", 2), ("4", "encoder_decoder", 2), ("2", "several_outputs", 1)],
 )
-def test_training(group, name, pipeline):
+def test_sharded_pipelines_train_as_one_process(group, name, pipeline):
     arguments = ("behaviours:train", name, "1f1b", 4, pipeline, False)
     check(run(group, *arguments), reference(AS_ELSEWHERE, *arguments), "weights")
 
@@ -49,7 +49,7 @@ def test_training(group, name, pipeline):
         always=[],
     ),
 )
-def test_keras(behaviour):
+def test_sharded_pipelines_do_what_keras_does(behaviour):
     name = f"keras_behaviours:{behaviour}"
     check(run("4", name), reference(AS_ELSEWHERE, name), "own")
 
@@ -63,7 +63,7 @@ def test_each_has_its_share(name):
 
 @exhaustive
 @pytest.mark.parametrize("optimizer", ["adam", "nadam"])
-def test_files(optimizer, tmp_path):
+def test_files_of_sharded_pipelines_are_whole(optimizer, tmp_path):
     arguments = ("integers", str(tmp_path), optimizer)
     results = run("4", "saving_behaviours:train_and_save", *arguments)
     reference = run("alone", "saving_behaviours:load", *arguments)[0]

@@ -15,7 +15,7 @@ def times(timeline):
     ]
 
 
-def test_a_chain():
+def test_a_chain_of_two_stages_is_timed():
     timeline = simulate(make_schedule("gpipe", 2, 1), Costs(1, 2, 3, transfer=0.5))
     assert times(timeline) == [["F0.0 0-1", "B0.0 8-13"], ["F1.0 1.5-2.5", "B1.0 2.5-7.5"]]
     assert timeline.makespan == 13
@@ -68,7 +68,7 @@ def test_costs_of_stages():
         (Costs(transfer=-1), "`transfer` .* Received: -1"),
     ],
 )
-def test_wrong_costs(costs, complaint):
+def test_wrong_costs_are_refused(costs, complaint):
     with pytest.raises(ValueError, match=complaint):
         simulate(make_schedule("zbv", 2, 2), costs)
 

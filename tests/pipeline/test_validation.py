@@ -58,7 +58,7 @@ def test_what_is_wrong_is_named(lines, complaint):
     assert "\n" not in str(raised.value)
 
 
-def test_no_ranks():
+def test_a_schedule_without_ranks_is_refused():
     with pytest.raises(ScheduleError, match="no ranks"):
         check(Schedule("empty", ()))
 
@@ -71,7 +71,7 @@ def refused(schedule: Schedule, lists: list[list[Action]], *named: Action) -> No
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_changed_schedules(name):
+def test_changed_schedules_are_refused(name):
     draw = random.Random(name)
     schedule = make_schedule(name, ranks=3, microbatches=5)
     for _ in range(20):
@@ -105,7 +105,7 @@ def test_mixed_backward_passes(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_exchanged_actions(name):
+def test_exchanged_actions_are_refused(name):
     # Two actions of one microbatch, or forward passes of one stage, need their order.
     schedule = make_schedule(name, ranks=3, microbatches=4)
     for rank, own in enumerate(schedule.actions):
@@ -149,7 +149,7 @@ def test_edges_that_are_none(edges, differentiable, complaint):
         check(make_schedule("gpipe", 2, 2), edges, differentiable)
 
 
-def test_peak_activations():
+def test_peak_activations_count_what_is_not_freed():
     schedule = read("F0.0 F0.1 I0.0 I0.1 W0.0 W0.1 F0.2 B0.2")
     assert peak_activations(schedule) == (2,)
     schedule = read("F0.0 F0.1 I0.0 F0.2 I0.1 F0.3 I0.2 I0.3 W0.0 W0.1 W0.2 W0.3")

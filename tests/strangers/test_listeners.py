@@ -139,7 +139,7 @@ def mebibytes() -> float:
     ("seconds", "most_silent"), [(0.15, 50), pytest.param(60.0, 1000, marks=exhaustive)]
 )
 @pytest.mark.parametrize("listener", LISTENERS, ids=lambda one: one.__name__)
-def test_strangers(listener, seconds, most_silent, capfd):
+def test_strangers_do_not_keep_a_listener_from_honest_peers(listener, seconds, most_silent, capfd):
     draw = random.Random(0)
     with listener() as one:
         one.serve_peer()

@@ -287,7 +287,7 @@ def waited(call):
         call.run(lambda frame: False, FAR)
 
 
-def test_limits():
+def test_limits_follow_the_options():
     short = make_terms(Options(heartbeat_timeout=2.0, start_timeout=5.0))
     assert short.patience == Patience(2.0, 2.0)
     assert (short.timeout, short.busy) == (5.0, Options().collective_timeout)

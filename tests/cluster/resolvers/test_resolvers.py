@@ -112,7 +112,7 @@ def test_what_is_found():
     assert {engine for _, engine, *_ in FOUND} == {"", *RESOLVERS}
 
 
-def test_contradictions():
+def test_contradictions_in_the_environment_are_refused():
     for environ, said in WRONG:
         with pytest.raises(ClusterError) as caught:
             find(environ)

@@ -135,7 +135,7 @@ std::map<std::string, Function> AllFunctions() {
   all["tfdist_reduce_" #name] = Bound(device::tfdist_reduce_##name);
   TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ADD)
 #undef TFDIST_ADD
-  // That of benchmarks/gpus/product.cu, whose result nobody wants.
+  // That of benchmarks/gpu/product.cu, whose result nobody wants.
   all["benchmark_product"] = {[](void**, unsigned) { return [] {}; }};
 #define TFDIST_ADD(name, F)                                          \
   all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name); \

@@ -16,7 +16,7 @@ def found(folder, *logs):
     return [(finding.kind, " ".join(sentences(finding))) for finding in findings]
 
 
-def test_mismatches(tmp_path):
+def test_mismatches_are_named_by_what_differs(tmp_path):
     changes = {
         "the kind": {"kind": "all_gather"},
         "the name": {"name": "w"},
@@ -71,7 +71,7 @@ WAITING = [*FIRST, record(17, 28.8)]
 GAVE_UP = [*FIRST, record(17, 28.8, 50.0, failed=True)]
 
 
-def test_absences(tmp_path):
+def test_absent_ranks_are_named_with_what_they_did_last(tmp_path):
     others = [log(r, group(r, WAITING)) for r in range(3)]
     gave_up = [
         log(r, group(r, GAVE_UP, aborted=f"It has waited. It was noticed in x of rank {r}."))

@@ -32,7 +32,7 @@ JOB = [log(r, group(r, WAITING), reasons=[(40, "stall", "It waits.")]) for r in 
 JOB.append(log(3, group(3, ABSENT), stacks=STACK))
 
 
-def test_clocks(tmp_path):
+def test_times_are_corrected_by_clock_offsets(tmp_path):
     def times(*logs):
         return [round(one.written - START, 3) for one in diagnosis(tmp_path, *logs).workers]
 
@@ -157,7 +157,7 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
     )
 
 
-def test_the_command(tmp_path, capsys):
+def test_the_command_prints_the_report_and_json(tmp_path, capsys):
     folder = write(tmp_path / "logs", *JOB[1:])
     assert main(["doctor", "--flight", str(folder)]) == 0
     text = capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_nobody_is_accused_wrongly(tmp_path):
 
 
 @exhaustive
-def test_many_ranks(tmp_path):
+def test_the_absent_one_of_many_ranks_is_found(tmp_path):
     size = 256
     done = [record(n, n, n + 0.5, last=(n % size, n + 0.4)) for n in range(1, 1000)]
     ranks = range(size)

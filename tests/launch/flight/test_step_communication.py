@@ -74,7 +74,7 @@ def test_what_stages_send_each_other(tmp_path, capsys):
     ]
 
 
-def test_the_section(tmp_path, capsys):
+def test_the_section_lists_what_steps_communicate(tmp_path, capsys):
     # Rank 1 has not ended its first step, and does not know the number of rows.
     unknown = step(rows=None, transfers=({**GATHERED, **OF_UNKNOWN_ROWS}, REDUCED))
     many = [{**REDUCED, "where": f"layer {i}"} for i in range(12)]

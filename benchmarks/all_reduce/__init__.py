@@ -1,0 +1,1 @@
+"""The benchmark of all-reduces: backends, their ranks, hosts, rounds and figures."""

@@ -1,0 +1,202 @@
+"""Measures an all-reduce of float32 by tfdist's core and by its peers, in turns.
+
+    python -m benchmarks.all_reduce --ranks=2 --sizes=1KiB,1MiB,64MiB --json=all_reduce.json
+
+The ranks of all backends are started and sleep; then, for each size, the backends have short
+rounds in turns while the others sleep. So a disturbance of the machine hits all alike, and what
+counts is the ratio in the same round. The backends:
+
+  native     tfdist's core by its C API
+  native_op  the same as an operation of TensorFlow, in a tf.function
+  gloo       torch.distributed over gloo          pip install torch==2.13.0
+  mpi        Open MPI                             apt-get install openmpi-bin libopenmpi-dev
+  impi       Intel MPI                            pip install impi-rt impi-devel
+  tf_ring    TensorFlow's RING collectives
+  memcpy     the limit: all ranks copy at the same time
+
+For each size and backend there are the time (the median of the rounds), algbw = size / time,
+busbw = algbw * 2 (n - 1) / n on n ranks (algbw for memcpy), the best round's busbw, the number of
+wrong elements, and the ratio of busbw to native's, or to the first backend's without native; all
+bandwidths in 10^9 bytes per second. Beside it stands how many nanoseconds a word took from core to
+core at that time. Backends that cannot run are reported with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks.all_reduce.backends import BACKENDS
+from benchmarks.all_reduce.cleanup import undisturbed
+from benchmarks.all_reduce.distance import measure_distance
+from benchmarks.all_reduce.figures import format_table, make_rows
+from benchmarks.all_reduce.hosts import Hosts, make_hosts, parse_hosts
+from benchmarks.all_reduce.job import Job, MissingError
+from benchmarks.all_reduce.plot import INSTALL, can_plot, plot
+from benchmarks.all_reduce.rounds import take_rounds
+from benchmarks.all_reduce.sizes import format_size, parse_size
+from benchmarks.all_reduce.team import Team, TeamError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("ranks", ["2"], "numbers of ranks, each 2 or more")
+flags.DEFINE_list(
+    "sizes",
+    ["1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"],
+    "sizes of the float32 vector: bytes, KiB, MiB or GiB",
+)
+flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}")
+flags.DEFINE_integer("rounds", 10, "rounds for each size", lower_bound=1)
+flags.DEFINE_string(
+    "hosts",
+    "",
+    "netns:N spreads the ranks over N network namespaces on a bridge, which takes root and "
+    "iproute2; empty for this host",
+)
+flags.DEFINE_string("rate", "", "what each host may send, as tc writes it: 1gbit; empty for all")
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for gloo")
+flags.DEFINE_string(
+    "impi_root", "", "folder of Intel MPI; by default this Python's environment, or torch_python's"
+)
+flags.DEFINE_bool(
+    "in_place", True, "reduce in place; else native, mpi and impi write to another buffer"
+)
+flags.DEFINE_float("timeout", 120.0, "seconds to wait for a rank's answer", lower_bound=1)
+flags.DEFINE_string("json", None, "file to write the rows to")
+flags.DEFINE_string("plot", None, "picture to draw: a .png file; takes matplotlib")
+
+
+def at_least_two(counts: list[str]) -> bool:
+    """Whether these are numbers of ranks."""
+    return all(count.isdigit() and int(count) >= 2 for count in counts)
+
+
+def all_known(names: list[str]) -> bool:
+    """Whether these are backends."""
+    return set(names) <= set(BACKENDS)
+
+
+flags.register_validator("ranks", at_least_two, "each is a number from 2")
+flags.register_validator("backends", all_known, f"any of {', '.join(BACKENDS)}")
+
+
+def main(_: list[str]) -> int:
+    """Measures, prints a table for each number of ranks, and writes rows and picture.
+
+    Returns:
+        1 where any element came out wrong.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    try:
+        sizes = list(map(parse_size, FLAGS.sizes))
+        hosts = parse_hosts(FLAGS.hosts)
+    except ValueError as error:
+        raise app.UsageError(str(error)) from None
+    if FLAGS.plot and not can_plot():
+        print(INSTALL, file=sys.stderr)
+    rows: list[dict[str, Any]] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="all_reduce_") as folder,
+        make_hosts(hosts, FLAGS.rate) as made,
+    ):
+        for ranks in map(int, FLAGS.ranks):
+            group = measure(ranks, sizes, made, Path(folder))
+            print(f"{ranks} ranks", format_table(group), sep="\n", end="\n\n", flush=True)
+            rows += group
+    if FLAGS.json:
+        Path(FLAGS.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if FLAGS.plot and can_plot():
+        plot(rows, FLAGS.plot)
+    return int(any(row.get("wrong") for row in rows))
+
+
+def measure(ranks: int, sizes: list[int], hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
+    """Rows of all backends on some ranks, those of what is missing last; files go to a folder."""
+    rows: list[dict[str, Any]] = []
+    missing: dict[str, str] = {}
+    with start_teams(ranks, hosts, folder, missing) as teams:
+
+        def drop(backend: str, reason: str) -> None:
+            report(f"{backend}: {reason}")
+            missing[backend] = reason
+            teams.pop(backend).stop()
+
+        for backend, team in list(teams.items()):
+            try:
+                team.gather()
+            except TeamError as error:
+                drop(backend, str(error))
+        for size in sizes:
+            start = time.monotonic()
+            cores_ns = measure_distance(folder)
+            times = take_rounds(dict(teams), size, FLAGS.rounds, drop)
+            group = make_rows(ranks, size, times, cores_ns)
+            figures = "  ".join(f"{r['backend']} {r['busbw_gbps']:.3g}" for r in group)
+            spent = time.monotonic() - start
+            report(f"{ranks} ranks, {format_size(size)}, {spent:.0f} s, GB/s: {figures}")
+            rows += group
+    for backend, reason in missing.items():
+        rows.append({"backend": backend, "ranks": ranks, "missing": reason})
+    return rows
+
+
+@contextlib.contextmanager
+def start_teams(
+    ranks: int, hosts: Hosts, folder: Path, missing: dict[str, str]
+) -> Iterator[dict[str, Team]]:
+    """Starts the ranks of all backends, and ends those that are left in the dictionary.
+
+    Args:
+        ranks: how many for each backend.
+        hosts: where.
+        folder: for files.
+        missing: filled for each backend that cannot run with the reason.
+    """
+    teams: dict[str, Team] = {}
+    try:
+        for backend in FLAGS.backends:
+            own = folder / f"{backend}_{ranks}"
+            own.mkdir()
+            job = Job(
+                ranks=ranks,
+                hosts=hosts,
+                control=own / "control",
+                folder=own,
+                builds=folder,
+                torch_python=FLAGS.torch_python,
+                impi_root=FLAGS.impi_root,
+                in_place=FLAGS.in_place,
+            )
+            try:
+                processes = BACKENDS[backend](job)
+            except MissingError as error:
+                report(f"{backend}: {error}")
+                missing[backend] = str(error)
+                continue
+            report(f"{backend}: starting {ranks} ranks")
+            teams[backend] = Team(job, processes, FLAGS.timeout)
+        yield teams
+    finally:
+        with undisturbed():
+            for team in teams.values():
+                team.stop()
+
+
+def report(line: str) -> None:
+    """Tells how it goes."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        app.run(main)
+    except KeyboardInterrupt:
+        sys.exit(130)

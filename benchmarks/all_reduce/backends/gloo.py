@@ -1,0 +1,14 @@
+"""Gloo, through `torch.distributed`."""
+
+from __future__ import annotations
+
+from benchmarks.all_reduce.job import Job, Process
+from benchmarks.all_reduce.python import ENVIRONMENT, require
+
+
+def gloo(job: Job) -> list[Process]:
+    """One process per rank."""
+    remedy = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
+    require(job.torch_python, "torch", remedy)
+    program = [job.torch_python, "-m", "benchmarks.all_reduce.ranks.gloo"]
+    return job.each_rank(*program, env={**ENVIRONMENT, "GLOO_SOCKET_IFNAME": job.hosts.interface})

@@ -1,0 +1,12 @@
+"""The machine's limit: every rank copies, without connection to anything."""
+
+from __future__ import annotations
+
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, Process
+
+
+def memcpy(job: Job) -> list[Process]:
+    """One process per rank."""
+    program = build("gcc", [RANKS / "memcpy.c"], job.builds / "memcpy")
+    return job.each_rank(str(program))

@@ -1,0 +1,39 @@
+"""tfdist's own core by its C API, without TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from benchmarks.all_reduce.compiling import RANKS, build
+from benchmarks.all_reduce.job import Job, MissingError, Process
+from benchmarks.all_reduce.python import ENVIRONMENT
+
+
+def native(job: Job) -> list[Process]:
+    """One process per rank."""
+    core, headers = find_core()
+    loop = build(
+        "gcc", [RANKS / "native.c"], job.builds / "loop.so",
+        "-fPIC", "-shared", f"-I{headers}", str(core), f"-Wl,-rpath,{core.parent}",
+    )  # fmt: skip
+    program = [sys.executable, "-m", "benchmarks.all_reduce.ranks.native", str(core), str(loop)]
+    return job.each_rank(*program, str(int(job.in_place)), env=ENVIRONMENT)
+
+
+def find_core() -> tuple[Path, Path]:
+    """The library that tfdist itself loads, compiled where that has not been done, and its headers.
+
+    Raises:
+        MissingError: tfdist is not installed, or has no core here.
+    """
+    try:
+        from tfdist._src import native as package
+        from tfdist._src.native.compilation import SOURCE
+        from tfdist.errors import NativeUnavailableError
+    except ImportError as error:
+        raise MissingError(f"{error}; pip install -e . where setup.cfg lies") from None
+    try:
+        return package.load().build.core, SOURCE
+    except NativeUnavailableError as error:
+        raise MissingError(" ".join(str(error).split())[:500]) from None

@@ -1,0 +1,40 @@
+"""The C programs of some backends are compiled when they are needed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.all_reduce.job import MissingError
+
+RANKS = Path(__file__).parent / "ranks"
+
+
+def build(compiler: str, sources: Sequence[Path], output: Path, *options: str) -> Path:
+    """Compiles sources into one program or library, unless that has been done.
+
+    Args:
+        compiler: a command: `gcc`, `g++`, `mpicc`.
+        sources: files in C or C++.
+        output: the file to make.
+        options: more arguments, put behind the sources.
+
+    Returns:
+        The file made.
+
+    Raises:
+        MissingError: there is no such compiler, or it refuses the sources.
+    """
+    if output.exists():
+        return output
+    command = [compiler, "-O3", *map(str, sources), "-o", str(output), *options]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    except FileNotFoundError:
+        raise MissingError(f"there is no {compiler}; apt-get install build-essential") from None
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error" in line]
+        first = (errors or done.stderr.splitlines() or ["no message"])[0]
+        raise MissingError(f"{compiler} fails: {first}")
+    return output

@@ -1,0 +1,46 @@
+"""tfdist's core without TensorFlow: connects the ranks, then makes and measures all in C."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+
+from benchmarks.all_reduce.ranks import rank
+from benchmarks.all_reduce.ranks.mesh import connect
+
+
+def main() -> None:
+    """Joins the group and serves.
+
+    Before the usual arguments come the core, the loop, and 1 for a reduction in place.
+    """
+    core_path, loop_path, in_place = sys.argv[1:4]
+    arguments = rank.read_arguments()
+    core = ctypes.CDLL(core_path)
+    core.tfd_segment_bytes.restype = ctypes.c_size_t
+    mesh = connect(arguments, core.tfd_segment_bytes)
+    loop = ctypes.CDLL(loop_path)
+    loop.serve.restype = ctypes.c_char_p
+    failure = loop.serve(
+        arguments.control.encode(),
+        int(in_place),
+        mesh.rank,
+        mesh.size,
+        (ctypes.c_char_p * mesh.size)(*(name.encode() for name in mesh.ranks)),
+        _ints(mesh.hosts),
+        _ints(mesh.control),
+        _ints(mesh.data),
+        mesh.segment,
+        ctypes.c_size_t(mesh.segment_bytes),
+    )
+    if failure:
+        sys.exit(failure.decode())
+
+
+def _ints(values: Sequence[int]) -> ctypes.Array[ctypes.c_int]:
+    return (ctypes.c_int * len(values))(*values)
+
+
+if __name__ == "__main__":
+    main()

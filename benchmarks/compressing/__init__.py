@@ -1,1 +1,0 @@
-"""The parts of `compression.py`: codecs, the task, its workers, the rounds, and the figures."""

@@ -1,0 +1,1 @@
+"""The benchmark of compression: codecs, the task, its workers, the rounds, and the figures."""

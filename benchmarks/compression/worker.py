@@ -1,0 +1,29 @@
+"""A worker's process: settings that the frameworks read when they are imported, then steps."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+
+from benchmarks.compression.tasks import TASKS
+from benchmarks.step_time.place import take_place
+from benchmarks.step_time.serving import serve
+
+
+def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[str]) -> None:
+    """Trains until the driver is gone.
+
+    Args:
+        pipe: to the driver.
+        codec: a name of `codecs`.
+        model: a key of `TASKS`.
+        rank: of this worker, which is also the number of its core.
+        addresses: of all workers.
+    """
+    take_place(rank, addresses)
+    from benchmarks.compression.training import train
+
+    train(TASKS[model], codec, len(addresses), pipe)
+
+
+if __name__ == "__main__":
+    serve(work)

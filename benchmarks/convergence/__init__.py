@@ -1,0 +1,1 @@
+"""The benchmark of convergence: tasks, recipes, workers, and the table."""

@@ -1,0 +1,50 @@
+"""The example `char_lm.py`: the same model, data and optimizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from absl import flags
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+import char_lm
+
+from benchmarks.convergence.job import Outcome
+from benchmarks.convergence.recipes import brings_momentum
+
+BATCH = 64
+
+
+def train(strategy: Any, codec: Any, rate: float, steps: int, seed: int) -> Outcome:
+    """Trains by Adam; if the codec brings momentum along, without Adam's own.
+
+    Args:
+        strategy: that compresses by the codec.
+        codec: with its settings; None for none.
+        rate: the learning rate is the example's times this.
+        steps: of the optimizer.
+        seed: of weights and batches.
+
+    Returns:
+        The loss on modules that are not trained on.
+    """
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS([sys.argv[0]])  # The example's, which are for another command line.
+    flags.FLAGS.seed = seed
+    keras.utils.set_random_seed(seed)
+    text = char_lm.read_library()
+    seen, unseen = np.split(text, [len(text) * 9 // 10])
+    with strategy.scope():
+        model = char_lm.build_model()
+        momentum = {"momentum": 0.0} if brings_momentum(codec) else {}
+        rate *= flags.FLAGS.learning_rate
+        optimizer = char_lm.make_optimizer(rate, steps, **momentum)
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    pieces = char_lm.draw(seen, steps * BATCH)
+    model.fit(*pieces, batch_size=BATCH, shuffle=False, verbose=0)
+    held_out = model.evaluate(*char_lm.draw(unseen, 1024), batch_size=256, verbose=0)
+    return Outcome({"held out": held_out}, model.get_weights())

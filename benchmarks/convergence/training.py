@@ -1,0 +1,29 @@
+"""Trains by a codec's recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import keras
+
+import tfdist
+from benchmarks.convergence.job import Job, Outcome
+from benchmarks.convergence.recipes import codec_of, recipe_of
+from benchmarks.convergence.tasks import TASKS
+from tfdist.compression import Policy
+
+
+def train(job: Job) -> Outcome:
+    """Trains on all workers, which call this together."""
+    task, recipe = TASKS[job.task], recipe_of(job.task, job.codec)
+    codec = codec_of(job.codec, recipe)
+    policy = None if codec is None else Policy(codec, smallest=task.smallest)
+    strategy = tfdist.MultiWorkerMirroredStrategy(compression=policy)
+    keras.backend.clear_session()
+    # A task's module is imported where it is trained: an example defines flags of its own.
+    module = importlib.import_module(task.module)
+    before = tfdist.collective.statistics().sent_bytes
+    outcome: Outcome = module.train(strategy, codec, recipe.rate, job.steps, job.seed)
+    sent = tfdist.collective.statistics().sent_bytes - before
+    return dataclasses.replace(outcome, sent_bytes=sent)

@@ -1,1 +1,0 @@
-"""The parts of `convergence.py`: tasks, recipes, workers, and the table."""

@@ -1,0 +1,1 @@
+"""The benchmark of pipelines: processes that train in stages, and the figures of their steps."""

@@ -1,0 +1,179 @@
+"""Measures training steps of a model in stages against one process, torch and the simulator.
+
+    python -m benchmarks.pipeline --stages=2 --microbatches=8 \\
+        --schedules=gpipe,1f1b,zb_h1,zbv --json=pipeline.json
+    python -m benchmarks.pipeline --padded --stages=4 --microbatches=8
+
+The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of 32. The backends:
+
+  tfdist        fit under tfdist.PipelineStrategy, a stage or two on each worker
+  torch         torch.distributed.pipelining over gloo; pip install torch==2.13.0
+  single        plain fit of the whole model in one process
+  torch_single  a plain loop over torch's
+  tfdist_xla    with --jit: tfdist with jit_compile=True
+  single_xla    with --jit: single with jit_compile=True
+
+Every worker has a core and a thread for itself, where there are enough. The processes of all
+backends are started and sleep; then, round after round, each takes some steps while the others
+sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the same
+round.
+
+With --padded the stages wait instead of computing, all equally long: --pass_ms for the forward
+pass of a microbatch through all stages of a worker, and for each half of the backward pass. So
+more workers than cores run truly, and what the step takes beyond the simulator's time is what
+tfdist adds. With --pass_ms=0 nothing else is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.pipeline.backends import BACKENDS, TORCH_SCHEDULES, Entry, entries
+from benchmarks.pipeline.batch import WORKLOADS
+from benchmarks.pipeline.figures import format_table, make_rows
+from benchmarks.pipeline.simulating import measured, padded, picture, resimulated
+from benchmarks.pipeline.team import Team
+from benchmarks.step_time.members import TeamError
+from tfdist._src.pipeline.schedules import SCHEDULES
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("stages", ["2"], "numbers of workers; some schedules have two stages on each")
+flags.DEFINE_list("microbatches", ["8"], "into how many parts a batch is cut")
+flags.DEFINE_list("schedules", ["gpipe", "1f1b", "zb_h1", "zbv"], f"any of {', '.join(SCHEDULES)}")
+flags.DEFINE_list(
+    "backends",
+    [name for name, backend in BACKENDS.items() if not backend.compiled],
+    f"any of {', '.join(BACKENDS)}",
+)
+flags.DEFINE_bool("jit", False, "also Keras's backends with jit_compile=True")
+flags.DEFINE_enum("model", "gpt", list(WORKLOADS), "`tiny` is soon done")
+flags.DEFINE_bool("padded", False, "stages that wait; takes the backend tfdist alone")
+flags.DEFINE_float("pass_ms", 50.0, "how long padded stages wait", lower_bound=0)
+flags.DEFINE_integer("starts", 2, "sets of processes", lower_bound=1)
+flags.DEFINE_integer("rounds", 5, "rounds with each set", lower_bound=2)
+flags.DEFINE_integer("steps", 2, "steps in a round", lower_bound=1)
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch")
+flags.DEFINE_string("json", None, "file to write the rows to")
+flags.DEFINE_string("png", None, "folder for pictures of what tfdist ran; takes matplotlib")
+
+
+def are_counts(counts: list[str]) -> bool:
+    """Whether these are numbers of something."""
+    return all(count.isdigit() and int(count) for count in counts)
+
+
+for name in ("stages", "microbatches"):
+    flags.register_validator(name, are_counts, "each is a number from 1")
+for name, known in (("schedules", SCHEDULES), ("backends", BACKENDS)):
+    flags.register_validator(
+        name, lambda names, known=known: set(names) <= set(known), f"any of {', '.join(known)}"
+    )
+
+
+def main(_: list[str]) -> None:
+    """Measures, prints a table for each number of workers, and writes the rows."""
+    rows = []
+    for stages in map(int, FLAGS.stages):
+        run = Run(stages)
+        for start in range(FLAGS.starts):
+            run.measure(start)
+        group = run.rows()
+        print(format_table(group), end="\n\n", flush=True)
+        rows += group
+    if FLAGS.json:
+        with open(FLAGS.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+class Run:
+    """The measurement with one number of workers.
+
+    Args:
+        stages: the workers of each pipeline.
+    """
+
+    def __init__(self, stages: int) -> None:
+        self._stages = stages
+        backends = ["tfdist"] if FLAGS.padded else list(FLAGS.backends)
+        if FLAGS.jit:
+            compiled = (f"{backend}_xla" for backend in backends)
+            backends += [name for name in compiled if name in BACKENDS and name not in backends]
+        counts = [int(count) for count in FLAGS.microbatches]
+        self._times: dict[Entry, list[float]] = {
+            entry: [] for entry in entries(backends, FLAGS.schedules, counts)
+        }
+        self._missing = {
+            entry: "torch has no such schedule"
+            for entry in self._times
+            if entry.backend == "torch" and entry.schedule not in TORCH_SCHEDULES
+        }
+        self._simulated: dict[Entry, float] = {}
+        self._first: dict[Entry, float] = {}
+
+    def measure(self, start: int) -> None:
+        """Starts processes, and times rounds of steps."""
+        teams: dict[str, Team] = {}
+        order = self._left()
+        order = order[start % len(order) :] + order[: start % len(order)]
+        try:
+            for entry in order:
+                with self._noting(entry):
+                    if entry.backend not in teams:
+                        teams[entry.backend] = self._start(entry.backend)
+                    seconds = teams[entry.backend].first_step(entry)
+                    self._first.setdefault(entry, seconds)
+            for turn in range(FLAGS.rounds):
+                for entry in order[:: -1 if turn % 2 else 1]:
+                    with self._noting(entry):
+                        if entry not in self._missing:
+                            seconds = teams[entry.backend].steps(entry, FLAGS.steps)
+                            self._times[entry].append(seconds / FLAGS.steps)
+            if start == 0:
+                self._simulate(teams)
+        finally:
+            for team in teams.values():
+                team.stop()
+        print(f"{self._stages} workers, set {start + 1} done", file=sys.stderr)
+
+    def rows(self) -> list[dict[str, object]]:
+        """What was measured."""
+        times = {entry: self._times[entry] for entry in self._left()}
+        return make_rows(self._stages, times, self._missing, self._simulated, self._first)
+
+    def _start(self, backend: str) -> Team:
+        seconds = FLAGS.pass_ms / 1e3 if FLAGS.padded else None
+        return Team(backend, self._stages, FLAGS.model, seconds, FLAGS.torch_python)
+
+    def _simulate(self, teams: dict[str, Team]) -> None:
+        for entry in self._left():
+            if not (BACKENDS[entry.backend].in_stages and entry.backend != "torch"):
+                continue
+            with self._noting(entry):
+                timeline = measured(entry, self._stages, teams[entry.backend].timeline(entry))
+                if FLAGS.png:
+                    picture(timeline, entry, FLAGS.png)
+                ideal = padded(entry, self._stages, FLAGS.pass_ms) if FLAGS.padded else None
+                self._simulated[entry] = (ideal or resimulated(timeline)).makespan
+
+    def _left(self) -> list[Entry]:
+        return [entry for entry in self._times if entry not in self._missing]
+
+    @contextlib.contextmanager
+    def _noting(self, entry: Entry) -> Iterator[None]:
+        """Notes why an entry fails; what else its processes were to do is lost with them."""
+        try:
+            yield
+        except (MissingError, TeamError) as error:
+            for other in self._left():
+                if other.backend == entry.backend:
+                    self._missing[other] = str(error)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,90 @@
+"""The processes of one backend, started once and asked for some steps at a time."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from benchmarks.all_reduce.python import require
+from benchmarks.pipeline.backends import BACKENDS, Entry
+from benchmarks.step_time.backends import INSTALL_TORCH
+from benchmarks.step_time.members import Members
+from benchmarks.step_time.team import free_addresses
+
+Times = list[list[tuple[float, float]]]
+
+
+class Team(Members):
+    """Workers of one backend that sleep until they are asked; each on a core, with one thread.
+
+    Args:
+        backend: a key of `BACKENDS`.
+        workers: how many processes.
+        model: a key of `WORKLOADS`.
+        pass_seconds: as of `keras_trainer.Trainer`.
+        torch_python: a Python that has torch, where the backend takes one.
+        timeout: seconds to wait for an answer.
+
+    Raises:
+        MissingError: the backend cannot run here.
+        TeamError: a worker failed to start.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        workers: int,
+        model: str,
+        pass_seconds: float | None,
+        torch_python: str = sys.executable,
+        timeout: float = 300.0,
+    ) -> None:
+        python = sys.executable
+        if BACKENDS[backend].framework == "torch":
+            require(torch_python, "torch", INSTALL_TORCH)
+            python = torch_python
+        workers = workers if BACKENDS[backend].in_stages else 1
+        addresses = free_addresses(workers) if BACKENDS[backend].in_stages else []
+        order = {
+            "backend": backend,
+            "model": model,
+            "addresses": addresses,
+            "pass_seconds": pass_seconds,
+        }
+        super().__init__(
+            [[python, "-m", "benchmarks.pipeline.worker"]] * workers,
+            [{**order, "rank": rank} for rank in range(workers)],
+            timeout,
+        )
+        try:
+            self.ask(("begin", ()))
+        except BaseException:
+            self.stop()
+            raise
+
+    def steps(self, entry: Entry, count: int) -> float:
+        """Takes steps on all workers at once; returns the seconds of the slowest.
+
+        Raises:
+            TeamError: a worker failed or gave no answer.
+        """
+        return max(self.ask(("steps", (entry.schedule, entry.microbatches, count))))
+
+    def first_step(self, entry: Entry) -> float:
+        """Builds a model and takes a step; returns the seconds of both.
+
+        Raises:
+            TeamError: a worker failed or gave no answer.
+        """
+        start = time.perf_counter()
+        self.steps(entry, 1)
+        return time.perf_counter() - start
+
+    def timeline(self, entry: Entry) -> Times:
+        """Start and end of each action of a step, for each rank in its order.
+
+        Raises:
+            TeamError: a worker failed or gave no answer.
+        """
+        times: Times = self.ask(("timeline", (entry.schedule, entry.microbatches)))[0]
+        return times

@@ -1,0 +1,37 @@
+"""The GPT in torch, layer by layer that of `keras_models`, whole or in stages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pipeline.batch import HEADS, Workload
+from benchmarks.step_time.torch_models import Block
+
+
+class Embed(nn.Module):
+    """Characters and their positions."""
+
+    def __init__(self, size: Workload) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.positions = nn.Embedding(size.length, size.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+
+
+def stage(size: Workload, index: int, stages: int) -> nn.Module:
+    """One of the stages; they have equally many blocks.
+
+    Raises:
+        ValueError: the blocks do not divide into so many stages.
+    """
+    if size.blocks % stages:
+        raise ValueError(f"{size.blocks} blocks do not divide into {stages} stages")
+    parts: list[nn.Module] = [Block(size.width, HEADS) for _ in range(size.blocks // stages)]
+    if index == 0:
+        parts.insert(0, Embed(size))
+    if index == stages - 1:
+        parts += [nn.LayerNorm(size.width, eps=1e-3), nn.Linear(size.width, size.vocabulary)]
+    return nn.Sequential(*parts)

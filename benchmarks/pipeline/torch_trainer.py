@@ -1,0 +1,127 @@
+"""Training in torch: in stages by `torch.distributed.pipelining`, or in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from benchmarks.pipeline.backends import WHOLE
+from benchmarks.pipeline.batch import WORKLOADS
+from benchmarks.pipeline.torch_models import stage
+
+
+def one(rank: int, ranks: int) -> list[int]:
+    """A stage for each rank."""
+    return [rank]
+
+
+def loop(rank: int, ranks: int) -> list[int]:
+    """Two stages, the second ones in the order of the first."""
+    return [rank, rank + ranks]
+
+
+def there_and_back(rank: int, ranks: int) -> list[int]:
+    """Two stages, the second ones in the reverse order."""
+    return [rank, 2 * ranks - 1 - rank]
+
+
+SCHEDULES = {
+    "gpipe": (schedules.ScheduleGPipe, one),
+    "1f1b": (schedules.Schedule1F1B, one),
+    "interleaved": (schedules.ScheduleInterleaved1F1B, loop),
+    "looped_bfs": (schedules.ScheduleLoopedBFS, loop),
+    "interleaved_zb": (schedules.ScheduleInterleavedZeroBubble, loop),
+    "zbv": (schedules.ScheduleZBVZeroBubble, there_and_back),
+    "dualpipev": (schedules.ScheduleDualPipeV, there_and_back),
+}
+
+
+class Trainer:
+    """Trains models by SGD, one for each schedule and number of microbatches.
+
+    Args:
+        addresses: of the workers of the pipeline; empty for one process.
+        rank: of this worker.
+        model: a key of `WORKLOADS`.
+        pass_seconds: has to be None.
+    """
+
+    def __init__(
+        self, addresses: list[str], rank: int, model: str, pass_seconds: float | None
+    ) -> None:
+        assert pass_seconds is None
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._rank, self._ranks = rank, len(addresses)
+        self._size = size = WORKLOADS[model]
+        self._x, self._y = (
+            torch.randint(size.vocabulary, (size.rows, size.length)) for _ in range(2)
+        )
+        if addresses:
+            start = f"tcp://{addresses[0]}"
+            dist.init_process_group("gloo", init_method=start, rank=rank, world_size=self._ranks)
+        self._models: dict[tuple[str, int], Callable[[], None]] = {}
+
+    def begin(self) -> None:
+        """Answers once the framework is there."""
+
+    def steps(self, schedule: str, microbatches: int, count: int) -> float:
+        """Takes steps; returns their seconds."""
+        key = (schedule, microbatches)
+        if key not in self._models:
+            make = self._whole if schedule == WHOLE else self._in_stages
+            self._models[key] = make(schedule, microbatches)
+        step = self._models[key]
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        return time.perf_counter() - start
+
+    def _whole(self, schedule: str, microbatches: int) -> Callable[[], None]:
+        model = stage(self._size, 0, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(self._x), self._y)
+            loss.backward()
+            optimizer.step()
+            float(loss)
+
+        return step
+
+    def _in_stages(self, schedule: str, microbatches: int) -> Callable[[], None]:
+        make, placed = SCHEDULES[schedule]
+        mine = placed(self._rank, self._ranks)
+        count = self._ranks * len(mine)
+        modules = [stage(self._size, index, count) for index in mine]
+        stages = [
+            PipelineStage(module, index, count, torch.device("cpu"))
+            for module, index in zip(modules, mine, strict=True)
+        ]
+        several = issubclass(make, schedules.PipelineScheduleMulti)
+        run = make(stages if several else stages[0], microbatches, loss_fn=cross_entropy)
+        parameters = nn.ModuleList(modules).parameters()
+        optimizer = torch.optim.SGD(parameters, lr=0.01)
+        last = count - 1 in mine
+
+        def step() -> None:
+            optimizer.zero_grad()
+            losses: list[Tensor] | None = [] if last else None
+            inputs = [self._x] if 0 in mine else []
+            run.step(*inputs, target=self._y if last else None, losses=losses)
+            optimizer.step()
+            if losses:
+                float(torch.stack(losses).mean())
+
+        return step
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over rows and characters."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

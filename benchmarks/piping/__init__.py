@@ -1,1 +1,0 @@
-"""What `pipeline.py` is made of: processes that train in stages, and the figures of their steps."""

@@ -1,1 +1,0 @@
-"""The parts of `recovery.py`: the models, the workers' processes, and the figures."""

@@ -1,0 +1,1 @@
+"""The benchmark of recovery: the models, the workers' processes, and the figures."""

@@ -1,0 +1,252 @@
+"""Measures what it costs to be able to recover, and what recovering from a fault takes.
+
+    python -m benchmarks.recovery --json=recovery.json
+    python -m benchmarks.recovery --workers=2,3 --faults=kill,stop --json=faults.json
+
+The features, of which each step bears the cost:
+
+  none        a step that fails leaves whatever it has written: for this benchmark only
+  none_again  the same once more: by how much equal steps differ
+  agreement   as tfdist always runs with several workers: a step counts, or leaves no trace
+  snapshots   besides, `BackupAndRestore` saves once in each round, whose time includes the writing
+  elastic     agreement, and `Elastic`, with which workers may be lost and others come
+  sharded     elastic, with `shard_optimizer=True`
+  copies      sharded, with `Elastic(copies=1)`: each worker keeps a copy of another one's shards
+
+One `fit` of the same worker processes takes some steps of one kind, then of another, round after
+round, so that a disturbance of the machine hits all alike, and processes that differ by some
+percent do not matter. The last three concern a whole `fit`, and have processes of their own, to
+which that does not apply. The order is reversed in every other round. `none` is always measured.
+What counts is the ratio in the same round; on a machine with other work, the ratio of the quick
+steps (the 10th percentile of all single ones), and that of the time that the workers' processors
+have spent.
+
+With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
+training goes on by one of the backends:
+
+  elastic   tfdist.callbacks.Elastic under `tfdist run --elastic`: in the same processes
+  restart   tfdist.callbacks.BackupAndRestore under `tfdist run --max-restarts 1`
+  torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun, which loads what
+            rank 0 has saved; pip install torch==2.13.0
+
+A stopped worker is noticed after --silence seconds: TFDIST_LINK_TIMEOUT, TFDIST_HEARTBEAT_TIMEOUT
+and the timeout of torch's process group. The backends take turns, each in a new job. Those that
+cannot run are reported with the reason.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.compression.files import has_folder, write_rows
+from benchmarks.recovery.cases import BACKENDS, FAULTS, RESPAWN, VICTIMS, Case, cases
+from benchmarks.recovery.fault_figures import format_table as format_faults
+from benchmarks.recovery.fault_figures import make_row
+from benchmarks.recovery.faults import Experiment, Results, check, strike, turns
+from benchmarks.recovery.features import ALONE, FEATURES
+from benchmarks.recovery.figures import format_table, make_rows
+from benchmarks.step_time.members import Members, TeamError
+from benchmarks.step_time.team import free_addresses
+
+MODELS = ("mlp", "batchnorm", "pipeline", "tiny")
+TIMEOUT = 300.0  # seconds to wait for an answer
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("workers", ["2"], "numbers of workers")
+flags.DEFINE_list("models", ["mlp", "batchnorm"], f"any of {', '.join(MODELS)}; of the features")
+flags.DEFINE_list(
+    "features", None, f"any of {', '.join(FEATURES)}; by default all, or with --faults none of them"
+)
+flags.DEFINE_integer("starts", 2, "sets of processes, of the features", lower_bound=1)
+flags.DEFINE_integer(
+    "rounds", None, "rounds, by default 40 with each set, and 3 with each fault", lower_bound=1
+)
+flags.DEFINE_integer("steps", 20, "steps in a round, of the features", lower_bound=1)
+flags.DEFINE_list("faults", [], f"any of {', '.join(FAULTS)}")
+flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}; of the faults")
+flags.DEFINE_list(
+    "respawn", ["yes"], "yes: elastic's launcher replaces a lost worker; no: fewer go on; or both"
+)
+flags.DEFINE_enum("victim", "last", list(VICTIMS), "whom the faults hit, the last rank or rank 0")
+flags.DEFINE_enum("fault_model", "mlp", ["mlp", "tiny"], "the model that the faults hit")
+flags.DEFINE_integer("fault_step", 90, "the step after which a fault comes", lower_bound=1)
+flags.DEFINE_integer("save_every", 50, "steps between two saved states", lower_bound=1)
+flags.DEFINE_float("silence", 5.0, "seconds after which a silent worker is lost", lower_bound=1)
+flags.DEFINE_float("timeout", 300.0, "seconds to wait for a training to go on", lower_bound=1)
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for torchrun")
+flags.DEFINE_string("json", None, "file to write the rows to")
+
+
+def are_counts(counts: list[str]) -> bool:
+    """Whether these are numbers of several workers."""
+    return bool(counts) and all(count.isdigit() and int(count) > 1 for count in counts)
+
+
+flags.register_validator("workers", are_counts, "each is a number from 2")
+for name, known in (
+    ("models", MODELS),
+    ("features", FEATURES),
+    ("faults", FAULTS),
+    ("backends", BACKENDS),
+    ("respawn", RESPAWN),
+):
+    rule = f"any of {', '.join(known)}"
+    flags.register_validator(name, lambda names, known=known: set(names or ()) <= set(known), rule)
+flags.register_validator("json", has_folder, "its folder does not exist")
+flags.register_multi_flags_validator(
+    ["rounds", "features", "faults"],
+    lambda values: values["rounds"] != 1 or (values["faults"] and not values["features"]),
+    "--rounds is 2 or more, but for faults alone",
+)
+
+
+def main(_: list[str]) -> None:
+    """Measures, prints a table for each model and each fault, and writes the rows."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    rows: list[dict[str, Any]] = []
+    for group, table in measurements():
+        print(table, end="\n\n", flush=True)
+        rows += group
+        if FLAGS.json:
+            write_rows(rows, FLAGS.json)
+
+
+def measurements() -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Rows with their tables, of what the flags name."""
+    asked = FLAGS.features if FLAGS.features is not None else [] if FLAGS.faults else FEATURES
+    for workers in map(int, FLAGS.workers):
+        for model in FLAGS.models if asked else ():
+            try:
+                times = measure(model, workers, list(dict.fromkeys(["none", *asked])))
+            except TeamError as error:
+                raise app.UsageError(f"{model}: {error}") from None
+            rows = [row | {"workers": workers} for row in make_rows(model, *times)]
+            yield rows, format_table(rows)
+    missing = find_missing() if FLAGS.faults else {}
+    for workers in map(int, FLAGS.workers):
+        for fault in FLAGS.faults:
+            rows = strike_all(fault, workers, missing)
+            yield rows, format_faults(rows)
+
+
+def measure(
+    model: str, workers: int, features: list[str]
+) -> tuple[dict[str, list[list[float]]], dict[str, list[float]]]:
+    """Trains a model with the features in turns.
+
+    Returns:
+        For each feature the seconds of each step in each round, of the slower worker; and in each
+        round the seconds of processors per step, of all workers.
+    """
+    times: dict[str, list[list[float]]] = {feature: [] for feature in features}
+    used: dict[str, list[float]] = {feature: [] for feature in features}
+    for start in range(FLAGS.starts):
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            for feature, steps, spent in feature_turns(model, workers, features, folder):
+                times[feature].append(steps)
+                used[feature].append(spent)
+        report(f"{model}, set {start + 1}: {time.monotonic() - began:.0f} s")
+    return times, used
+
+
+def feature_turns(
+    model: str, workers: int, features: list[str], folder: str
+) -> Iterator[tuple[str, list[float], float]]:
+    """Trains a model in one set of processes.
+
+    Yields:
+        A feature, the seconds of each of its steps in a round, and of processors per step.
+    """
+    teams: dict[str, Members] = {}
+    alone = {feature: feature if feature in ALONE else "" for feature in features}
+    try:
+        for name in sorted(set(alone.values())):
+            teams[name] = start_team(model, workers, f"{folder}/of {name}", name)
+        for feature in features:
+            teams[alone[feature]].ask([feature, FLAGS.steps])  # Compiles and warms up.
+        for turn in range(FLAGS.rounds or 40):
+            for feature in features[:: -1 if turn % 2 else 1]:
+                team = teams[alone[feature]]
+                team.ask(["agreement" if feature == "snapshots" else feature, 1])
+                answers = team.ask([feature, FLAGS.steps])
+                slower = max((taken for taken, _ in answers), key=sum)
+                yield feature, slower, sum(spent for _, spent in answers) / FLAGS.steps
+    finally:
+        for team in teams.values():
+            team.stop()
+
+
+def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
+    """Worker processes that train a model; see `benchmarks.recovery.worker`."""
+    order = {
+        "model": model,
+        "addresses": free_addresses(workers),
+        "folder": folder,
+        "alone": alone,
+    }
+    orders = [{**order, "rank": rank} for rank in range(workers)]
+    return Members(
+        [[sys.executable, "-m", "benchmarks.recovery.worker"]] * workers, orders, TIMEOUT
+    )
+
+
+def find_missing() -> dict[Case, str]:
+    """The cases that cannot run here, and why."""
+    missing = {}
+    for case in cases(FLAGS.backends, FLAGS.respawn):
+        try:
+            check(case, FLAGS.torch_python)
+        except MissingError as error:
+            missing[case] = str(error)
+            report(f"{case.backend} is skipped: {error}")
+    return missing
+
+
+def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[str, Any]]:
+    """A row for each case with a fault.
+
+    Args:
+        fault: a key of `FAULTS`.
+        workers: how many.
+        missing: those that cannot run, and why.
+    """
+    results = {case: Results() for case in cases(FLAGS.backends, FLAGS.respawn)}
+    experiment = Experiment(
+        FLAGS.fault_model,
+        FLAGS.victim,
+        FLAGS.fault_step,
+        FLAGS.save_every,
+        FLAGS.silence,
+        FLAGS.timeout,
+        FLAGS.torch_python,
+    )
+    for case in missing:
+        results[case].failures.append(missing[case])
+    for case in turns([case for case in results if case not in missing], FLAGS.rounds or 3):
+        try:
+            found = strike(case, fault, workers, experiment)
+        except TeamError as error:
+            results[case].failures.append(str(error))
+            report(f"{case.backend}, {workers} workers, {fault}: {error}")
+        else:
+            results[case].recoveries.append(found)
+            report(f"{case.backend}, {workers} workers, {fault}: {found}")
+    return [make_row(case, fault, workers, results[case]) for case in results]
+
+
+def report(line: str) -> None:
+    """Tells how it goes."""
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    app.run(main)

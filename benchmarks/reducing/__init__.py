@@ -1,1 +1,0 @@
-"""The parts of `all_reduce.py`: backends, their ranks, hosts, rounds and figures."""

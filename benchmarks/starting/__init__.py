@@ -1,1 +1,0 @@
-"""How long a job takes to start, with tfdist and with other libraries."""

@@ -1,0 +1,161 @@
+"""Measures how long a training step takes under tfdist and under its peers, in turns.
+
+    python -m benchmarks.step_time --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
+
+The backends:
+
+  tfdist             fit under tfdist.MultiWorkerMirroredStrategy
+  tfdist_loop        a custom loop under that strategy; several workers only
+  tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
+                     workers only
+  tfdist_mse         the same as tfdist with a mean squared error as its loss; several workers only
+  tfdist_rmse        its root instead; several workers only
+  tfdist_dice        the Dice loss of the batch instead; several workers only
+  tfdist_f1          the mean squared error, and F1 as a metric; several workers only
+  tfdist_xla         the same with jit_compile=True
+  tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
+  tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
+  keras              plain fit, the limit of one worker
+  stock              a loop under TensorFlow's MultiWorkerMirroredStrategy; several workers only
+  unconnected        plain fit in each worker at the same time, the limit of several
+  keras_xla          keras with jit_compile=True
+  unconnected_xla    unconnected with jit_compile=True
+  ddp                torch's DistributedDataParallel over gloo; pip install torch==2.13.0
+  ddp_unconnected    the same loop in each worker without it, the limit of ddp
+  jax                fit of Keras on JAX under its DataParallel; pip install jax keras
+  jax_unconnected    the same in each worker without it, the limit of jax
+
+Every worker has a core and its rows for itself, however many there are. The processes of all
+backends are started and sleep; then, round after round, each backend takes some steps while the
+others sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the
+same round. All is done with several sets of processes, since two processes that run the same
+program differ by some percent; and another backend's are started first in each set, since those
+compute 1 to 2 % slower than the same ones started later. Backends that cannot run are reported
+with the reason. With --rate each worker is on a host of its own, a network namespace, which may
+send so much a second; that takes root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from benchmarks.all_reduce.hosts import HERE, Hosts, make_hosts
+from benchmarks.all_reduce.job import MissingError
+from benchmarks.step_time.backends import BACKENDS, limit, peer, possible
+from benchmarks.step_time.figures import format_table, make_rows
+from benchmarks.step_time.models import MODELS, OPTIMIZERS
+from benchmarks.step_time.team import Team, TeamError
+
+FLAGS = flags.FLAGS
+flags.DEFINE_list("workers", ["1", "2"], "numbers of workers")
+flags.DEFINE_list("models", ["mlp", "cnn", "gpt"], f"any of {', '.join(MODELS)}")
+flags.DEFINE_list(
+    "backends",
+    [name for name, backend in BACKENDS.items() if not backend.of_losses],
+    f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out, and "
+    "by default those with other losses",
+)
+flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "with the defaults of Keras")
+flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
+flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
+flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
+flags.DEFINE_string(
+    "rate",
+    "",
+    "what each worker may send, each on a host of its own, as tc writes it: 1gbit; empty for "
+    "workers on this host",
+)
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
+flags.DEFINE_string("jax_python", sys.executable, "a Python that has jax and keras, for jax")
+flags.DEFINE_string("json", None, "file to write the rows to")
+
+
+def are_counts(counts: list[str]) -> bool:
+    """Whether these are numbers of workers."""
+    return all(count.isdigit() and int(count) for count in counts)
+
+
+flags.register_validator("workers", are_counts, "each is a number from 1")
+for name, known in (("models", MODELS), ("backends", BACKENDS)):
+    flags.register_validator(
+        name, lambda names, known=known: set(names) <= set(known), f"any of {', '.join(known)}"
+    )
+
+
+def main(_: list[str]) -> None:
+    """Measures, prints a table for each model, and writes the rows."""
+    rows = []
+    for workers in map(int, FLAGS.workers):
+        backends = possible(FLAGS.backends, workers)
+        limits = {b: limit(b, workers) for b in backends}
+        peers = {b: peer(b, workers) for b in backends}
+        for model in FLAGS.models:
+            with make_hosts(workers if FLAGS.rate else 0, FLAGS.rate) as hosts:
+                times, missing = measure(model, workers, backends, hosts)
+            group = make_rows(model, workers, times, missing, limits, peers)
+            print(format_table(group), end="\n\n", flush=True)
+            rows += group
+    if FLAGS.json:
+        with open(FLAGS.json, "w") as file:
+            json.dump(rows, file, indent=1)
+
+
+def measure(
+    model: str, workers: int, backends: list[str], hosts: Hosts = HERE
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Runs some backends in turns.
+
+    Returns:
+        For each backend its seconds per step in each round; and for each that failed, why.
+    """
+    steps = FLAGS.steps or MODELS[model].steps
+    times: dict[str, list[float]] = {backend: [] for backend in backends}
+    missing: dict[str, str] = {}
+    for start in range(FLAGS.starts):
+        began = time.monotonic()
+        teams: dict[str, Team] = {}
+        try:
+            order = rotated(backends, start)
+            for backend in [b for b in order if b not in missing]:
+                with noting(backend, missing):
+                    pythons = {"torch": FLAGS.torch_python, "jax": FLAGS.jax_python}
+                    optimizer = FLAGS.optimizer
+                    teams[backend] = Team(backend, model, workers, optimizer, pythons, hosts=hosts)
+                    teams[backend].steps(steps)  # Compiles and warms up.
+            for turn in range(FLAGS.rounds):
+                for backend in order[:: -1 if turn % 2 else 1]:
+                    with noting(backend, missing):
+                        if backend not in missing:
+                            times[backend].append(teams[backend].steps(steps) / steps)
+        finally:
+            for team in teams.values():
+                team.stop()
+        spent = time.monotonic() - began
+        count = "1 worker" if workers == 1 else f"{workers} workers"
+        print(f"{model}, {count}, set {start + 1}: {spent:.0f} s", file=sys.stderr)
+    return {b: times[b] for b in backends if b not in missing}, missing
+
+
+def rotated(backends: list[str], start: int) -> list[str]:
+    """The same ones in order, each first in its turn."""
+    first = start % len(backends)
+    return backends[first:] + backends[:first]
+
+
+@contextlib.contextmanager
+def noting(backend: str, missing: dict[str, str]) -> Iterator[None]:
+    """Notes why a backend fails."""
+    try:
+        yield
+    except (MissingError, TeamError) as error:
+        missing[backend] = str(error)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,104 @@
+"""The ways to train that are compared, and what each is measured against."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+
+from benchmarks.all_reduce.python import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A way to train; the functions are in `keras_training` and `torch_training`.
+
+    Attributes:
+        framework: what trains, `"keras"` (on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
+        compiled: whether XLA compiles the step.
+        connected: whether its workers talk to each other.
+        alone: whether it runs with one worker.
+        several: whether it runs with more.
+        of_losses: whether it has another loss or metric than the others.
+    """
+
+    framework: str
+    compiled: bool = False
+    connected: bool = False
+    alone: bool = True
+    several: bool = True
+    of_losses: bool = False
+
+
+BACKENDS = {
+    "tfdist": Backend("keras", connected=True),
+    "tfdist_loop": Backend("keras", connected=True, alone=False),
+    "tfdist_replica_statistics": Backend("keras", connected=True, alone=False),
+    "tfdist_mse": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_rmse": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_dice": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_f1": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_xla": Backend("keras", compiled=True, connected=True),
+    "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
+    "tfdist_sharded": Backend("keras", connected=True, alone=False),
+    "keras": Backend("keras", several=False),
+    "keras_xla": Backend("keras", compiled=True, several=False),
+    "stock": Backend("keras", connected=True, alone=False),
+    "unconnected": Backend("keras", alone=False),
+    "unconnected_xla": Backend("keras", compiled=True, alone=False),
+    "ddp": Backend("torch", connected=True),
+    "ddp_unconnected": Backend("torch"),
+    "jax": Backend("jax", compiled=True, connected=True),
+    "jax_unconnected": Backend("jax", compiled=True),
+}
+INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
+# The frameworks that may need a Python of their own, which are packages of these names.
+INSTALL = {
+    "torch": INSTALL_TORCH,
+    "jax": "pip install jax keras, or name a Python that has them by --jax_python",
+}
+
+
+def possible(backends: list[str], workers: int) -> list[str]:
+    """Those that run with so many workers."""
+    return [b for b in backends if (BACKENDS[b].alone if workers == 1 else BACKENDS[b].several)]
+
+
+def limit(backend: str, workers: int) -> str:
+    """The same model in the same framework, as many times, each alone."""
+    found = BACKENDS[backend]
+    if found.framework in INSTALL:
+        return {"torch": "ddp_unconnected", "jax": "jax_unconnected"}[found.framework]
+    return ("keras" if workers == 1 else "unconnected") + ("_xla" if found.compiled else "")
+
+
+def peer(backend: str, workers: int) -> str:
+    """The other way to train the same Keras model; "" where the model is not Keras's."""
+    if BACKENDS[backend].framework == "torch":
+        return ""
+    if backend in ("tfdist_sharded", "tfdist_xla"):
+        return "tfdist"
+    if backend in ("tfdist_rmse", "tfdist_dice", "tfdist_f1"):
+        return "tfdist_mse"
+    if backend == "tfdist_replica_statistics":
+        return "tfdist_loop"
+    if BACKENDS[backend].framework == "jax":
+        return "tfdist_xla" if BACKENDS[backend].connected else "unconnected_xla"
+    return "keras" if workers == 1 else "stock"
+
+
+def find_python(backend: str, pythons: Mapping[str, str]) -> str:
+    """The Python that runs a backend.
+
+    Args:
+        backend: a key of `BACKENDS`.
+        pythons: a Python for each framework; this one for those that are not named.
+
+    Raises:
+        MissingError: it lacks the framework; with what installs it.
+    """
+    framework = BACKENDS[backend].framework
+    python = pythons.get(framework, sys.executable)
+    if framework in INSTALL:
+        require(python, framework, INSTALL[framework])
+    return python

@@ -1,0 +1,248 @@
+"""Training of the Keras models: each function takes steps for ever and tells a clock of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.step_time.clock import Clock
+from benchmarks.step_time.keras_models import BUILDERS
+from benchmarks.step_time.models import Workload
+
+ENDLESS = 10**9
+
+
+def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """Plain Keras, without connection to anything."""
+    fit(workload, workload.rows, None, clock)
+
+
+def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy as it comes."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
+
+
+def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """A custom loop under tfdist's strategy."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    loop(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def tfdist_replica_statistics(
+    workload: Workload, rank: int, addresses: list[str], clock: Clock
+) -> None:
+    """`fit` under tfdist's strategy that normalizes with the statistics of each worker's rows."""
+    os.environ["TFDIST_BATCH_STATISTICS"] = "replica"
+    tfdist_native(workload, rank, addresses, clock)
+
+
+def tfdist_mse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy with the mean squared error of probabilities as its loss."""
+    fit_probabilities(workload, addresses, clock, mean_square)
+
+
+def tfdist_rmse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The same with its root, which is no mean over the rows."""
+    fit_probabilities(workload, addresses, clock, lambda y, p: keras.ops.sqrt(mean_square(y, p)))
+
+
+def tfdist_dice(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The same with the Dice loss of the whole batch."""
+    fit_probabilities(workload, addresses, clock, lambda y, p: 1 - overlap(y, p))
+
+
+def tfdist_f1(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The mean squared error, and a metric function that is a ratio of sums over the batch."""
+    rounded = of_probabilities(lambda y, p: overlap(y, keras.ops.round(p)))
+    fit_probabilities(workload, addresses, clock, mean_square, rounded)
+
+
+def mean_square(y: Any, p: Any) -> Any:
+    """The mean squared error of the whole batch."""
+    return keras.ops.mean(keras.ops.square(y - p))
+
+
+def overlap(y: Any, p: Any) -> Any:
+    """The Dice coefficient of the whole batch: F1, if the predictions are zeros and ones."""
+    return 2 * keras.ops.sum(y * p) / (keras.ops.sum(y) + keras.ops.sum(p) + 1e-6)
+
+
+def of_probabilities(compute: Any) -> Any:
+    """A function of labels and logits that computes with one-hot vectors and probabilities."""
+
+    def function(labels: Any, logits: Any) -> Any:
+        return compute(keras.ops.one_hot(labels, logits.shape[-1]), keras.ops.softmax(logits))
+
+    return function
+
+
+def fit_probabilities(
+    workload: Workload, addresses: list[str], clock: Clock, loss: Any, *metrics: Any
+) -> None:
+    """`fit` under tfdist's strategy.
+
+    Args:
+        workload: the model.
+        addresses: of the workers.
+        clock: told of each step.
+        loss: of one-hot vectors and probabilities.
+        metrics: functions of labels and logits, besides the accuracy.
+    """
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    rows = workload.rows * len(addresses)
+    fit(workload, rows, strategy, clock, loss=of_probabilities(loss), metrics=list(metrics))
+
+
+def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy, compiled."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    fit(workload, workload.rows * max(1, len(addresses)), strategy, clock, jit_compile=True)
+
+
+def alone_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """Plain Keras, compiled."""
+    fit(workload, workload.rows, None, clock, jit_compile=True)
+
+
+def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy, where each worker updates a share of the weights."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    fit(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy with TensorFlow's collectives."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication="tensorflow")
+    fit(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def fit(workload: Workload, rows: int, strategy: Any, clock: Clock, **settings: Any) -> None:
+    """Trains by `model.fit` with loss and accuracy.
+
+    Args:
+        workload: the model.
+        rows: the global batch.
+        strategy: a tf.distribute strategy, or None.
+        clock: told of each step.
+        settings: of `fit_with`.
+    """
+    tick = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
+    )
+    fit_with(workload, rows, strategy, tick, **settings)
+
+
+def fit_with(
+    workload: Workload,
+    rows: int,
+    strategy: Any,
+    callback: keras.callbacks.Callback,
+    *,
+    jit_compile: bool = False,
+    loss: Any = None,
+    metrics: Sequence[Any] = (),
+) -> None:
+    """The same with a callback instead of the clock, and perhaps another loss and more metrics."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = BUILDERS[workload.name]()
+        model.compile(
+            workload.optimizer,
+            loss or loss_function(),
+            metrics=["accuracy", *metrics],
+            jit_compile=jit_compile,
+        )
+    data = endless(workload, rows)
+    model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[callback])
+
+
+def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """A training loop of one's own under TensorFlow's strategy, whose `fit` fails on Keras 3."""
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    loop(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
+    """Trains by `strategy.run`, as TensorFlow's guides do; see `fit`."""
+    with strategy.scope():
+        model = BUILDERS[workload.name]()
+        optimizer = keras.optimizers.get(workload.optimizer)
+        optimizer.build(model.trainable_variables)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        loss_of_rows = loss_function(reduction="none")
+    batches = iter(strategy.experimental_distribute_dataset(endless(workload, rows)))
+
+    def train_step(batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            losses = tf.reduce_mean(tf.reshape(loss_of_rows(y, logits), [tf.shape(x)[0], -1]), 1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=rows)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(grads)
+        accuracy.update_state(y, logits)
+        return loss
+
+    @tf.function
+    def step(batches: Any) -> Any:
+        losses = strategy.run(train_step, args=(next(batches),))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    while True:
+        clock.tick(step(batches))
+
+
+def loss_function(**options: Any) -> Any:
+    """What all models are trained on."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def endless(workload: Workload, rows: int) -> tf.data.Dataset:
+    """The same batch for ever, which costs next to nothing to read."""
+    random = np.random.default_rng(0)
+    if workload.integers:
+        x = random.integers(workload.classes, size=(rows, *workload.shape)).astype("int32")
+    else:
+        x = random.standard_normal((rows, *workload.shape)).astype("float32")
+    y = random.integers(workload.classes, size=(rows, *workload.labels)).astype("int32")
+    return tf.data.Dataset.from_tensors((x, y)).repeat()
+
+
+TRAINING = {
+    "tfdist": tfdist_native,
+    "tfdist_loop": tfdist_loop,
+    "tfdist_replica_statistics": tfdist_replica_statistics,
+    "tfdist_mse": tfdist_mse,
+    "tfdist_rmse": tfdist_rmse,
+    "tfdist_dice": tfdist_dice,
+    "tfdist_f1": tfdist_f1,
+    "tfdist_xla": tfdist_xla,
+    "tfdist_tensorflow": tfdist_tensorflow,
+    "tfdist_sharded": tfdist_sharded,
+    "keras": alone,
+    "keras_xla": alone_xla,
+    "stock": stock_loop,
+    "unconnected": alone,
+    "unconnected_xla": alone_xla,
+}

@@ -1,0 +1,30 @@
+"""A worker's process that `Members` has started: it works by its order, and says why it fails."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from benchmarks.step_time.members import LONGEST
+
+
+def serve(work: Callable[..., None]) -> None:
+    """Works until the driver is gone.
+
+    Args:
+        work: takes the pipe to the driver and the rest of the order, by name. It raises `EOFError`
+            when it reads from the pipe and the driver is gone.
+    """
+    order = json.loads(sys.argv[1])
+    pipe = Connection(order.pop("file"))
+    try:
+        work(pipe, **order)
+    except EOFError:
+        pass  # The driver is gone.
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST))

@@ -1,0 +1,76 @@
+"""The processes of one backend, started once and asked for some steps at a time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from benchmarks.all_reduce.hosts import HERE, Hosts
+from benchmarks.step_time.backends import BACKENDS, find_python
+from benchmarks.step_time.members import Members, TeamError
+
+__all__ = ["Team", "TeamError"]
+
+
+class Team(Members):
+    """Workers of one backend that sleep until they are asked for steps.
+
+    Args:
+        backend: a key of `BACKENDS`.
+        model: a key of `MODELS`.
+        workers: how many processes; worker i runs on core i alone, with one thread to compute.
+        optimizer: one of `OPTIMIZERS`.
+        pythons: as for `find_python`.
+        timeout: seconds to wait for an answer.
+        hosts: for each worker its own; by default all are on this host.
+
+    Raises:
+        MissingError: the backend cannot run here.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        model: str,
+        workers: int,
+        optimizer: str = "sgd",
+        pythons: Mapping[str, str] = MappingProxyType({}),
+        timeout: float = 180.0,
+        hosts: Hosts = HERE,
+    ) -> None:
+        python = find_python(backend, pythons)
+        connected = BACKENDS[backend].connected and workers > 1
+        addresses = free_addresses(workers) if connected else []
+        if connected and hosts.namespaces:
+            ports = [address.partition(":")[2] for address in addresses]
+            addresses = [f"{h}:{port}" for h, port in zip(hosts.addresses, ports, strict=True)]
+        order = {"backend": backend, "model": model, "optimizer": optimizer}
+        super().__init__(
+            [
+                [*hosts.prefix(rank), python, "-m", "benchmarks.step_time.worker"]
+                for rank in range(workers)
+            ],
+            [{**order, "rank": rank, "addresses": addresses} for rank in range(workers)],
+            timeout,
+        )
+
+    def steps(self, count: int) -> float:
+        """Takes steps on all workers at once.
+
+        Returns:
+            The seconds that the slowest worker took.
+
+        Raises:
+            TeamError: a worker failed or gave no answer.
+        """
+        return max(map(float, self.ask(count)))
+
+
+def free_addresses(count: int) -> list[str]:
+    """Addresses of this machine with ports that are free."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
+    for s in sockets:
+        s.close()
+    return addresses

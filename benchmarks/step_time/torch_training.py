@@ -1,0 +1,61 @@
+"""Training of the torch models: each function takes steps for ever and tells a clock of them."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks.step_time.clock import Clock
+from benchmarks.step_time.models import OPTIMIZERS, Workload
+from benchmarks.step_time.torch_models import BUILDERS
+
+
+def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """A plain loop, without connection to anything."""
+    torch.set_num_threads(1)
+    train(BUILDERS[workload.name](), workload, clock)
+
+
+def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The same loop over `DistributedDataParallel` with its defaults, by gloo."""
+    torch.set_num_threads(1)
+    if addresses:
+        start = f"tcp://{addresses[0]}"
+        dist.init_process_group("gloo", init_method=start, rank=rank, world_size=len(addresses))
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(BUILDERS[workload.name]())
+    train(model, workload, clock)
+
+
+def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
+    """Trains with loss and accuracy, as Keras's `fit` does it."""
+    x, y = data(workload)
+    optimizer = CLASSES[workload.optimizer](model.parameters(), lr=OPTIMIZERS[workload.optimizer])
+    loss_function = nn.CrossEntropyLoss()
+    correct = torch.zeros(())
+    while True:
+        optimizer.zero_grad()
+        logits = model(x).flatten(0, -2)
+        loss = loss_function(logits, y)
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            correct += (logits.argmax(-1) == y).sum()
+        clock.tick(loss.detach())
+
+
+def data(workload: Workload) -> tuple[Tensor, Tensor]:
+    """A random batch of one worker; images with the channels first, labels flat."""
+    torch.manual_seed(0)
+    rows, shape = workload.rows, workload.shape
+    if workload.integers:
+        x = torch.randint(workload.classes, (rows, *shape))
+    else:
+        x = torch.randn(rows, *(shape[-1:] + shape[:-1]))
+    return x, torch.randint(workload.classes, (rows, *workload.labels)).flatten()
+
+
+CLASSES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+TRAINING = {"ddp": ddp, "ddp_unconnected": alone}

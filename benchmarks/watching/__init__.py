@@ -1,1 +1,0 @@
-"""The parts of `observing.py`: the ways to watch, the workers' processes, and the figures."""
