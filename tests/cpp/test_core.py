@@ -1,4 +1,4 @@
-"""Every C++ test, plain and with sanitizers; longer runs of the same are in docs/native.md."""
+"""Every C++ test, plain and with sanitizers; docs/design/testing.md has longer runs of the same."""
 
 from __future__ import annotations
 

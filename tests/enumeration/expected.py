@@ -84,7 +84,7 @@ def unused(part: str, missing: set[str]) -> list[str]:
     return [p for p in WITHOUT_A_PROGRAM[part] if not fnmatch.filter(missing, p)]
 
 
-_DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "keras.md"
+_DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "guide" / "keras.md"
 _HEADING = "## Where several workers differ from one process"
 
 

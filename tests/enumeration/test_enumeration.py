@@ -21,14 +21,14 @@ def test_as_in_one_process(program):
     if pattern := expected.pattern_of(program):
         # If several programs match the pattern, some of them need not differ.
         assert differs or len(fnmatch.filter(_ALL, pattern)) > 1, (
-            f"It does not differ any more. Remove {pattern} from the table of docs/keras.md."
+            f"It does not differ any more. Remove {pattern} from the table of docs/guide/keras.md."
         )
         return
     assert not differs, f"{differs}\n\npython -m tests.enumeration {program!r}"
 
 
 def test_every_difference_of_the_documentation_has_a_program():
-    assert expected.differences(), "The table of docs/keras.md names no layer, loss or metric."
+    assert expected.differences(), "docs/guide/keras.md names no layer, loss or metric."
     for pattern in expected.differences():
         assert fnmatch.filter(_ALL, pattern), pattern
 

@@ -150,5 +150,5 @@ def test_the_migration_page_lists_the_line_that_a_refusal_names(monkeypatch):
     with pytest.raises(ValueError, match="Create or load it inside") as refusal:
         call_checks._refuse_outside(SimpleNamespace(name="loaded"), "fit")
     assert f"`{REMEDY}`" in str(refusal.value)
-    page = (ROOT / "docs/migrating.md").read_text()
+    page = (ROOT / "docs/guide/migrating.md").read_text()
     assert f"`{REMEDY}`" in page.partition("### Refused")[2].partition("\n#")[0]

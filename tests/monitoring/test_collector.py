@@ -16,7 +16,7 @@ from tfdist._src.monitoring.collector import Collector
 from tfdist._src.monitoring.snapshot import Snapshot
 from tfdist._src.monitoring.training import BOUNDS, Histogram, Trained, record
 
-DASHBOARD = Path(__file__).parents[2] / "docs" / "monitoring" / "dashboard.json"
+DASHBOARD = Path(__file__).parents[2] / "docs" / "guide" / "dashboard.json"
 
 
 def scraped(snapshot):

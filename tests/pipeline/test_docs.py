@@ -1,4 +1,4 @@
-"""What docs/pipeline.md and the docstrings show is what comes out."""
+"""What docs/guide/pipelines.md and the docstrings show is what comes out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 from tfdist._src.pipeline.schedules import make_schedule
 from tfdist._src.pipeline.simulation import simulate
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "guide" / "pipelines.md").read_text()
 
 
 def test_commands_in_the_docs_print_what_is_shown(capsys):
@@ -43,7 +43,7 @@ def test_the_example_in_the_docs_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (code,) = (code for code in codes if "last_first" in code)
-    exec(compile(code, "pipeline.md", "exec"), {})
+    exec(compile(code, "pipelines.md", "exec"), {})
     assert capsys.readouterr().out.startswith("last_first: 4 ranks")
     assert (tmp_path / "last_first.png").exists()
 

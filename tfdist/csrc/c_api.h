@@ -139,8 +139,8 @@ const char* tfd_spans(void);
 int64_t tfd_clock(void);
 
 /* Returns the state and the records of all communicators of this process as a JSON array
-   (docs/monitoring.md). It includes the last `records` records of each communicator, except records
-   that ended before `since_ns` of the steady clock. Valid until this thread's next call. */
+   (docs/guide/monitoring.md). It includes the last `records` records of each communicator, except
+   records that ended before `since_ns` of the steady clock. Valid until this thread's next call. */
 const char* tfd_state(size_t records, int64_t since_ns);
 
 /* Starts writing a flight log to `path` on errors, on stalls and on `signal` (0 for none). Call it

@@ -196,7 +196,7 @@ def test_the_command_prints_the_report_and_json(tmp_path, capsys):
     (state,) = diagnosis(tmp_path / "one", log(0, *parts)).workers
     assert [last.operation.communicator for last in state.last] == ["b"]
     # The page names every key.
-    page = (Path(__file__).parents[3] / "docs/monitoring.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/guide/monitoring.md").read_text()
     kinds = [kind for kind in vars(findings).values() if is_dataclass(kind)]
     keys = {field.name for kind in kinds for field in fields(kind)} | {*log(0), *group(0)}
     keys |= {*record(1, 1), *peer(1, 1, 1), "session"}

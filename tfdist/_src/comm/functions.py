@@ -101,7 +101,10 @@ def reduce_scatter(
         differentiable.
 
     Raises:
-        As `all_reduce`; tf.errors.InvalidArgumentError if the first dimension is not divisible.
+        ValueError: `op` is unknown, or no communicator has this name.
+        tf.errors.FailedPreconditionError: the ranks called different collectives.
+        tf.errors.InvalidArgumentError: the first dimension is not divisible by the number of ranks.
+        tf.errors.UnavailableError: a rank is lost.
     """
     _check_op(op)
     return _map(

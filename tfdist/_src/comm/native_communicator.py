@@ -460,7 +460,8 @@ class NativeCommunicator:
         this object use the new ranks from then on.
 
         Raises:
-            As `open_communicator`.
+            TfdistError: the group is not complete in time; the same error on all ranks.
+            ValueError: a process of the group already has a communicator with this name.
         """
         mesh = _connect(session, self.name, range(session.size), options)
         assert mesh is not None

@@ -62,5 +62,5 @@ def _help_text() -> str:
         "  tfdist run -n 4 train.py --epochs 10\n"
         "  tfdist run --help\n"
         "  tfdist doctor\n\n"
-        "docs/settings.md lists the environment variables that tfdist reads."
+        "docs/guide/settings.md lists the environment variables that tfdist reads."
     )

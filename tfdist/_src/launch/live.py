@@ -601,7 +601,7 @@ def live_text(ranks: Sequence[Rank], *, most: int | None = _MOST_ROWS) -> str:
 
 
 def live_json(address: str, ranks: Sequence[Rank]) -> str:
-    """Formats the same as one JSON object; docs/monitoring.md lists its keys."""
+    """Formats the same as one JSON object; docs/guide/monitoring.md lists its keys."""
     whole = {
         "format": _FORMAT,
         "job": address,

@@ -31,7 +31,7 @@ _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "plat
 def reporter(session: Session) -> Callable[[], dict[str, Any]]:
     """Returns a function that makes the report, in any thread and without blocking.
 
-    docs/monitoring.md describes the report's keys.
+    docs/guide/monitoring.md describes the report's keys.
 
     Args:
         session: the job's session.

@@ -120,7 +120,7 @@ struct CommunicatorState {
   Recorder::Log log;
 };
 
-// One object; docs/monitoring.md describes its members.
+// One object; docs/guide/monitoring.md describes its members.
 void Write(const CommunicatorState& state, JsonWriter* json);
 
 }  // namespace tfdist

@@ -57,8 +57,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Compiles the native collectives for the installed TensorFlow, unless already "
         "compiled, and prints their location.",
         epilog="Without this command they are compiled on first use, or by tfdist run before its "
-        "workers start. CXX sets the compiler, TFDIST_CACHE the cache directory; docs/settings.md "
-        "lists all environment variables.",
+        "workers start. CXX sets the compiler, TFDIST_CACHE the cache directory; "
+        "docs/guide/settings.md lists all environment variables.",
         allow_abbrev=False,
     )
     parser.add_argument(

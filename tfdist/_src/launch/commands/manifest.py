@@ -215,7 +215,7 @@ examples:
       --volume data:/data -- -m project.train --epochs 10
 
 Every call generates a new secret; keep the output to apply it again to a running job.
-docs/clusters.md tells what happens when a worker fails or is preempted."""
+docs/guide/clusters.md tells what happens when a worker fails or is preempted."""
 
 
 def _matching(pattern: re.Pattern[str], what: str, longest: int = 253) -> Callable[[str], str]:

@@ -203,8 +203,8 @@ this command; with --elastic, other hosts go on. Ctrl-C interrupts all workers; 
 kills them. No worker, nor any process in a worker's process group, outlives this command, even if
 it is killed.
 
-Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/settings.md; `tfdist doctor`
-shows those that are set."""
+Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/guide/settings.md; `tfdist
+doctor` shows those that are set."""
 
 
 def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:

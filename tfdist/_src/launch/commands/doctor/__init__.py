@@ -74,8 +74,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         description="Checks this host, its settings, TF_CONFIG and the connections to the other "
         "workers; exits with code 1 if there are problems. With --flight, explains why a job "
         "failed or hangs; with --job, says what a running job is doing.",
-        epilog="docs/settings.md lists all environment variables that tfdist reads, "
-        "docs/monitoring.md describes flight logs and what running jobs tell.",
+        epilog="docs/guide/settings.md lists all environment variables that tfdist reads, "
+        "docs/guide/monitoring.md describes flight logs and what running jobs tell.",
         allow_abbrev=False,
     )
     either = parser.add_mutually_exclusive_group()

@@ -199,7 +199,7 @@ _MOST_GPUS = 16
 _SECONDS = 60.0
 _WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
 _USE = 'so with several workers, or communication="native"; else by TensorFlow\'s NCCL'
-# See docs/gpu.md.
+# See docs/guide/gpus.md.
 _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
 
 
