@@ -27,7 +27,7 @@ const char* NameOf(Kind kind) {
 
 void Fingerprint::SetName(const std::string& text) {
   std::memset(name, 0, sizeof(name));
-  // The end of a long name tells more than its beginning.
+  // The end of a long name is more specific than its beginning.
   const size_t skipped = text.size() < sizeof(name) ? 0 : text.size() - sizeof(name) + 1;
   std::memcpy(name, text.data() + skipped, text.size() - skipped);
 }
@@ -81,7 +81,7 @@ std::string Describe(const Fingerprint& f) {
   }
   if (f.kind != Kind::kBarrier) {
     text += std::string(" ") + NameOf(f.type);
-    // Without a tensor, as from C, there is no shape to show.
+    // Calls from C have no tensors, and so no shape.
     if (f.tensors > 0) {
       text += "[";
       if (f.dimensions <= 4) {

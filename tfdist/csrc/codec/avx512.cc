@@ -1,4 +1,4 @@
-// The encodings for avx512.
+// The codecs for AVX-512.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// After the standard headers, whose inline functions must stay fit for any processor.
+// This follows the standard headers, whose inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c"))), apply_to = function)

@@ -1,4 +1,4 @@
-// The encodings for any processor.
+// The codecs for any processor.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

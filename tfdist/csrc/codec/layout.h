@@ -1,7 +1,7 @@
-// Where a block's header and values lie.
+// The layout of an encoded block: the header, then the codes.
 //
 // The codes of a block are in planes, so that packing them takes no shuffling: with p codes in a
-// byte, byte k holds those of the values k, k + plane, k + 2 plane, and so on.
+// byte, byte k holds the codes of the values k, k + plane, k + 2 plane, and so on.
 #pragma once
 
 #include "codec/codec.h"

@@ -1,4 +1,4 @@
-// The encodings for each vector unit.
+// The codecs for each vector unit.
 #pragma once
 
 #include "codec/codec.h"

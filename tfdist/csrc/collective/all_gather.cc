@@ -10,13 +10,13 @@
 namespace tfdist {
 namespace {
 
-// How many rows each rank brings, and whether all of them lie with the arrivals already.
+// The number of rows of each rank, and whether all rows arrived with the fingerprints.
 struct Sizes {
   std::vector<size_t> rows;
   bool arrived = false;
 };
 
-// What a rank brings along: the number of its rows, and its data if they are few.
+// The bytes of rows that fit into an eager slot after their number.
 constexpr size_t kMostAlong = Arrival::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {

@@ -24,10 +24,10 @@ constexpr Named kAlgorithms[] = {
 };
 
 constexpr int kMostArrivals = 64;
-// Up to here a message between hosts costs its way, not its bytes.
+// Up to this size, latency dominates the time of a message between hosts.
 constexpr size_t kWholeBytes = 16 << 10;
 constexpr int kMostWhole = 64;
-// With more members a ring has fewer connections to serve, and no rank has many senders at once.
+// With more members, a ring needs fewer connections, and no rank has many senders concurrently.
 constexpr int kMostDirect = 16;
 
 double Divisor(const Operation& operation, int size) {
@@ -47,8 +47,8 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Every rank of the host reads what every other one has brought along, and adds it up into `out`,
-// whose elements are of `out_type`.
+// Reduces the inputs of all ranks of the host, read from their eager slots, into `out`, whose
+// elements are of `out_type`.
 void AmongArrivals(Host& host, const Operation& operation, double divisor, const Pieces& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
@@ -64,7 +64,8 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
     for (int rank = 0; rank < host.size(); ++rank) {
-      // The own not from where it was written just now, which would wait for the writing.
+      // Reads the own input from the caller's memory, since reading the copy just written would
+      // wait for its stores.
       all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
     }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
@@ -86,11 +87,11 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
                Transfer transfer, Algorithm algorithm) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
-  // Else it is a part of a hierarchical one.
+  // Otherwise this is one level of a hierarchical all-reduce.
   const bool whole = algorithm != Algorithm::kAuto ||
                      static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
   if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
-  // A ring would round partial results at every hop.
+  // A ring rounds partial results at every hop.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
@@ -111,7 +112,7 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
 }
 
-// Rounds sums of the type `from` to one of half the size.
+// Rounds sums of `from_type` to `type`, which is half as wide.
 void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
@@ -121,8 +122,8 @@ void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) 
   });
 }
 
-// Reduced among the host's ranks, then among the hosts, then given to all. A host's sums have the
-// partial type, and are rounded once, at the end.
+// Reduces among the host's ranks, then among the hosts, and distributes the result within the host.
+// A host's sums have the partial type and are rounded once, at the end.
 class Hierarchical {
  public:
   Hierarchical(Fabric& fabric, const Operation& operation)
@@ -150,7 +151,7 @@ class Hierarchical {
   }
 
  private:
-  // Args: begin: where in the operation's values those of the transfer lie.
+  // Args: begin: the offset of the transfer's values in the operation's values.
   void AmongHosts(const Transfer& transfer, size_t begin) {
     const Members members = Counterparts(fabric_.topology);
     fabric_.recorder.BetweenHosts(true);
@@ -169,7 +170,7 @@ class Hierarchical {
     return transfer;
   }
 
-  // Every rank of the host has all of its sums.
+  // Every rank of the host computes all of the host's sums.
   void Small(const Transfer& whole) {
     Pieces sums = operation_.out;
     if (widens_) sums = Pieces(Take(2 * sums.bytes()), 2 * sums.bytes());
@@ -179,7 +180,7 @@ class Hierarchical {
     if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
 
-  // Scattered over the host's ranks, each of which carries its part between the hosts.
+  // Scatters the sums over the host's ranks; each exchanges its part with the other hosts.
   void Large(const Transfer& whole) {
     const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
     const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
@@ -219,8 +220,8 @@ class Hierarchical {
   const Operation& operation_;
   DType type_;
   DType partial_type_;
-  size_t carriers_ = SIZE_MAX;  // of each host, as many as the smallest has ranks
-  size_t most_ = 0;             // ranks of a host
+  size_t carriers_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
+  size_t most_ = 0;             // ranks of the largest host
   bool widens_;
 };
 

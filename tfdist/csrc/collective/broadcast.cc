@@ -13,13 +13,13 @@ namespace {
 
 constexpr size_t kChunk = 256 << 10;
 
-// The rank of a host that sends to other hosts and receives from them.
+// Returns the rank of a host that exchanges data with other hosts.
 int Speaker(const Topology& topology, size_t host, int root) {
   const auto& ranks = topology.hosts[host];
   return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
 }
 
-// Along a binomial tree over the hosts, each passing on what comes while it comes.
+// Sends along a binomial tree over the hosts; each host forwards data while receiving them.
 void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
   const Topology& topology = fabric.topology;
   const int hosts = static_cast<int>(topology.hosts.size());
@@ -34,9 +34,9 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
   for (; bit < hosts && !(me & bit); bit <<= 1) {
     if (me + bit < hosts) children.push_back(speaker(me + bit));
   }
-  // The farthest subtree is the deepest one.
+  // The most distant child has the deepest subtree.
   std::reverse(children.begin(), children.end());
-  // Fingerprints go both ways, so that a parent learns of a child that is elsewhere.
+  // Fingerprints flow in both directions, so that a parent notices a child in another collective.
   for (const int child : children) {
     exchange.Send(child, nullptr, 0);
     exchange.Receive(child, nullptr, 0);
@@ -63,7 +63,7 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
   exchange.Run();
 }
 
-// From one place on the host to all others.
+// Distributes data from one rank of the host to all others.
 void OnHost(Host& host, const Operation& operation, int from, const ConstPieces& data) {
   Transfer transfer;
   transfer.gather = true;
@@ -76,7 +76,7 @@ void OnHost(Host& host, const Operation& operation, int from, const ConstPieces&
 
 }  // namespace
 
-// `in` is the root's alone; `out` may be the same memory.
+// Only the root reads `in`; `out` may be the same memory.
 void Broadcast(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   Host& host = *fabric.host;
@@ -120,7 +120,7 @@ void Barrier(Fabric& fabric, Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   if (fabric.topology.hosts.size() == 1) return;
-  // A fingerprint to and from everyone, and nothing behind it.
+  // Exchanges fingerprints with all ranks, and no data.
   Transfer nothing;
   nothing.gather = true;
   nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);

@@ -11,7 +11,7 @@ constexpr size_t kChunkValues = 64 << 10;
 
 bool AreVotes(const Codec& codec) { return codec.form == Form::kSigns && codec.unit; }
 
-// A majority of signs may be a tie, which has no sign.
+// A majority of signs may be a tie, which kSigns cannot represent.
 Codec ForSums(Codec codec) {
   if (AreVotes(codec)) {
     codec.form = Form::kLevels;
@@ -106,7 +106,7 @@ void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
   }
   if (t_->votes()) {
     for (size_t i = 0; i < sums.count; ++i) {
-      // Not a number stays.
+      // NaN stays NaN.
       values_[i] = values_[i] > 0 ? 1.0f : values_[i] < 0 ? -1.0f : values_[i];
     }
   }
@@ -114,7 +114,6 @@ void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
   Decode(t_->me(), sums);
 }
 
-// Encodes `values_`.
 void HostCoder::EncodeValues(const Codec& codec, int j, const Batch& batch,
                              CodedTransfer::Stage stage) {
   const uint32_t seed = t_->Seed(stage, t_->Position(j) + batch.begin);

@@ -23,7 +23,7 @@ class CodedTransfer {
 
   const Codec& codec() const { return compression_.codec; }
   const Codec& sums_codec() const { return sums_codec_; }
-  // Whether a sum is the sign of the majority.
+  // Whether a sum is replaced by the sign of the majority.
   bool votes() const;
   int members() const { return static_cast<int>(members_.ranks.size()); }
   int me() const { return members_.me; }
@@ -45,7 +45,7 @@ class CodedTransfer {
   // sums.
   size_t EncodedBytes() const;
 
-  // This many values, in whole blocks, are encoded with one seed: the seed of the first value.
+  // The number of values, in whole blocks, encoded with one seed: the seed of the first value.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
   uint32_t Seed(Stage stage, size_t position) const {
@@ -118,7 +118,7 @@ class HostCoder : public Coder {
 
   Scratch& scratch_;
   const CodedTransfer* t_ = nullptr;
-  float* values_ = nullptr;  // of the batch in work
+  float* values_ = nullptr;  // of the current batch
   float* errors_ = nullptr;
 };
 

@@ -29,7 +29,7 @@ Members Counterparts(const Topology& topology) {
 
 namespace {
 
-// No memory is larger, and no sum of such sizes overflows.
+// No memory is larger, and sums of such sizes do not overflow.
 constexpr size_t kMostBytes = PTRDIFF_MAX;
 
 [[noreturn]] void Refuse(const Topology& topology, const Operation& operation, size_t rank,
@@ -51,11 +51,11 @@ void CheckExpected(const Topology& topology, const Operation& operation,
   }
 }
 
-// The bytes of each rank's rows.
+// Returns the bytes of each rank's rows.
 std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
                           const std::vector<size_t>& rows, size_t* total) {
   std::vector<size_t> bytes;
-  // Empty rows take no memory, but their number is the size of an axis.
+  // Empty rows take no memory, but their number must fit a dimension.
   const size_t row = std::max<size_t>(operation.row_bytes, 1);
   size_t left = kMostBytes;
   for (size_t rank = 0; rank < rows.size(); ++rank) {

@@ -33,15 +33,15 @@ std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
 
 // The data of a reducing or gathering collective, regardless of the transport.
 //
-// One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering sends
-// all values of a part to its owner, which reduces them. Gathering sends the owner's result to all
-// participants. Together they form an all-reduce.
+// Participant j owns a part of the data; all know the parts' sizes. Scattering sends all values of
+// a part to its owner, which reduces them. Gathering sends the owner's result to all participants.
+// Together they form an all-reduce.
 struct Transfer {
   bool scatter = false;
   bool gather = false;
   std::vector<size_t> part_bytes;  // per participant; whole elements
-  ConstPieces in;                  // all parts when scattering, else the own part
-  Pieces out;                      // all parts when gathering, else the own part
+  ConstPieces in;                  // all parts when scattering, otherwise the own part
+  Pieces out;                      // all parts when gathering, otherwise the own part
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1.0;  // of the reduced values
@@ -63,7 +63,7 @@ void ReducePart(const Transfer& transfer, int me, size_t begin, size_t bytes,
 // Copies bytes [begin, begin + bytes) of participant me's part from `in` to `out`.
 void CopyPart(const Transfer& transfer, int me, size_t begin, size_t bytes);
 
-// Cuts `bytes` into parts of whole elements for the first `owners` of `participants`, as even as
+// Cuts `bytes` into parts of whole elements for the first `owners` of `participants`, as evenly as
 // possible.
 std::vector<size_t> CutEvenly(size_t bytes, size_t element, int owners, int participants);
 

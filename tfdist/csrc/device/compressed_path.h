@@ -34,7 +34,7 @@ class TransferCodec {
 
   // May free memory that the stream uses. Args: list_bytes: for all transfers until `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
-  // The bytes left for lists; all of them are free again once the stream has finished its work.
+  // The remaining bytes for lists. All bytes are free again once the stream has finished its work.
   size_t list_bytes_left() const { return most_listed_ - listed_; }
   void Restart() { listed_ = 0; }
 
@@ -109,8 +109,8 @@ class DeviceCoder : public Coder {
   const CodedTransfer* t_ = nullptr;
   Growing<MappedMemory> host_encoded_;
   Growing<DeviceMemory> device_encoded_;
-  uint8_t* encoded_ = nullptr;   // in the host's memory,
-  cuda::Address on_device_ = 0;  // and as much on the GPU
+  uint8_t* encoded_ = nullptr;   // in host memory,
+  cuda::Address on_device_ = 0;  // and its counterpart on the GPU
   // Events that mark the arrival of encoded values in host memory, by address.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;

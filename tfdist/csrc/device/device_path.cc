@@ -57,7 +57,7 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
-    // Of the GPU, or of `ends`: either is found again by whoever waits next.
+    // A GPU error, or an error from `ends`: the next wait encounters it again.
   }
 }
 
@@ -75,7 +75,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
-  // Launched operations may use the buffers of a message.
+  // Pending launches may use the buffers of a message.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
     MakeRoom(fabric, operation, parts);
@@ -101,7 +101,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// All ranks choose the same transport.
+// Chooses the transport, the same on all ranks.
 DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
@@ -136,8 +136,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can bypass host memory. A message can only in a group of two: in larger
-// groups the other ranks do not take part in it.
+// Whether an operation can bypass host memory. A message can only in a group of two, since in
+// larger groups the other ranks do not take part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -166,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, which must cut their buckets alike: a part of a bucket is reduced with the
-// same part on the other ranks.
+// Waits for all ranks, and checks that they cut their buckets identically: a part of a bucket is
+// reduced with the same part on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;

@@ -20,7 +20,7 @@ std::string VersionOf(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Whether nothing works any more in a process that has had this error.
+// Whether a process can no longer use its GPUs after this error.
 bool IsSticky(Result result) {
   return std::find(std::begin(kSticky), std::end(kSticky), result) != std::end(kSticky);
 }
@@ -134,7 +134,7 @@ void Gpu::ReachInto(int number) const {
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
   Use();
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
-  Load().cuDevicePrimaryCtxRelease_v2(other);  // that of the communicator, which holds it, too
+  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still holds it
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
 }
 
@@ -199,7 +199,7 @@ RegisteredMemory::RegisteredMemory(const Gpu& gpu, void* data, size_t bytes) : g
   gpu_.Use();
   const cuda::Result result =
       Load().cuMemHostRegister_v2(data, bytes, cuda::kPortable | cuda::kMapped);
-  // By another GPU of this process.
+  // Another GPU of this process may have registered it.
   if (result != cuda::kMemoryIsRegistered) {
     cuda::Check(result, "cuMemHostRegister_v2");
     registered_ = data;

@@ -29,7 +29,7 @@ struct IpcHandle {
   char bytes[64];
 };
 
-// Numbers of CUDA 11 to 13.
+// Constants of CUDA 11 to 13.
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;             // CUDA_ERROR_NOT_READY
 constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -115,7 +115,7 @@ T* PointerTo(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Throws Error(kInternal) with the driver's name for the error unless the call succeeded.
+// Throws Error(kInternal) with the driver's name for the error if the call failed.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::cuda
@@ -149,7 +149,7 @@ class Gpu {
   // Variant for destructors, which cannot handle an error.
   void UseIfPossible() const noexcept;
   const std::string& name() const { return name_; }
-  // The architecture its kernels are compiled for, such as "sm_90".
+  // The architecture that its kernels are compiled for, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
   // Unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }

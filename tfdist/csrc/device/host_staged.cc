@@ -18,10 +18,10 @@
 namespace tfdist {
 namespace {
 
-// Chunks on each side: one is copied while the host waits for the other one and meets the other
-// rank.
+// Chunks in transit: while one is copied, the host waits for the other one and synchronizes with
+// the other rank.
 constexpr size_t kInTransit = 2;
-// Of both staging buffers together, which chunks take in turn.
+// The slots of both staging buffers, which chunks use in turn.
 constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
@@ -122,7 +122,8 @@ void ExactShares::Begin(const DeviceRank& rank, cuda::Address memory) {
   memory_ = memory;
 }
 
-// Calls `use(tensor)` for each piece of a share. Tensors are not packed: each piece is a message.
+// Calls `use(tensor)` for each contiguous range of a share. Tensors are not packed: each range is a
+// message.
 template <typename Use>
 void ExactShares::ForTensors(size_t place, Use use) const {
   const size_t first = Begins(place), behind = first + Size(place);
@@ -151,7 +152,7 @@ void ExactShares::ExchangeValues() const {
   }
 }
 
-// Into the first one's slot, by the kernel that reduces staging buffers.
+// Sums into the first rank's slot, by the kernel that reduces staging buffers.
 void ExactShares::AddUp(cuda::Address ended) const {
   if (ranks_.size() == 1 || !HasShare()) return;
   device::Staging staging{};
@@ -195,7 +196,8 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// Reduces what this process's GPUs have brought, into the first; the rest of a mean is the host's.
+// Reduces the inputs of this process's GPUs into the first. A mean divides by their number here,
+// and by the number of processes in the host's collective.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
   if (all.size() == 1) return;
@@ -204,7 +206,7 @@ void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
           bytes / SizeOf(asked.type), first});
 }
 
-// For each process the rows of all of its GPUs.
+// Returns the number of rows of each process, over all of its GPUs.
 std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
   std::vector<size_t> sums(rows.size() / gpus);
   for (size_t rank = 0; rank < rows.size(); ++rank) sums[rank / gpus] += rows[rank];
@@ -270,7 +272,7 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
       Whole(operation, parts, on_host);
     }
   } catch (...) {
-    // Reduced data are copied to the GPU at once: their memory belongs to the operation until then.
+    // Copies of reduced data to the GPU are pending, and the operation owns their memory.
     for (const auto& lane : lanes_) {
       SettleSoon(lane->down.get(), lane->fetched);
       SettleSoon(lane->up.get(), lane->returned);
@@ -284,7 +286,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All GPUs have the first one's result.
+    // All GPUs receive the first GPU's result, so its memory must be free on all of them.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
@@ -294,7 +296,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     }
   };
   if (count == 0) {
-    // The others may bring more, and hear of it so.
+    // The other ranks may have more data: joining with none reports the mismatch to them.
     Operation nothing;
     nothing.fingerprint = operation.fingerprint;
     return on_host(nothing);
@@ -335,10 +337,10 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
   staged.sent_rows = first.sent_rows;
   size_t bytes = 0;
   char* const in = FetchAll(operation, parts, &bytes);
-  Pieces left;  // by compression
+  Pieces left;  // the compression's residual
   char* error = nullptr;
   if (operation.compression) {
-    // Several GPUs have that of the first.
+    // If there are several GPUs, they share the first GPU's residual.
     left = first.compression->error;
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
@@ -381,7 +383,7 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
   return static_cast<char*>(memory.Take(lanes_[0]->gpu, bytes).data());
 }
 
-// What the GPUs bring, one behind the other; of a broadcast that of one.
+// Fetches the inputs of all GPUs consecutively; for a broadcast, only the root's input.
 char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});

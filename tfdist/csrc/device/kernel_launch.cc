@@ -25,11 +25,11 @@ namespace {
 
 using device::List;
 
-// A longer timeout, such as an infinite one, would not fit the kernels' clock.
+// A longer or infinite timeout would overflow the kernels' clock.
 constexpr double kLongestSeconds = 1e9;
-// Where streams wait, at most twice as many lists are under way. Each takes two meetings, and all
-// of them less than a driver's queue holds: to launch more would wait as well, and nothing could
-// end that.
+// If streams wait, at most twice this many lists are pending. Each list takes two barriers. Their
+// total must stay below the capacity of a driver's queue: otherwise a launch would block, and
+// nothing could end that wait.
 constexpr size_t kListsOfRoom = 4;
 static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMost);
 
@@ -90,7 +90,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 }
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
-  // Waits that have been ended are not begun again.
+  // Ended waits are not restarted.
   if (setup_.meetings && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
     staging_.of[rank] =
@@ -128,7 +128,7 @@ void KernelAllReduce::Meet(cuda::Stream* stream) {
   }
   kernels.Launch("tfdist_tell", 1, device::kMostRanks, stream, meeting_, waiting_);
   setup_.meetings->Await(meeting_.number, stream);
-  // What is behind sees whether the wait has been ended in vain.
+  // Later kernels of the stream thus see whether the wait was aborted.
   const cuda::Result result =
       cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
   cuda::Check(result, "cuMemcpyAsync");
@@ -163,9 +163,9 @@ device::Outcome KernelAllReduce::outcome() const {
 
 namespace {
 
-// Few, so that the blocks of a batch spread over all multiprocessors.
+// Few threads per block, so that a batch's blocks spread over all multiprocessors.
 constexpr unsigned kThreads = 128;
-constexpr unsigned kThreadsOfBlock = 16;  // of encoded values
+constexpr unsigned kThreadsOfBlock = 16;  // per block of encoded values
 constexpr size_t kMostBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
@@ -279,7 +279,7 @@ using device::Source;
 
 constexpr size_t kWordsOfTensor = 4, kWordsOfTally = sizeof(device::Tally) / kWord;
 
-// How many tensors a list has.
+// Returns the maximum number of tensors in a list.
 size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMost); }
 
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
@@ -350,7 +350,7 @@ void KernelSelect::Take(Row* rows) {
   }
 }
 
-// Args: magnitude: that of all cuts.
+// Args: magnitude: the initial magnitude of all cuts.
 void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
   auto* next = cuda::PointerTo<uint32_t>(scratch);
   const auto take = [&next](size_t words) {
@@ -358,7 +358,7 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
     next += words;
     return taken;
   };
-  // Tallies first: they are two words.
+  // Tallies come first: they are two words and need their alignment.
   cuts_.tallies = reinterpret_cast<device::Tally*>(take(kWordsOfTally * tiles_));
   cuts_.magnitudes = take(tensors_);
   cuts_.equals = take(tensors_);

@@ -55,7 +55,7 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
           call(i);
         } catch (...) { fail(); }
       });
-    } catch (...) {  // there can be no more threads
+    } catch (...) {  // no more threads can be created
       fail();
     }
   }

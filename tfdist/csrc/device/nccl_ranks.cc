@@ -15,12 +15,13 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-// Of one launch. More of them take more room, fewer take more launches.
+// The maximum number of values per launch. More take more memory, fewer take more launches.
 constexpr size_t kMostValues = size_t{256} << 10;
-// Of the lists of all operations that are launched one behind the other: for 16,384 tensors.
+// For the lists of all pending operations: 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Among whom this rank's share is encoded: for sizes alone, if it has none.
+// Returns the ranks among which this rank's share is encoded; if it has none, only the sizes
+// matter.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;
@@ -31,7 +32,7 @@ Members MembersFor(const Topology& groups, const ExactShares& exact) {
 
 }  // namespace
 
-// What a GPU has for all operations.
+// A GPU's resources for all operations.
 struct NcclCoded::Lane {
   explicit Lane(const DeviceRank& of)
       : rank(of), codec(*of.gpu, *of.kernels, of.stream), zero(*of.gpu, sizeof(uint64_t)) {}
@@ -43,10 +44,10 @@ struct NcclCoded::Lane {
   cuda::Address begin = 0;  // of the memory
 };
 
-// What one GPU does of an operation.
+// One GPU's share of an operation.
 class NcclCoded::Share {
  public:
-  // Args: groups: of ranks that first sum exactly, as hosts.
+  // Args: groups: the ranks, grouped by "host" for the exact sums.
   Share(const Topology& groups, const Operation& part)
       : exact_(groups, part),
         sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
@@ -63,8 +64,8 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded
-  // from each member, and what goes to each, in whose place then come its sums.
+  // Both are the same on all ranks. The memory holds the exact sums, the encoded values received
+  // from each member, and the encoded values for each member, which its encoded sums later replace.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -123,7 +124,7 @@ class NcclCoded::Share {
     if (!exact_.HasShare()) return;
     for (int step = 1; step < size_; ++step) use((me() + step) % size_);
   }
-  // Whole chunks of a part.
+  // Calls `use(begin, count)` for batches of whole chunks of a part.
   template <typename Use>
   void ForBatches(int j, Use use) const {
     if (!exact_.HasShare()) return;
@@ -204,7 +205,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     agreed_ = bytes;
     return true;
   }
-  // Who has found no more has lost what there was.
+  // A rank whose allocation failed has also lost its earlier memory.
   lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;
@@ -273,7 +274,8 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
   if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
-// On all ranks or on none: without kernels or room, each tensor goes by itself.
+// Creates fusion buffers on all ranks or on none: without kernels or memory, each tensor is reduced
+// separately.
 void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
   bool from_nccl = true;
   std::string lack;
@@ -306,7 +308,7 @@ void NcclRanks::Launch(const Fingerprint& asked, const Parts& parts) {
   });
 }
 
-// All ranks cut their buckets alike.
+// Reduces small tensors in lists; all ranks cut their buckets identically.
 void NcclRanks::LaunchFused(const Fingerprint& asked, const Parts& parts) {
   std::vector<Fused> fused;
   for (const Operation* part : parts) fused.push_back(Fuse(TensorsOf(*part), buffer_bytes_));
@@ -372,7 +374,7 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
   }
 }
 
-// Where ranks bring different numbers of rows, NCCL has no gather.
+// NCCL has no all-gather of different numbers of rows, so broadcasts replace it.
 void NcclRanks::Gather(const Operation& part, DeviceRank& rank) const {
   NcclGroup& nccl = *rank.nccl;
   cuda::Stream* const stream = rank.stream.get();

@@ -16,7 +16,7 @@
 namespace tfdist {
 namespace {
 
-// So many bytes of each rank, in the order of the ranks.
+// Gathers `bytes` bytes of each rank, in the order of the ranks.
 std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void* own,
                          size_t bytes) {
   const auto size = static_cast<size_t>(fabric.topology.size);
@@ -31,12 +31,12 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
   return all;
 }
 
-// What a rank writes to another one's memory: each has a word of each other one's there.
+// The test value that a rank writes to another rank's memory, in the word reserved for the writer.
 uint64_t Probe(size_t writer, size_t owner) {
   return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;
 }
 
-// A word that goes to a GPU's memory, or comes from there.
+// Copies a word to and from a GPU's memory.
 class Word {
  public:
   explicit Word(const Gpu& gpu) : stream_(gpu), host_(gpu, sizeof(uint64_t)) {}
@@ -198,7 +198,7 @@ bool Peers::Read() const {
 
 namespace {
 
-// Where ranks share a GPU, a kernel may be queued behind another one that waits for it.
+// If ranks share a GPU, a kernel may be queued behind another kernel that waits for it.
 bool HaveOwnGpus(const DeviceTeam& team) {
   std::set<std::string> gpus;
   for (const Introduction& rank : team.ranks) {
@@ -207,8 +207,8 @@ bool HaveOwnGpus(const DeviceTeam& team) {
   return team.may_share_gpu || gpus.size() == team.ranks.size();
 }
 
-// Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each
-// other. Processes do not get into each other's way, but take turns on a GPU, which is slow.
+// Two ranks of one process on the same GPU: their streams, too, may be queued behind each other.
+// Ranks of different processes take turns on a GPU, which is slow, but do not block each other.
 std::string WhyNoStreams(const DeviceTeam& team) {
   if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
@@ -250,7 +250,7 @@ std::string WhyNoNccl(const DeviceTeam& team) {
       team.may_share_gpu || std::all_of(team.ranks.begin(), team.ranks.end(),
                                         [](const Introduction& rank) { return rank.nccl_shares; });
   if (!may_share && !HaveOwnGpus(team)) return "two ranks have the same GPU";
-  // Which NCCL refuses otherwise.
+  // NCCL refuses this otherwise.
   std::set<std::pair<int, std::string>> places;
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
     if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second && !may_share) {

@@ -15,7 +15,7 @@
 
 namespace tfdist {
 
-// The introductions of a communicator's ranks, and access to each other's GPU memory.
+// The connection information of a communicator's GPUs, and access to each other's memory.
 //
 // Describes one GPU; copied as bytes between processes of one program.
 struct Introduction {
@@ -37,8 +37,8 @@ struct Introduction {
   char transport[8];    // the requested transport
 };
 
-// Exchanges the introductions of all GPUs, in the order of the processes. All processes call this
-// and the following functions within one operation. Throws Error(kMismatch) if the processes have
+// Exchanges the information of all GPUs, in the order of the processes. All processes call this and
+// the following functions within one operation. Throws Error(kMismatch) if the processes have
 // different numbers of GPUs.
 std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
                                     const std::vector<Introduction>& own);
@@ -100,7 +100,7 @@ class Peers {
 // All GPUs of a communicator.
 struct DeviceTeam {
   Topology topology;                // its ranks are GPUs; `rank` is this process's first
-  std::vector<Introduction> ranks;  // the introduction of each
+  std::vector<Introduction> ranks;  // one per GPU
   bool tls = false;
   bool may_share_gpu = false;
   bool streams_wait = false;  // regardless of shared GPUs

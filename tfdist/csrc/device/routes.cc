@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t kMostInOneShot = size_t{256} << 10;
 
-// The names and hosts of all GPUs. Args: how many each process has.
+// Returns the names and hosts of all GPUs. Args: gpus: the number of GPUs per process.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
   std::vector<std::string> names;
   std::vector<int> hosts;
@@ -131,14 +131,14 @@ void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const
                                                    static_cast<uint32_t>(team_.ranks.size()));
 }
 
-// Says once why all-reduces go another way than they could.
+// Explains once why all-reduces do not use the fastest transport.
 void Routes::Announce() const {
   if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
   setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
               (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-// Between hosts there is nothing as fast.
+// Only NCCL is fast between hosts.
 void Routes::AnnounceNoNccl() const {
   const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
@@ -146,7 +146,7 @@ void Routes::AnnounceNoNccl() const {
               ". All-reduces of what is on GPUs go through the host's memory.");
 }
 
-// Says once, whichever communicators come later.
+// Warns once per process.
 void Routes::AnnounceUnlikeGpus() const {
   static std::atomic<bool> announced{false};
   const std::string differ = HowGpusDiffer(team_);

@@ -46,16 +46,16 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
     }
     return true;
   } catch (const Error&) {
-    return false;  // A GPU that does not work any more runs nothing either.
+    return false;  // a broken GPU runs nothing any more
   }
 }
 
 namespace {
 
-// Of a rank; for each meeting one of each other rank.
+// The words of one rank: for each barrier, a word for each other rank.
 constexpr size_t kWords = device::kMeetingWords;
 static_assert(kWords == StreamMeetings::kMost * device::kMostRanks);
-// Beyond any number of a meeting, as the driver compares them.
+// Larger than any barrier's number, in the driver's comparison.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
 }  // namespace
@@ -91,9 +91,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About so long it may take; what is larger than what has been tried by then is the second's.
+// The approximate time limit; sizes not yet measured by then count as faster by the second
+// transport.
 constexpr double kMostSeconds = 1.0;
-// A way that takes so many times as long will not catch up with larger sizes.
+// A transport that is slower by this factor will not be faster for larger sizes.
 constexpr double kLost = 2.0;
 constexpr size_t kStep = 4;  // from one size to the next
 
@@ -116,7 +117,7 @@ size_t WhereFirstIsFaster(
     const double own_first = seconds(true, bytes), own_second = seconds(false, bytes);
     const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
     const std::vector<double> all = slowest({own_first, own_second, spent});
-    // Half way to the next size.
+    // Geometrically half way to the next size.
     if (all[0] < all[1]) most = bytes * kStep / 2;
     if (all[0] > kLost * all[1] || all[2] > kMostSeconds) break;
   }

@@ -31,7 +31,7 @@ DType FromTensorFlow(DataType type) {
     case tensorflow::DT_FLOAT:
       return DType::kFloat32;
     default:
-      return DType::kFloat64;  // the signatures allow no others
+      return DType::kFloat64;  // the signatures allow no other types
   }
 }
 
@@ -56,7 +56,7 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
     : AsyncOpKernel(construction), kind_(kind) {
   OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
-  // A step goes on while a message leaves.
+  // The step continues while a message is sent.
   overlaps_ = kind == Kind::kSend;
   if (construction->HasAttr("overlaps")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
@@ -88,7 +88,7 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       operation.cancellation = cancellation;
     }
     const auto end = [this, context, done, manager, token](const Error* error) {
-      // Without waiting for a callback that runs: it needs nothing that goes with the operation.
+      // Does not wait for a running callback, which uses nothing that the operation frees.
       if (manager) manager->TryDeregisterCallback(token);
       OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
       done();
@@ -170,7 +170,7 @@ ReduceOp ReductionNamed(const std::string& name) {
   for (int op = 0; op < kReduceOps; ++op) {
     if (name == NameOf(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);
   }
-  return ReduceOp::kSum;  // the signature allows no others
+  return ReduceOp::kSum;  // the signature allows no other reductions
 }
 
 }  // namespace tfdist::tf

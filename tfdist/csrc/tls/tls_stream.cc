@@ -14,10 +14,11 @@
 namespace tfdist {
 namespace {
 
-// Encrypted before any of it is sent: enough to make little of the calls, and still in the caches.
+// The bytes encrypted before sending: enough to make the cost of calls negligible, and few enough
+// to stay in the caches.
 constexpr size_t kMostBytes = 128 << 10;
 
-// RFC 5705: labels that are not registered begin like this.
+// RFC 5705: unregistered labels begin with EXPERIMENTAL.
 constexpr char kLabel[] = "EXPERIMENTAL tfdist secret";
 constexpr char kServer[] = "server", kClient[] = "client";
 
@@ -25,7 +26,7 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL's own way to a socket would raise SIGPIPE, and makes one call for every 16 KiB.
+// OpenSSL's own socket access would raise SIGPIPE, and makes one call for every 16 KiB.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));
@@ -76,7 +77,7 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
   if (!bio) throw Error(Code::kInternal, "OpenSSL has no room for another connection.");
   ssl.BIO_set_data(bio, this);
   ssl.BIO_set_init(bio, 1);
-  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // frees it too
+  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // takes ownership of the BIO also
   server ? ssl.SSL_set_accept_state(ssl_.get()) : ssl.SSL_set_connect_state(ssl_.get());
 }
 
@@ -138,10 +139,10 @@ bool TlsStream::Secure() {
     return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
   };
   int error = advance();
-  // Also after a failure, for it tells the other end why.
+  // Flush even after a failure, since the alert informs the other end of the cause.
   const bool flushed = Flush();
   if (error == 0 && !socket_error_) return flushed;
-  // What the other end said before it went tells more than that it is gone.
+  // A pending alert from the other end says more than the broken connection.
   if (error == openssl::kWantRead && socket_error_) error = advance();
   if (error == openssl::kWantRead && !socket_error_) return false;
   const long verified = ssl.SSL_get_verify_result(ssl_.get());
@@ -180,7 +181,7 @@ ssize_t TlsStream::Write(const char* data, size_t bytes) {
       return Failed(result);
     }
   }
-  // What is encrypted counts as written once it has left, so that nobody needs to see to the rest.
+  // Encrypted bytes count as written once they are sent, so that no separate flush is needed.
   if (!Flush()) {
     errno = socket_error_ ? socket_error_ : EAGAIN;
     return -1;
@@ -226,7 +227,7 @@ constexpr int kPollMilliseconds = 100;
 
 struct Greeting {
   TlsStream* stream;
-  const std::string* name;  // of the rank at the other end
+  const std::string* name;  // the rank at the other end
 };
 
 Sockets TakeOver(const std::vector<int>& descriptors) {
@@ -258,7 +259,7 @@ bool Advance(const Greeting& greeting) {
   }
 }
 
-// All at once, so that one that is slow holds up no other.
+// Runs all handshakes concurrently, so that a slow one does not delay the others.
 void ShakeHands(std::vector<Greeting> greetings, double seconds) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {

@@ -10,7 +10,8 @@
 namespace tfdist {
 namespace {
 
-// A rank on this host rings no descriptor, so with both kinds of links poll() looks around itself.
+// Ranks on this host cannot wake poll(), so poll() must return soon if both kinds of links are
+// pending.
 constexpr int kMixedPollMilliseconds = 1;
 constexpr int kPollMilliseconds = 20;
 constexpr int kSpins = 200;
@@ -87,7 +88,7 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
   next.received += got;
   const size_t received = next.received;
   const bool whole = received == next.bytes;
-  // Moved out first: the callback may add to the streams.
+  // The callback may add to the queues, so it is moved out first.
   const OnBytes on_bytes = whole ? std::move(next.on_bytes) : next.on_bytes;
   if (whole) stream.in.pop_front();
   if (on_bytes) on_bytes(received);

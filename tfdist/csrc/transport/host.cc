@@ -10,11 +10,11 @@
 namespace tfdist {
 namespace {
 
-// Progress is stored and then the bells' `asleep` read; a sleeper does it the other way round. Only
-// in one common order does either see the other.
+// A rank stores its progress and then reads the events' `asleep`; a sleeper stores `asleep` and
+// then reads the progress. Only sequential consistency guarantees that one of them sees the other.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
-// Every so many collectives; measuring holds the processor up.
+// The interval between measurements, in collectives; measuring stalls the processor.
 constexpr uint64_t kMeasured = 8;
 
 }  // namespace
@@ -54,15 +54,16 @@ const Arrival& Host::Await(int rank) {
   if (waits) Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
   const Arrival& arrival = segment_->arrival(rank, arrivals_);
-  // The second time it is in this core's own cache.
+  // A second read would hit this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
   if (rank != rank_ && arrivals_ % kMeasured == 0 && awaited != arrivals_) {
-    // An interruption is no distance.
+    // Limits the effect of an interruption on the measurement.
     const unsigned long ticks = std::min(TicksToRead(&arrival), 4 * kFarTicks);
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
   awaited = arrivals_;
-  const Fingerprint theirs = arrival.fingerprint;  // A copy, as the memory is theirs.
+  const Fingerprint theirs =
+      arrival.fingerprint;  // a copy, since the other rank can change its memory
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
                        names_[static_cast<size_t>(rank)], theirs);
@@ -77,7 +78,7 @@ void Host::AwaitAll() {
 }
 
 void Host::Copy(void* to, const void* from, size_t bytes) {
-  // Virtual processors move about, so it is looked at again and again.
+  // Virtual processors migrate between cores, so the distance is measured repeatedly.
   if (ticks_ > kFarTicks) {
     CopyFar(to, from, bytes);
   } else {
@@ -92,7 +93,7 @@ uint64_t Host::TakeChunks(uint64_t count) {
 }
 
 size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
-  // Round and round, so that a line is long out of the others' caches when it is written again.
+  // Uses the room as a ring, so that other caches no longer hold a line when it is rewritten.
   if (room_next_ + bytes > segment_->room_bytes()) room_next_ = 0;
   const size_t begin = room_next_;
   room_next_ += bytes;

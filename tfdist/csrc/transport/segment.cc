@@ -18,7 +18,7 @@
 namespace tfdist {
 namespace {
 
-// Nobody is woken by a rank that died, so a sleeper looks around by itself now and then.
+// A dead rank wakes nobody, so a sleeper wakes up periodically.
 constexpr long kNapNanoseconds = 20'000'000;
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
@@ -41,7 +41,7 @@ void Bell::Sleep(uint32_t seen) {
 Patience Patience::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // Somebody who has no core must run first.
+  // A rank without a core must run first.
   return {0, 60};
 }
 
@@ -53,15 +53,15 @@ constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Large, so that a rank's room does not fit into its second cache: lines that have moved on to the
-// third are faster to read for another core. All rooms together stay within 32 MiB.
+// Large enough that a rank's room exceeds its second-level cache: another core reads lines faster
+// once they have moved to the third level. All rooms together take at most 32 MiB.
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
   return std::max(std::min(share, size_t{512} << 10), n * (size_t{1} << 10));
 }
 
-// The rings of all pairs together stay within 16 MiB.
+// The rings of all pairs together take at most 16 MiB.
 size_t RingBytes(int ranks) {
   const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
   const size_t share = (size_t{16} << 20) / pairs / kPage * kPage;
@@ -80,7 +80,7 @@ size_t Segment::BytesFor(int ranks) {
 Segment::Segment(int descriptor, size_t bytes, int ranks)
     : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
   struct stat status{};
-  // A file that is too short would kill this process at the first access behind its end.
+  // An access beyond the end of a file that is too short would kill this process.
   const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
                     status.st_size >= static_cast<off_t>(bytes);
   if (fits) memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

@@ -12,13 +12,14 @@ namespace tfdist {
 
 // Lets ranks of one host wait for each other: spin briefly, yield the core, then sleep.
 //
-// A rank's bell, in shared memory. A rank that makes progress rings the bells of sleeping ranks.
+// A rank's futex event, in shared memory. A rank that makes progress signals the events of sleeping
+// ranks.
 struct alignas(64) Bell {
   std::atomic<uint32_t> asleep;
   std::atomic<uint32_t> rings;
 
   void Ring();
-  // Sleeps until the bell has rung since `seen`, or for a moment.
+  // Sleeps until the event has been signaled since `seen`, at most briefly.
   void Sleep(uint32_t seen);
 };
 
@@ -41,7 +42,7 @@ inline void Pause() {
 
 void GiveCoreAway();
 
-// Waits until `ready()`; `mine` is the bell of the rank that waits.
+// Waits until `ready()`; `mine` is the event of the waiting rank.
 template <typename Ready>
 void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) {
   for (int i = 0; i < patience.spins; ++i) {
@@ -63,7 +64,7 @@ void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) 
 
 // The shared memory of a host's ranks: their progress, and room for data.
 //
-// Processes share them: a lock would be one of each process.
+// The atomics are shared between processes, so they must not use process-local locks.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
@@ -76,14 +77,14 @@ struct alignas(128) Progress {
   Bell bell;
 };
 
-// A rank's arrival at a collective: its fingerprint, and all of its data if small.
+// A rank's eager slot for a collective: its fingerprint, and all of its data if small.
 struct alignas(64) Arrival {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
 };
 
-// One direction between two ranks, a ring of bytes.
+// A ring of bytes from one rank to another.
 struct alignas(128) Ring {
   std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
@@ -91,11 +92,11 @@ struct alignas(128) Ring {
 
 class Segment {
  public:
-  // The number of chunks in flight, and of arrivals kept.
+  // The maximum number of chunks in flight, and of eager slots per rank.
   static constexpr int kSlots = 3;
   static constexpr int kArrivals = 8;
 
-  // The number of words with which GPU streams wait for each other.
+  // The bytes of the words with which GPU streams wait for each other.
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);

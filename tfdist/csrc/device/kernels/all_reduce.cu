@@ -1,8 +1,9 @@
 // An all-reduce among the GPUs of a host.
 //
-// In one shot, each rank puts its values where the others read them, and reduces all of them: for
-// small ones, one kernel. In two shots, each reduces a part, and the others fetch it: pack, meet,
-// reduce, meet, unpack. Sources: NCCL's and TensorRT-LLM's kernels of these names work alike.
+// In one shot, each rank writes its values to its staging buffer, and reduces the values of all
+// ranks: one kernel, for small data. In two shots, each rank reduces a part, and the other ranks
+// fetch it: pack, barrier, reduce, barrier, unpack. Sources: the kernels of the same names in NCCL
+// and TensorRT-LLM work similarly.
 #include "device/kernels/execution.h"
 #include "device/kernels/lists.h"
 #include "device/kernels/meeting.h"
@@ -22,13 +23,13 @@ TFDIST_KERNEL tfdist_pack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// One block, whose threads go together: the host may give up at any time.
+// One block. Its threads decide together, since the host may abort at any time.
 TFDIST_KERNEL tfdist_meet(Meeting meeting, Waiting waiting) {
   if (AllOfBlock(!HasGivenUp(waiting))) Meet(meeting, waiting);
 }
 
-// The first half of a meeting of streams, one block. A rank that has given up does not come: the
-// others would take what it has not done for done.
+// The first half of a barrier of streams, one block. A rank that has given up does not signal: the
+// others would take its unfinished work for complete.
 TFDIST_KERNEL tfdist_tell(Meeting meeting, Waiting waiting) {
   if (!HasGivenUp(waiting) && IsOther(meeting, Thread())) Tell(meeting, Thread());
 }
@@ -40,10 +41,10 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Reduces this rank's part in place: nobody else reads it before the next meeting.
+// Reduces this rank's part in place: no other rank reads it before the next barrier.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
-  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // or there are not enough registers
+  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // limited by the number of registers
   const uint64_t begin = staging.part * staging.rank;
   const uint64_t end = begin + staging.part < vectors ? begin + staging.part : vectors;
   Vector* const own = Vectors(staging.of[staging.rank]);
@@ -58,7 +59,8 @@ void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   }
 }
 
-// Each block has its own values and meets the same blocks of the other ranks, whichever run.
+// Each block has its own values and synchronizes with the same blocks of the other ranks,
+// regardless of which other blocks run.
 template <typename T, typename Op, typename S>
 void InOneShot(const List& list, const Staging& staging, const Meeting& meeting,
                const Waiting& waiting, double divisor) {

@@ -1,5 +1,5 @@
-// How a team encodes a block, and decodes one: as the processor does, to the same bits. Its threads
-// are the lanes of a sum.
+// Encodes and decodes a block by a half-warp, bit-identical to the processor. Its threads are the
+// lanes of a sum.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace tfdist::device {
 namespace {
 
-// Values that lie together, and are moved together.
+// Contiguous values that are moved together.
 template <uint32_t kCount>
 struct alignas(kCount * sizeof(float)) Pack {
   float values[kCount];
@@ -28,7 +28,7 @@ inline bool IsAligned(const void* data, uint32_t bytes) {
   return reinterpret_cast<uint64_t>(data) % bytes == 0;
 }
 
-// One block of values, with what was not sent so far.
+// One block of values with its residual.
 struct Block {
   Block(const float* given, float* left, uint32_t values)
       : in(OfMemory(given)), error(left), count(values) {
@@ -39,10 +39,10 @@ struct Block {
     });
     largest = LargestOfTeam(bits);
   }
-  // By 64 bits: the address of a later one is that of the first plus a constant.
+  // A 64-bit index: the addresses of later values are that of the first plus a constant.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
 
-  // So many values from one on, where they are aligned.
+  // Returns kCount values from an aligned index on.
   template <uint32_t kCount>
   Pack<kCount> At(uint32_t i) const {
     Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
@@ -54,7 +54,7 @@ struct Block {
     return pack;
   }
 
-  // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at
+  // Calls `use(value)` for each value of this thread's lane, in order; several values are loaded at
   // once.
   template <typename Use>
   void ForLane(Use use) const {
@@ -87,7 +87,7 @@ struct Block {
   uint32_t largest;  // bits of a magnitude
 };
 
-// How the codes of a block lie: place k has one of each plane, and takes so many bits.
+// The layout of a block's codes: place k holds one code of each plane, in kPlaceBits bits.
 template <typename F>
 struct Planes {
   static constexpr uint32_t kBits = BitsOf(F::kCodec), kPlaceBits = kBits > 8 ? kBits : 8;
@@ -98,13 +98,13 @@ struct Planes {
   const uint32_t places;
 };
 
-// Calls `use(i, place, shift)` for each value of a block, with the place and the bit of its code,
-// of those that this thread sees to, place by place.
+// Calls `use(i, place, shift)` for each of this thread's values of a block, place by place, with
+// the place and the bit offset of its code.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;
   constexpr uint32_t kPlacesAtOnce =
-      Planes<F>::kBits == 8 ? 4 : 1;  // or there are not enough registers
+      Planes<F>::kBits == 8 ? 4 : 1;  // limited by the number of registers
   TFDIST_UNROLL_BY(kPlacesAtOnce)
   for (uint32_t k = Lane(); k < places; k += kTeam) {
     TFDIST_UNROLL
@@ -135,18 +135,18 @@ void PutHeader(const typename F::Header& header, uint8_t* block) {
   if (Lane() == 0) std::memcpy(block, &header, HeaderBytes(F::kCodec));
 }
 
-// Where a block begins that `before` values come before.
+// The offset of the block that follows `before` values.
 template <typename F>
 uint64_t BytesBefore(const Codec& codec, uint64_t before) {
   return before / codec.block * BlockBytes(F::kCodec, codec.block);
 }
 
-// A word of the bits of codes.
+// An unsigned integer of kBits bits.
 template <uint32_t kBits>
 using CodesOf =
     std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
-// A thread sees to so many places at once, and in each plane to so many values, which lie together.
+// A thread handles kPlaces contiguous places at once, and as many contiguous values in each plane.
 template <typename F, uint32_t kPlaces>
 void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* payload, float* out) {
   using P = Planes<F>;
@@ -157,7 +157,7 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
     uint32_t codes = 0;
     TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
-      Pack<kPlaces> values[kAtOnce];  // are loaded before any is written
+      Pack<kPlaces> values[kAtOnce];  // all loaded before any is written
       TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
@@ -185,7 +185,7 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
   }
 }
 
-// Args: out: where the decoded values go, too; null for nowhere.
+// Args: out: also receives the decoded values; null for none.
 template <typename F>
 void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to, float* out) {
   using P = Planes<F>;
@@ -200,7 +200,7 @@ void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t*
   }
   const F form(codec, block);
   PutHeader<F>(form.header(), to);
-  // As many as a word takes; of single bits, so many that all threads have some.
+  // As many codes as fit a word; for single bits, few enough that all threads have some.
   constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
   constexpr uint32_t kBytes = kTogether * sizeof(float);
   if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
@@ -220,7 +220,7 @@ void DecodeBlock(const uint8_t* from, uint32_t count, float* out) {
   });
 }
 
-// Calls `use(begin, count)` for each block of so many values that this thread's team sees to.
+// Calls `use(begin, count)` for each block of `block` values that this thread's half-warp handles.
 template <typename Use>
 void ForBlocks(uint64_t count, uint32_t block, Use use) {
   const uint64_t step = TeamsOfGrid() * block;
@@ -229,7 +229,7 @@ void ForBlocks(uint64_t count, uint32_t block, Use use) {
   }
 }
 
-// Of a block's first value.
+// The seed of a block's first value.
 inline uint32_t SeedAt(const Batch& batch, uint64_t begin) {
   const uint64_t chunk = begin / batch.chunk;
   const uint32_t seed = batch.seed + static_cast<uint32_t>(chunk) * batch.seed_step;

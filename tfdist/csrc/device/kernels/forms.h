@@ -1,5 +1,5 @@
-// The forms of a codec for kernels: what the values of a block share, which the block's team finds
-// out together, the code of a value, and the value of a code. All arithmetic is the processor's.
+// The encodings of codecs for kernels: the header of a block, computed by its half-warp, the code
+// of a value, and the value of a code. The arithmetic is the processor's.
 #pragma once
 
 #include <cstdint>

@@ -15,10 +15,10 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// Reading host memory takes longer than reading the GPU's own.
+// The number of reads of the GPU's own memory per read of host memory, which is slower.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
-// Waits until a word has reached a number.
+// Waits until a word has reached a number. Returns false after an abort or a timeout.
 inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
   const uint64_t start = Nanoseconds();
   for (uint32_t looks = 1; LoadWord(word) < number; ++looks) {
@@ -39,12 +39,12 @@ inline bool IsOther(const Meeting& meeting, uint32_t rank) {
   return rank < meeting.ranks && rank != meeting.rank;
 }
 
-// Reports this block's progress to another rank, which then sees this block's earlier writes.
+// Signals this block's progress to another rank, which then sees this block's earlier writes.
 inline void Tell(const Meeting& meeting, uint32_t other) {
   StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
 }
 
-// Reports this block's progress to the other ranks, and waits for the same block of each. All ranks
+// Signals this block's progress to the other ranks, and waits for the same block of each. All ranks
 // then see each other's earlier writes. Returns false, to the whole block, after an abort.
 inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
   bool met = AllOfBlock(true);

@@ -1,6 +1,6 @@
-// The selection of a sparse gradient's values, to the bits of the processor. The magnitude of the
-// last one that is selected is found digit by digit, from how many values have each; then all tiles
-// are counted, and each knows where its rows go.
+// Selects values of a sparse gradient, bit-identical to the processor. Finds the magnitude of the
+// last selected value digit by digit, from the number of values with each digit. Then counts the
+// selected values of all tiles, which gives the position of each tile's rows.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -24,7 +24,7 @@ uint32_t MagnitudeAt(const Source& s, uint32_t i) {
 
 bool IsNotFinite(float value) { return (FloatToBits(value) & ~kSign) >= kInfinite; }
 
-// Brings what is kept of a value up to date.
+// Updates a value's residual.
 void Accumulate(const Source& s, uint32_t i) {
   if (!s.error) return;
   float added = s.scale * s.in[i];
@@ -36,8 +36,8 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
   return magnitude >> digit.shift & ((1u << digit.bits) - 1);
 }
 
-// How many of a tile's values are marked before one of this thread's: each thread has marked its
-// own in a word.
+// Returns how many marked values of the tile precede one of this thread's values. Each thread has
+// marked its own values in a word.
 uint32_t Before(const uint32_t (&marked)[kTeam], uint32_t bit) {
   uint32_t before = 0;
   TFDIST_UNROLL
@@ -56,8 +56,8 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// How many magnitudes have each value of a digit, of those whose digits before are the cut's. A
-// block counts in memory of its own, tensor by tensor.
+// Counts the magnitudes with each value of a digit, among those whose higher digits equal the
+// cut's. A block counts in its own memory, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;
@@ -86,7 +86,8 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
   }
 }
 
-// The cut's value of a digit: a team finds it for a tensor, each thread among some of the values.
+// Finds the cut's value of a digit: one half-warp per tensor; each thread searches some of the
+// digit's values.
 TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
   const bool is_first = digit.shift == kDigits[0].shift;
   for (uint64_t k = TeamOfGrid(); k < list.count; k += TeamsOfGrid()) {
@@ -94,7 +95,7 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
     uint32_t* const magnitude = cuts.magnitudes + list.number + k;
     uint32_t* const equal = cuts.equals + list.number + k;
     uint32_t* const counts = cuts.digits + k * kDigitValues;
-    // So many are still to be found, those of the largest values.
+    // The number of values still to be selected, from the largest down.
     const uint32_t wanted = is_first ? Smaller(s.selected, s.count) : *equal;
     const uint32_t each = (1u << digit.bits) / kTeam, begin = Lane() * each;
     uint32_t own = 0, all[kTeam], above = 0;
@@ -108,7 +109,7 @@ TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
       *magnitude |= value << digit.shift;
       *equal = wanted - above;
     }
-    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;  // larger than all
+    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;  // larger than all magnitudes
     for (uint32_t i = 0; i < each; ++i) counts[begin + i] = 0;
   }
 }
@@ -124,7 +125,7 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
                above += magnitude > cut;
                equal += magnitude == cut;
              }
-             TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16
+             TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16 values
              Tally tally{};
              TFDIST_UNROLL
              for (uint32_t lane = 0; lane < kTeam; ++lane) {
@@ -135,8 +136,8 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
            });
 }
 
-// How many values come before each tile in its tensor. A block sees to a tensor, each thread to
-// some of its tiles.
+// Computes the number of values before each tile in its tensor. A block handles a tensor, each
+// thread some of its tiles.
 TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   uint32_t *const aboves = BlockWords(), *const equals = aboves + ThreadsOfBlock();
   for (uint32_t k = BlockIndex(); k < list.count; k += Blocks()) {
@@ -171,7 +172,7 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   }
 }
 
-// How many rows come before those of each tensor; one thread's work.
+// Computes the number of rows before each tensor's rows, in a single thread.
 TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   if (ThreadOfGrid() > 0) return;
   uint32_t before = 0;
@@ -183,7 +184,7 @@ TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   *cuts.all_rows = before;
 }
 
-// Moves what is selected to rows: what is sent is no longer kept.
+// Moves the selected values to rows, and removes them from the residual.
 TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
   ForTiles(
       list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
@@ -212,7 +213,8 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
       });
 }
 
-// What is not finite has shown, for it is selected first; no step after this one needs more.
+// Values that are not finite are selected first, so the sum of this step shows them. Later steps
+// must not repeat them.
 TFDIST_WIDE_KERNEL tfdist_select_forget(Sources list, Cuts cuts) {
   ForTiles(list, [&](const Source& s, uint32_t number, uint32_t, uint32_t begin, uint32_t count) {
     if (cuts.not_finite[number] == 0) return;
