@@ -1,5 +1,5 @@
-// Every form of a codec: what an encoding may lose, what is random, what is not finite, and that
-// all vector units agree.
+// Every encoding of the codecs: bounds of its error, its randomness, values that are not finite,
+// and agreement of all vector units.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +20,8 @@ struct Known {
   const char* name;
   Codec codec;
   bool unbiased;
-  // The largest error of a value, as a part of its block's largest magnitude; 0: only on average.
+  // The largest error of a value, relative to its block's largest magnitude; 0 if only the average
+  // is bounded.
   float bound;
 };
 
@@ -62,7 +63,7 @@ std::vector<float> Normal(size_t count, float scale, unsigned seed = 1) {
 
 std::vector<uint8_t> Encoded(const Codec& codec, const std::vector<float>& values,
                              std::vector<float>* error = nullptr, uint32_t seed = 7) {
-  // One more byte, which must stay.
+  // One byte more, which must not change.
   std::vector<uint8_t> bytes(EncodedBytes(codec, values.size()) + 1, 0x5a);
   Encode(codec,
          {values.data(), error ? error->data() : nullptr, values.size(), bytes.data(), seed});
@@ -111,7 +112,7 @@ void CheckZeros(const Known& known) {
   }
 }
 
-// The mean of many encodings comes close to the values, as fast as independent ones do.
+// The mean of many encodings approaches the values as fast as the mean of independent ones.
 void CheckUnbiased(const Known& known) {
   if (!known.unbiased) return;
   constexpr int kTimes = 4000;
@@ -127,7 +128,7 @@ void CheckUnbiased(const Known& known) {
   for (size_t i = 0; i < values.size(); ++i) {
     const double mean = sum[i] / kTimes;
     const double deviation = std::sqrt(std::max(0.0, squares[i] / kTimes - mean * mean) / kTimes);
-    // What is rounded up only now and then may by chance never have been.
+    // A rarely rounded-up value may by chance never have been rounded up.
     EXPECT(std::fabs(mean - values[i]) <= 5 * deviation + 10.0 / kTimes);
   }
 }
@@ -181,7 +182,7 @@ void CheckUnits(const Known& known) {
 #endif
 }
 
-// What a peer sends may be anything.
+// A peer may send any bytes.
 void CheckGarbage(const Known& known) {
   std::mt19937 engine(3);
   for (int time = 0; time < 200; ++time) {
@@ -191,7 +192,7 @@ void CheckGarbage(const Known& known) {
   }
 }
 
-// Values that a float8 can hold, and the ties between them.
+// The values of a float8, and the ties between them.
 void CheckFloat8() {
   Codec codec;
   codec.form = Form::kFloat8;

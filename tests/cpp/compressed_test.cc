@@ -1,7 +1,7 @@
 // Usage: compressed_test [quick]
 //
-// All-reduces that send encoded values: the same bits on all ranks, nothing lost but into the
-// errors, and as many bytes on the wire as the codec says.
+// All-reduces that send encoded values: all ranks get the same bits, the errors hold all losses,
+// and the codec's number of bytes is sent.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +20,7 @@ float Value(int rank, size_t i) {
 struct Case {
   const char* name;
   Codec codec;
-  float bound;  // of an encoding's error, as a part of the largest magnitude; 0: none is known
+  float bound;  // of an encoding's error, relative to the largest magnitude; 0 if unknown
 };
 
 std::vector<Case> Cases() {
@@ -91,7 +91,7 @@ void CheckSum(const Case& c, const std::vector<Brought>& all, bool compressed, i
     } else if (c.codec.unit) {
       EXPECT(out == 1 || out == -1 || out == 0);
     } else {
-      // What came out is what was brought along, less what is left now, plus what was left before.
+      // The result equals the inputs, minus the new residuals, plus the earlier residuals.
       EXPECT(std::fabs(out - (sum + errors)) <= 1e-5f * ranks);
     }
     if (compressed && c.bound > 0) {
@@ -113,10 +113,10 @@ void CheckPlan(const Plan& plan, const Case& c, size_t count, bool within_hosts,
     sent[rank] = group.statistics().sent_bytes;
   });
   const bool compressed = plan.ranks > 1 && (within_hosts || plan.hosts > 1);
-  // An error is fed back by those who encode the value: once on each host, or by everyone.
+  // The encoding ranks keep the error of a value: one per host, or all.
   CheckSum(c, all, compressed, within_hosts ? plan.ranks : plan.hosts);
   if (plan.ranks == 2 && plan.hosts == 2 && !c.codec.unit) {
-    // Half of the values to the other rank, and half of the sums.
+    // Half of the values are sent to the other rank, and half of the sums.
     const size_t half = count / 2;
     const size_t bytes = EncodedBytes(c.codec, half) + EncodedBytes(c.codec, count - half);
     EXPECT(sent[0] == bytes + sizeof(Fingerprint) && sent[1] == sent[0]);

@@ -1,7 +1,7 @@
 // Usage: device_codecs_test [small]
 //
-// Encoding, summing and decoding on a GPU: the bits of the processor, for every form of a codec,
-// however values lie in tensors. With FAKE_CUDA, the kernels run on the processor.
+// Encoding, summing and decoding on a GPU, bit-identical to the processor, for every encoding and
+// any division of values into tensors. With FAKE_CUDA, the kernels run on the processor.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kFloat = sizeof(float);
 constexpr int kMembers = 3, kMe = 1;
 
-// All that there are kernels for.
+// All codecs that have kernels.
 std::vector<Codec> Codecs() {
   std::vector<Codec> all;
   for (int form = 0; form < kForms; ++form) {
@@ -61,7 +61,8 @@ std::string NameOf(const Codec& c) {
   return text;
 }
 
-// Of any size: zeros, denormal numbers, the largest there are; and blocks that are not finite.
+// Values of all magnitudes: zeros, denormal numbers, the largest numbers; and blocks that are not
+// finite.
 std::vector<float> Values(size_t count, uint32_t block, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::vector<float> values(count);
@@ -79,7 +80,7 @@ std::vector<float> Values(size_t count, uint32_t block, std::mt19937& random) {
   return values;
 }
 
-// What one side has: the processor, or the GPU.
+// The data of one side: the processor or the GPU.
 struct Side {
   std::vector<BasicPiece<char>> in, out, error;
   Transfer transfer;
@@ -88,7 +89,7 @@ struct Side {
   uint8_t* encoded = nullptr;
 };
 
-// Tensors that values are cut into: some empty, some smaller than a block, some larger.
+// Divides values into tensors: some empty, some smaller than a block, some larger.
 std::vector<size_t> Cut(size_t count, bool once, std::mt19937& random) {
   std::vector<size_t> tensors;
   for (size_t rest = count; rest > 0;) {
@@ -150,7 +151,7 @@ class Comparison {
     return pieces;
   }
 
-  // Every second one lies at no multiple of 16 bytes.
+  // Every second tensor is not aligned to 16 bytes.
   std::vector<BasicPiece<char>> OnGpu(Memory& memory, const std::vector<float>& values) const {
     std::vector<BasicPiece<char>> pieces;
     const auto* from = reinterpret_cast<const char*>(values.data());
@@ -175,13 +176,14 @@ class Comparison {
     if (feeds_back_) side.compression.error = Pieces(side.error);
   }
 
-  // Does the same on both sides, what others send included, and compares what this rank sends.
+  // Runs the same transfer on both sides, including the data from other ranks, and compares the
+  // sent data.
   void Run(Side& host, Side& gpu) {
     const CodedTransfer on_host(host.transfer, members_, host.compression, 0);
     const CodedTransfer on_gpu(gpu.transfer, members_, gpu.compression, 0);
     const Codec &codec = on_host.codec(), &sums_codec = on_host.sums_codec();
     const size_t own = on_host.Count(kMe), stride = EncodedBytes(codec, own);
-    size_t bytes = kMembers * stride;  // as a collective lays it out
+    size_t bytes = kMembers * stride;  // as laid out by a collective
     std::vector<size_t> sent, sums;
     for (int j = 0; j < kMembers; ++j) {
       sent.push_back(bytes);
@@ -230,14 +232,14 @@ class Comparison {
     }
   }
 
-  // What another rank has encoded.
+  // Provides another rank's encoded values.
   void Send(const Codec& codec, size_t count, size_t at, const Side& host, const Side& gpu) {
     const std::vector<float> values = Values(count, codec.block, random_);
     Encode(codec, {values.data(), nullptr, count, host.encoded + at, 3});
     std::memcpy(gpu.encoded + at, host.encoded + at, EncodedBytes(codec, count));
   }
 
-  // The same bits, or no number both.
+  // Expects the same bits, or NaN on both sides.
   static void ExpectSame(Memory& memory, const std::vector<BasicPiece<char>>& found,
                          const std::vector<float>& expected) {
     const auto* next = reinterpret_cast<const char*>(expected.data());
@@ -285,13 +287,14 @@ void Everything(bool small) {
   };
   for (const Codec& codec : Codecs()) {
     compare(codec, 256, 3 * 1003, false);
-    compare(codec, 256, 3 * 1024, true);  // aligned, and all blocks whole: several values at once
+    compare(codec, 256, 3 * 1024,
+            true);  // aligned and in whole blocks: handles several values at once
     compare(codec, 8, 3 * 45 + 1, true);
     compare(codec, 1000, 3 * 2500, true);
     for (const size_t count : {0u, 1u, 5u}) compare(codec, 64, count, false);
   }
   if (small) return;
-  // Several chunks, of which each has its seed, and more than one batch.
+  // Several chunks, each with its own seed, and more than one batch.
   Codec random, powers;
   random.stochastic = true;
   powers.form = Form::kPowers;

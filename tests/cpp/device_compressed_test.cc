@@ -1,5 +1,4 @@
-// Compressed all-reduces of memory on a GPU: the bits of those of the host's memory, and how they
-// end where something goes wrong.
+// Compressed all-reduces of GPU memory: bit-identical to those of host memory, and their failures.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -55,7 +54,7 @@ P Pieced(char* data, const std::vector<size_t>& counts) {
   return P(pieces);
 }
 
-// A sum in place of tensors that lie one behind the other, wherever that is.
+// A sum, in place, of tensors that are consecutive in memory.
 Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* values, char* error,
               bool within_hosts) {
   Operation operation;
@@ -72,7 +71,7 @@ Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* value
   return operation;
 }
 
-// But for the payloads of NaNs.
+// Ignores the payloads of NaNs.
 bool AreSame(const std::vector<char>& found, const std::vector<char>& expected) {
   bool same = found.size() == expected.size();
   for (size_t i = 0; same && i < expected.size(); i += sizeof(float)) {
@@ -87,7 +86,7 @@ void Add(const std::vector<char>& values, std::vector<char>* sums) {
   for (size_t i = 0; i < values.size() / sizeof(float); ++i) to[i] += from[i];
 }
 
-// A sum on the GPU, and the same on the host, whose bits it must have.
+// A sum on the GPU, and the same sum on the host for comparison.
 class Compared {
  public:
   Compared(Communicator& c, Memory& memory, const Codec& codec, const std::vector<size_t>& counts,
@@ -144,7 +143,8 @@ void Await(Communicator& c, Memory& memory) {
   c.Run(std::move(operation));
 }
 
-// One behind the other: of more values than before, and of more tensors than are listed at once.
+// Consecutive operations: with more values than before, and with more tensors than fit the lists at
+// once.
 void Launched(Communicator& c) {
   Memory memory;
   memory.Clear();
@@ -169,7 +169,7 @@ void Values(Communicator& c, bool within_hosts) {
   }
 }
 
-// Of parts that are sent in several batches.
+// Parts that are sent in several batches.
 void Large(Communicator& c) {
   Memory memory;
   Codec random = CodecOf(Form::kLevels, 4096);
@@ -190,10 +190,10 @@ void Meet(Communicator& c) {
   c.Run(std::move(barrier));
 }
 
-// What computes, and what carries encoded values.
+// The processor of encoded values, and their transport.
 enum class By { kHost, kKernels, kNccl };
 
-// The calls of a team while its members run `body`, and before any leaves.
+// Returns the means of a group's sums while its members run `body`, and before any leaves.
 By Taken(const Plan& plan, const std::function<void(Communicator&)>& body) {
   const int launches = Launches(), sent = Sent();
   By taken = By::kHost;
@@ -212,8 +212,8 @@ void Check(const Plan& plan, bool within_hosts, By expected) {
   EXPECT(FakeDriver().empty() || plan.as == As::kProcesses || taken == expected);
 }
 
-// One of them has no kernels: it goes through the host, and so do the encoded values of all, to the
-// same bits.
+// One rank has no kernels: its sums and all encoded values pass through the host, with the same
+// bits.
 void WithoutKernels(const std::string& transport) {
   const Plan plan = PlanFor(transport, 2, 2, As::kThreads);
   Wiring wiring(plan);
@@ -246,7 +246,7 @@ void Mismatches(const Plan& plan) {
   });
 }
 
-// The next one is none of them.
+// The next operation is valid.
 void Refusals(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
@@ -277,7 +277,7 @@ void Lost(const Plan& plan) {
   });
 }
 
-// The same beside what the others have only launched.
+// The same while the other ranks have pending launches.
 void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
@@ -297,7 +297,7 @@ void LostBesides(const Plan& plan) {
   });
 }
 
-// A rank cannot launch any more, while the others wait for what it sends.
+// A rank can no longer launch, while the other ranks wait for its data.
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
@@ -308,7 +308,7 @@ void Broken(const Plan& plan) {
   });
 }
 
-// A GPU has no memory left: its rank goes through the host, and the encoded values of all do.
+// A GPU has no memory left: its rank uses the host, and all encoded values pass through the host.
 void WithoutRoom(const std::string& transport) {
   const bool by_nccl = transport == "nccl";
   OnEachProcess(PlanFor(transport, 2, 2, As::kProcesses), -1, [by_nccl](Communicator& c) {
@@ -317,7 +317,7 @@ void WithoutRoom(const std::string& transport) {
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
     EXPECT((Launches() > 0) == (c.rank() == 0) && Sent() == 0);
     FailDriver("cuMemAlloc_v2", 0);
-    // What takes as much is not tried again.
+    // The same amount of memory is not requested again.
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
     EXPECT(Sent() == 0);
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {4000});
@@ -325,7 +325,7 @@ void WithoutRoom(const std::string& transport) {
   });
 }
 
-// It says so once.
+// The warning is given once.
 void WithoutRoomIsTold() {
   const Plan plan = PlanFor("", 2, 2, As::kThreads);
   Wiring wiring(plan);
@@ -354,12 +354,12 @@ void WithoutRoomIsTold() {
   }
 }
 
-// What a rank of a group has at the end.
+// A rank's results.
 struct Result {
   std::vector<char> values, error;
 };
 
-// In the host's memory, of as many ranks as there are GPUs, each on the host of its process.
+// Runs in host memory, with one rank per GPU, on the host of its process.
 std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t count) {
   Plan plan;
   plan.ranks = processes * gpus;
@@ -373,8 +373,7 @@ std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t 
   return results;
 }
 
-// GPUs of a process sum exactly first, as ranks of a host do: each is the rank that has its
-// `number`.
+// GPUs of a process sum exactly first, like ranks of a host. `number` is a GPU's rank.
 void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool within_hosts) {
   const auto gpus_each = static_cast<int>(plan.device->gpus.size());
   const std::vector<Result> expected = OnHosts(plan.ranks, gpus_each, codec, count);
@@ -401,8 +400,8 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
   EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
 }
 
-// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error
-// is that of its first GPU.
+// Without NCCL, a process sums in host memory and is one rank of the compression. The error is that
+// of its first GPU.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
   const Codec codec = CodecOf(Form::kLevels);
@@ -428,7 +427,7 @@ void OfSeveralGpusThroughTheHost(const Plan& plan) {
   });
 }
 
-// One of a process's GPUs has another codec than the other.
+// The GPUs of one process have different codecs.
 void UnlikeParts(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -445,7 +444,7 @@ void UnlikeParts(const Plan& plan) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   for (const char* transport : {"", "nccl"}) {
     Lost(PlanFor(transport, 3, 3, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 3, As::kProcesses));
@@ -462,7 +461,7 @@ void WithFakes() {
   }
   Check(PlanFor("nccl", 3, 1, As::kThreads), true, By::kNccl);
   Check(PlanFor("nccl", 3, 2, As::kThreads), true, By::kNccl);
-  // Ranks of one host sum exactly first, and what nobody else is to have is not encoded.
+  // Ranks of one host sum exactly first, and data without a destination are not encoded.
   Check(PlanFor("", 3, 2, As::kThreads), false, By::kHost);
   Check(PlanFor("nccl", 3, 2, As::kThreads), false, By::kNccl);
   Check(PlanFor("nccl", 5, 2, As::kThreads), false, By::kNccl);
@@ -472,7 +471,7 @@ void WithFakes() {
   WithoutRoomIsTold();
   for (const Codec& codec : Codecs()) {
     if (codec.stochastic || codec.form == Form::kPowers)
-      continue;  // The seed is of the rank's number.
+      continue;  // The seed depends on the rank's number.
     OfSeveralGpus(WithGpus("nccl", 2, 2, As::kThreads, 2), codec, 1003, false);
     OfSeveralGpus(WithGpus("nccl", 3, 1, As::kThreads, 2), codec, 5, true);
   }

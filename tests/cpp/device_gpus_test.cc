@@ -1,5 +1,5 @@
-// Collectives of processes with several GPUs each: values, whichever way they go, and what one GPU
-// does otherwise than another.
+// Collectives of processes with several GPUs each: values by each transport, and failures of single
+// GPUs.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kFloat = DType::kFloat32;
 
-// Args: how many values each GPU brings.
+// Args: counts: the number of values of each GPU.
 void AllReduce(Gpus& gpus, DType type, ReduceOp op, const std::vector<size_t>& counts) {
   gpus.Clear();
   std::vector<Operation> parts;
@@ -60,7 +60,7 @@ void Broadcasts(Gpus& gpus) {
   }
 }
 
-// Args: how many rows a GPU brings, by its number among all.
+// Args: rows: the number of rows by a GPU's number among all GPUs.
 void Gathers(Gpus& gpus, const std::function<size_t(int)>& rows) {
   gpus.Clear();
   std::vector<Operation> parts;
@@ -131,7 +131,7 @@ void Large(Communicator& c) {
   AllReduce(gpus, kFloat, ReduceOp::kSum, 2'500'000);
 }
 
-// GPUs of one process that bring different tensors.
+// The GPUs of one process pass different tensors.
 void UnlikeParts(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -140,7 +140,7 @@ void UnlikeParts(const Plan& plan) {
   });
 }
 
-// A root that there is not; the group goes on.
+// An invalid root; the group continues.
 void BadRoot(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -158,7 +158,7 @@ void BadRoot(const Plan& plan) {
   });
 }
 
-// Buffers of different sizes: NCCL's calls are cut alike all the same.
+// Buffers of different sizes: NCCL's calls are divided identically anyway.
 void UnlikeBuffers() {
   const Plan plan = WithGpus("nccl", 2, 2, As::kThreads, 2);
   Wiring wiring(plan);
@@ -192,7 +192,7 @@ void UnlikeBuffers() {
   });
 }
 
-// Whichever way turns out to be faster, at the first all-reduce.
+// The first all-reduce measures which transport is faster.
 void Measured() {
   Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
   plan.device->nccl = Environment("FAKE_NCCL");
@@ -202,7 +202,7 @@ void Measured() {
   });
 }
 
-// A GPU that never comes to an operation.
+// A GPU that never joins an operation.
 void MissingPart(Plan plan) {
   plan.timeout_seconds = 0.5;
   OnEachRank(plan, [](Communicator& c) {
@@ -213,7 +213,7 @@ void MissingPart(Plan plan) {
   });
 }
 
-// One that does not, since its step has been given up; the next step has both again.
+// A GPU does not join since its step was aborted; the next step includes both.
 void GivenUp(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -251,7 +251,7 @@ void UnlikeNumbers() {
   });
 }
 
-// GPUs that the driver does not let reach each other.
+// The driver does not allow access between the GPUs.
 void OutOfReach() {
   setenv("FAKE_CUDA_LINKS", "0-1:cut", 1);
   Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
@@ -284,12 +284,12 @@ void Lost(const Plan& plan) {
 }
 
 void All() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(WithGpus(transport, 2, 1, As::kProcesses, 2), Values);
     Lost(WithGpus(transport, 3, 1, As::kProcesses, 2));
   }
-  // Each GPU is that of a rank of either process, whose streams wait.
+  // Each GPU is shared by a rank of either process, so the streams wait.
   Plan shared = WithGpus("own", 2, 1, As::kProcesses, 2);
   shared.device->may_share_gpu = false;
   OnEachRank(shared, Values);
@@ -314,7 +314,7 @@ void All() {
   OutOfReach();
 }
 
-// One process, all real GPUs.
+// One process with all real GPUs.
 void OnGpus() {
   int count = 0;
   cuda::Check(cuda::Load().cuDeviceGetCount(&count), "cuDeviceGetCount");

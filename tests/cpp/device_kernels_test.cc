@@ -1,5 +1,5 @@
-// The kernels of an all-reduce among GPUs, on the processor: the bits of `Reduce`, in any number of
-// rounds, and an end of every wait.
+// The kernels of an all-reduce among GPUs, run on the processor: bit-identical to `Reduce`, over
+// many rounds, and every wait ends.
 #include <atomic>
 #include <cstdio>
 #include <cstring>
@@ -35,7 +35,7 @@ std::map<std::string, Kernels> AllKernels() {
   return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ENTRY)};
 }
 
-// As whoever launches them names them.
+// By the names that their launches use.
 Kernels KernelsFor(DType type, ReduceOp op) {
   static const std::map<std::string, Kernels> all = AllKernels();
   if (type != DType::kBool) return all.at(std::string(NameOf(type)) + "_" + NameOf(op));
@@ -52,7 +52,7 @@ class Rank {
     meeting_.ranks = staging_.ranks = ranks;
     list_.count = static_cast<uint32_t>(bytes.size());
     for (size_t i = 0; i < bytes.size(); ++i) {
-      // Every second tensor lies at no multiple of anything.
+      // Every second tensor is unaligned.
       in.emplace_back(bytes[i] + 64);
       out.emplace_back(bytes[i] + 64);
       const size_t shift = i % 2;
@@ -122,7 +122,7 @@ void OnEach(std::vector<Rank>& team, const std::function<void(Rank&)>& body) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Any bits, also of numbers that are none.
+// Any bits, including NaNs.
 void Fill(std::vector<Rank>& team, DType type, std::mt19937& random) {
   for (Rank& rank : team) {
     for (uint32_t i = 0; i < rank.list().count; ++i) {
@@ -139,7 +139,7 @@ void Fill(std::vector<Rank>& team, DType type, std::mt19937& random) {
 void Check(std::vector<Rank>& team, DType type, ReduceOp op) {
   for (uint32_t i = 0; i < team[0].list().count; ++i) {
     const size_t bytes = team[0].list().spans[i].bytes;
-    // Copies, since the processor's code wants aligned values.
+    // Copies, since the processor's code requires aligned values.
     std::vector<std::vector<uint64_t>> given(team.size(), std::vector<uint64_t>(bytes / 8 + 1));
     std::vector<const void*> in;
     for (size_t rank = 0; rank < team.size(); ++rank) {
@@ -185,7 +185,7 @@ void EveryReduction() {
   }
 }
 
-// Each as soon as it can, with buffers that come again.
+// Ranks proceed independently and reuse their buffers.
 void ManyRounds() {
   std::mt19937 random(2);
   std::vector<Rank> team = Team(4, {60, 400});
@@ -209,9 +209,9 @@ void ALargeTeam() {
   Check(team, DType::kFloat32, ReduceOp::kSum);
 }
 
-// Rank 1 does not come to a meeting; the host tells the others so, or they find out.
+// Rank 1 does not arrive at a barrier; the host aborts the other ranks, or they time out.
 void EveryWaitEnds() {
-  for (const int meeting : {0, 1, 2}) {  // of one shot; the first and the second of two
+  for (const int meeting : {0, 1, 2}) {  // of one shot; the first and the second of two shots
     for (const bool told : {true, false}) {
       std::mt19937 random(4);
       std::vector<Rank> team = Team(3, {400});

@@ -1,4 +1,4 @@
-// Why GPUs cannot go a way: what is refused, and what rank 0 says where another way is taken.
+// Unavailable transports of GPUs: errors, and the warnings of rank 0 about the fallback.
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -37,7 +37,7 @@ void Settings() {
   });
 }
 
-// Processes with one GPU whose streams cannot wait, or not by these words.
+// Processes with one GPU whose streams cannot wait, or not for these words.
 void WithoutStreams(const Plan& plan) {
   const auto refused = [](const std::vector<std::string>& parts) {
     return [parts](Communicator& c) {
@@ -56,7 +56,7 @@ void WithoutStreams(const Plan& plan) {
   });
 }
 
-// What ranks 0 and 1 are told, where the sums are right. Args: changes a rank's setup.
+// Returns the warnings on ranks 0 and 1, after correct sums. Args: change: changes a rank's setup.
 std::vector<std::string> Told(const Plan& plan,
                               const std::function<void(int, DevicePath::Setup&)>& change) {
   Wiring wiring(plan);
@@ -74,7 +74,7 @@ std::vector<std::string> Told(const Plan& plan,
   return told;
 }
 
-// Kernels and NCCL would wait for each other: all goes through the host, and rank 0 says so.
+// Kernels and NCCL would wait for each other: all data pass through the host, and rank 0 warns.
 void ASharedGpu() {
   const std::vector<std::string> told =
       Told(PlanFor("", 2, 1, As::kThreads),
@@ -92,7 +92,7 @@ void ASharedGpu() {
   });
 }
 
-// Each has a part of one GPU, which NCCL refuses.
+// Each rank has a partition of one GPU, which NCCL refuses.
 void PartsOfAGpu() {
   setenv("FAKE_CUDA_PARTS", "1", 1);
   Plan plan = PlanFor("nccl", 2, 1, As::kThreads);
@@ -122,7 +122,7 @@ void BetweenHostsWithoutNccl() {
   EXPECT(told[1].empty());
 }
 
-// One GPU has no room for what kernels need; rank 0 says so. Returns what it says.
+// One GPU lacks memory for the kernels. Returns the warning of rank 0.
 std::string WithoutRoom(const Plan& plan) {
   Wiring wiring(plan);
   Communicator::Setup setups[] = {wiring.Take(0), wiring.Take(1)};
@@ -175,7 +175,7 @@ void UnlikeGpus() {
   }
 }
 
-// As in containers that keep processes apart.
+// As in containers that isolate processes.
 void WithoutIpc(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
@@ -198,7 +198,7 @@ void UnlikeNccl(const Plan& plan) {
   });
 }
 
-// NCCL shares a GPU where all ranks have set it to.
+// NCCL shares a GPU if all ranks allow it.
 void SharedByNccl(Plan plan) {
   plan.device->may_share_gpu = false;
   const auto set = [] {
@@ -219,7 +219,7 @@ void SharedByNccl(Plan plan) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   WithoutIpc(PlanFor("own", 2, 1, As::kProcesses));
   UnlikeNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   SharedByNccl(PlanFor("nccl", 2, 1, As::kProcesses));

@@ -1,6 +1,6 @@
-// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and an end
-// of every wait. On a real GPU, where the streams of a process may be queued behind each other,
-// only one rank launches anything; see `device_processes_test.cc` for processes.
+// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and every
+// wait ends. On a real GPU, only one rank launches work, since streams of a process may be queued
+// behind each other; see `device_processes_test.cc` for processes.
 #include <dlfcn.h>
 
 #include <random>
@@ -19,9 +19,9 @@ namespace {
 
 using device::Outcome;
 
-constexpr size_t kListBytes = kGpuBuffer;  // of what is launched together
+constexpr size_t kListBytes = kGpuBuffer;  // bytes launched together
 
-// Those of the driver of threads.
+// The number of launches of the fake driver.
 int Launches() {
   if (FakeDriver().empty()) return 0;
   return reinterpret_cast<int (*)()>(
@@ -46,7 +46,7 @@ void Values(uint32_t ranks) {
   });
 }
 
-// Those of the processor's code, of any values.
+// Bit-identical to the processor, for any values.
 void Bits() {
   constexpr int kRanks = 3;
   constexpr size_t kBytes = 3 * kListBytes / 2;
@@ -75,7 +75,7 @@ void Bits() {
   }
 }
 
-// Rank 0, and the words of a rank 1 that a test stands for: its values are zero.
+// Rank 0, and the words of a simulated rank 1, whose values are zero.
 struct Pair {
   explicit Pair(double seconds = 600) : team(MakeGpuTeam(2, seconds, &words)) {}
   GpuRank& gpu() { return *team[0]; }
@@ -84,7 +84,7 @@ struct Pair {
     gpu().all_reduce->Launch({{data, data, lists * kListBytes}}, DType::kInt32, ReduceOp::kSum,
                              gpu().stream.get(), guard);
   }
-  // Rank 1 comes to meetings.
+  // Rank 1 arrives at barriers.
   void Come(uint64_t first, uint64_t last) {
     for (uint64_t meeting = first; meeting <= last; ++meeting) {
       __atomic_store_n(words.At(0, meeting, 1), meeting, __ATOMIC_RELEASE);
@@ -98,8 +98,8 @@ struct Pair {
   GpuTeam team;
 };
 
-// Given up at each wait of three lists: what comes behind it is not done, nor told to others, and
-// the end of the waits is final, whatever the other rank writes late.
+// Aborts at each wait of three lists. Later work is neither done nor signaled, and the end of the
+// waits is final, regardless of late writes by the other rank.
 void EachWait() {
   constexpr size_t kLists = 3;
   constexpr uint64_t kMeetings = 2 * kLists;
@@ -117,7 +117,7 @@ void EachWait() {
     pair.gpu().stream.Synchronize();
     EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kAborted);
     for (uint64_t later = missed + 1; later <= kMeetings; ++later) EXPECT(!pair.HasTold(later));
-    // Rank 1's half of a list is that of its zeros.
+    // Rank 1's half of a list holds its zeros.
     const std::vector<char> found = pair.gpu().Download(pair.gpu().data.address(), given.size());
     for (size_t list = 0; list < kLists; ++list) {
       const bool done = 2 * (list + 1) < missed;
@@ -130,8 +130,7 @@ void EachWait() {
   }
 }
 
-// All that may be under way ends at once, though the other rank writes what is smaller than the
-// end.
+// All pending waits end at once, although the other rank writes numbers smaller than the final one.
 void LateNumbers() {
   Pair pair;
   StreamMeetings& meetings = *pair.gpu().meetings;
@@ -143,8 +142,8 @@ void LateNumbers() {
   pair.gpu().stream.Synchronize();
 }
 
-// More lists than may be under way, of a rank whose other one does not come: the host waits, not a
-// driver's full queue, until its guard or the deadline ends that.
+// More lists than may be pending, while the other rank does not arrive: the host waits, rather than
+// a driver's full queue, until its guard or the timeout ends the wait.
 void Room() {
   struct Impatience : Guard {
     void Check() override {
@@ -165,7 +164,7 @@ void Room() {
   NoGuard patience;
   Pair late(0.05);
   launch(late, patience, "TFDIST_COLLECTIVE_TIMEOUT");
-  // With the other one, there is room again and again.
+  // If the other rank arrives, there is always room again.
   Pair good;
   std::thread other([&] {
     for (uint64_t meeting = 1; meeting <= 2 * kLists; ++meeting) {

@@ -1,5 +1,5 @@
-// Communicators whose collectives are of memory on a GPU, for tests. See `gpu_ranks.h` and
-// `nccl_team.h` for the libraries. On a real GPU all ranks share it.
+// Communicators with collectives of GPU memory, for tests. See `gpu_ranks.h` and `nccl_team.h` for
+// the libraries. On a real GPU, all ranks share it.
 #pragma once
 
 #include <cstdlib>
@@ -35,15 +35,15 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
   return plan;
 }
 
-// Ranks whose streams wait for each other: processes, since they share a GPU, and threads, as if
-// they were processes.
+// Ranks whose streams wait for each other: processes, since they share a GPU, or threads that act
+// like processes.
 inline Plan PlanForStreams(int ranks, As as) {
   Plan plan = PlanFor("own", ranks, 1, as);
   plan.device->may_share_gpu = plan.device->streams_wait = as == As::kThreads;
   return plan;
 }
 
-// A rank's memory on its GPU; all of it from the start.
+// A rank's memory on its GPU, allocated at once.
 class Memory {
  public:
   explicit Memory(int gpu = 0, size_t bytes = kDeviceMemory) : gpu_(gpu), bytes_(bytes) {}
@@ -68,7 +68,7 @@ class Memory {
   bool Has(cuda::Address at, const std::vector<char>& expected) {
     return Get(at, expected.size()) == expected;
   }
-  // What was put there, and nothing else, has to pass before it is used.
+  // Only the writes of this memory must pass before it is used.
   cuda::Event* Ready() {
     ready_.Record(stream_.get());
     return ready_.get();
@@ -107,7 +107,7 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
     const std::vector<char> values = Fill(type, count, c.rank());
     char* const at = Pointer(memory.Put(values));
     in.push_back({at, values.size()});
-    // Every second one in place.
+    // Every second tensor is reduced in place.
     char* const to = in.size() % 2 ? at : Pointer(memory.Take(values.size()));
     out.push_back({to, values.size()});
     shape[0] += static_cast<int64_t>(count);
@@ -123,7 +123,7 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
   }
 }
 
-// One that is only launched, of memory that nothing else uses meanwhile.
+// Only launches an operation, with memory that nothing else uses meanwhile.
 inline void Launch(Communicator& c, Memory& memory, size_t count) {
   const std::vector<char> values = Fill(DType::kFloat32, count, c.rank());
   char* const at = Pointer(memory.Put(values));
@@ -133,7 +133,7 @@ inline void Launch(Communicator& c, Memory& memory, size_t count) {
   operation.out = Pieces(at, values.size());
   c.Run(std::move(operation));
 }
-// Waits for all of them.
+// Waits for all launched operations.
 inline void AwaitLaunched(Communicator& c, Memory& memory) {
   Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
   operation.awaits = true;

@@ -1,6 +1,5 @@
-// All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path
-// of a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real
-// one.
+// All-reduces among GPUs: their launches, order and failures. With FAKE_CUDA, the path of a fake
+// driver, threads simulate a GPU; otherwise all ranks share a real one.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,10 +26,11 @@ namespace {
 
 using device::Outcome;
 
-// Of one real GPU: with more, a kernel may be queued behind another one that waits for it.
+// All ranks share a real GPU: with more than two, a kernel may be queued behind another one that
+// waits for it.
 int Ranks() { return FakeDriver().empty() ? 2 : 3; }
 
-// Small ones in one shot, larger ones in two, and those that do not fit in pieces.
+// Small tensors in one shot, larger ones in two, and those larger than the buffer in several lists.
 void Sizes() {
   const int ranks = Ranks();
   GpuTeam team = MakeGpuTeam(static_cast<uint32_t>(ranks));
@@ -46,7 +46,7 @@ void Sizes() {
   EXPECT(right == ranks * 6 * 3);
 }
 
-// The bits of the processor's code, of any values.
+// Bit-identical to the processor, for any values.
 void Bits() {
   const int ranks = Ranks();
   constexpr size_t kSmall = 40, kLarge = 1200;  // in one shot, and in two
@@ -85,8 +85,7 @@ void Bits() {
   }
 }
 
-// Every kernel by a single rank, which waits for nobody: a checker of memory has kernels run one
-// after the other.
+// Every kernel with a single rank, which waits for no other: a memory checker serializes kernels.
 void Alone() {
   GpuTeam team = MakeGpuTeam(1);
   for (int t = 0; t < kDTypes; ++t) {
@@ -100,7 +99,7 @@ void Alone() {
   }
 }
 
-// What the stream is given before is done before, and what it is given later, later.
+// Earlier work of the stream runs before, later work after.
 void Order() {
   GpuTeam team = MakeGpuTeam(2);
   std::vector<std::unique_ptr<DeviceStream>> streams;
@@ -129,7 +128,7 @@ void Order() {
   });
 }
 
-// Rank 1 launches nothing. The others are told, or find out; a new team works afterwards.
+// Rank 1 launches nothing. The other ranks are aborted, or time out; a new group works afterwards.
 void Missing() {
   for (const bool told : {true, false}) {
     GpuTeam team = MakeGpuTeam(3, told ? 600 : 0.05);
@@ -159,7 +158,7 @@ std::string Refusal(const std::function<void()>& body) {
   return "";
 }
 
-// In a process of its own, since a process has one driver.
+// In a separate process, since a process has one driver.
 void IsRefused(const std::function<void()>& body, const std::string& part) {
   const pid_t child = fork();
   if (child == 0) {
@@ -207,7 +206,7 @@ void Errors() {
 }  // namespace
 }  // namespace tfdist::testing
 
-// Args: "alone", or nothing for all else.
+// Args: "alone", or none for all other tests.
 int main(int count, char** arguments) {
   using namespace tfdist::testing;
   const bool fake = !FakeDriver().empty();
@@ -221,7 +220,7 @@ int main(int count, char** arguments) {
     tfdist::cuda::Load(FakeDriver());
     if (fake) Errors();
     if (fake) Alone();
-    if (!fake) Bits();  // it would take minutes; `device_kernels_test` does that
+    if (!fake) Bits();  // it would take minutes; `device_kernels_test` covers it
     Sizes();
     Order();
     Missing();

@@ -1,5 +1,5 @@
-// Processes that each have a rank of the same groups of NCCL; all of them have one GPU, where it is
-// a real one.
+// Processes that each have a rank in the same groups of NCCL; all of them share one GPU if it is
+// real.
 #pragma once
 
 #include <sys/wait.h>
@@ -16,7 +16,7 @@
 
 namespace tfdist::testing {
 
-// One of them. Each has a pipe to each other one.
+// One of the processes. There is a pipe between every two of them.
 class NcclProcess {
  public:
   using Pipes = std::vector<std::array<int, 2>>;
@@ -24,11 +24,12 @@ class NcclProcess {
   NcclProcess(int number, int size, const Pipes& pipes)
       : number(number), size(size), pipes_(pipes) {
     for (int i = 0; i < size * size; ++i) {
-      if (i / size != number) close(pipes_[static_cast<size_t>(i)][1]);  // so that an end is seen
+      if (i / size != number)
+        close(pipes_[static_cast<size_t>(i)][1]);  // so that the end of the pipe is noticed
     }
   }
 
-  // What all need to join the next group, whose identifier rank 0 makes.
+  // The setup with which all join the next group; rank 0 creates its identifier.
   NcclGroup::Setup NextGroup() {
     NcclGroup::Setup setup{nullptr, {}, number, size};
     if (number == 0) setup.id = NcclGroup::NewId();
@@ -36,7 +37,7 @@ class NcclProcess {
     if (number != 0) EXPECT(Hear(0, &setup.id));
     return setup;
   }
-  // Waits for all.
+  // Waits for all processes.
   void Meet() {
     nccl::UniqueId nothing{};
     for (int other = 0; other < size; ++other) {
@@ -67,7 +68,8 @@ class NcclProcess {
   const Pipes& pipes_;
 };
 
-// Each rank's body in a process; before this one has a driver. Args: the rank that kills itself.
+// Runs each rank's body in a process; called before this process has a driver. Args: killed: the
+// rank that kills itself.
 inline void OnEachNcclProcess(int size, const std::function<void(NcclProcess&)>& body,
                               int killed = -1) {
   NcclProcess::Pipes pipes(static_cast<size_t>(size * size));

@@ -1,5 +1,5 @@
-// An all-reduce of memory on a GPU by a communicator that member.py has made, and what has failed,
-// or "".
+// Runs an all-reduce of GPU memory in a communicator created by member.py. Returns the error, or
+// "".
 #include <cstdint>
 #include <string>
 #include <utility>

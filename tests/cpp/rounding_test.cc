@@ -1,4 +1,4 @@
-// Sums of half types are rounded once, wherever the ranks sit and whatever the algorithm is.
+// Sums of half types are rounded once, regardless of the arrangement and the algorithm.
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -37,7 +37,7 @@ void CheckReduced(const Plan& plan, DType type, ReduceOp op, const std::vector<f
 }
 
 void CheckPlan(const Plan& plan) {
-  // 2049 is no float16, and 257 no bfloat16; 160000 is more than any float16.
+  // 2049 is not a float16, and 257 not a bfloat16; 160000 exceeds float16.
   CheckReduced<Float16>(plan, DType::kFloat16, ReduceOp::kSum, {2048, 1, 1, 0}, 2050);
   CheckReduced<Bfloat16>(plan, DType::kBfloat16, ReduceOp::kSum, {256, 1, 1, 0}, 258);
   CheckReduced<Float16>(plan, DType::kFloat16, ReduceOp::kMean, {4e4, 4e4, 4e4, 4e4}, 4e4);

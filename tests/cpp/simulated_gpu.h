@@ -1,4 +1,4 @@
-// Runs a GPU's kernels on the processor: each of a block's threads is one of the system's.
+// Runs a GPU's kernels on the processor: each thread of a block is a thread of the system.
 #pragma once
 
 #define TFDIST_SIMULATED_GPU
@@ -74,7 +74,7 @@ struct SimulatedThread {
 inline thread_local SimulatedThread here;
 
 inline uint64_t LoadWord(const uint64_t* word) {
-  std::this_thread::yield();  // Those that it waits for may need this core.
+  std::this_thread::yield();  // the awaited threads may need this core
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 inline void StoreWord(uint64_t* word, uint64_t value) {
@@ -113,7 +113,7 @@ inline uint32_t LargestOfTeam(uint32_t own) {
   return *std::max_element(all, all + kTeam);
 }
 
-// Runs a kernel to its end, its blocks one after the other, as a GPU with a single multiprocessor.
+// Runs a kernel to its end, one block after the other, like a GPU with a single multiprocessor.
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
             const Arguments&... arguments) {

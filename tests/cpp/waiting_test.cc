@@ -1,4 +1,4 @@
-// Ranks that wait for another one leave the cores to it.
+// Ranks that wait for another one leave it the cores.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -11,8 +11,8 @@
 namespace tfdist::testing {
 namespace {
 
-// In a second. Beside the moments before a wait goes to sleep, its naps and the ticks of those who
-// watch.
+// Per second. Covers the spinning before a wait sleeps, its periodic wake-ups, and the ticks of
+// watching threads.
 constexpr double kMostSwitches = 2000;
 
 long Switches() {

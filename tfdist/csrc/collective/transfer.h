@@ -54,9 +54,8 @@ struct Transfer {
   size_t Begin(int j) const;
 };
 
-// Reduces bytes [begin, begin + bytes) of participant me's part into `out`: its own values and
-// those of the others, which begin at `others[j]` (others[me] is not read), in the participants'
-// order.
+// Reduces bytes [begin, begin + bytes) of participant me's part into `out`: its own values and the
+// others' values, which begin at `others[j]` (others[me] is not read), in the participants' order.
 void ReducePart(const Transfer& transfer, int me, size_t begin, size_t bytes,
                 const std::vector<const char*>& others);
 

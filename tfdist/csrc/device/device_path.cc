@@ -326,8 +326,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// Measures once up to which size kernels are faster than NCCL between these GPUs, if both are
-// available.
+// Measures once the largest size for which kernels are faster than NCCL between these GPUs, if both
+// are available.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;

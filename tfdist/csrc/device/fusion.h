@@ -36,7 +36,7 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   return lists;
 }
 
-// The blocks of a kernel in which each half-warp handles one item.
+// The number of blocks for one half-warp per item.
 inline unsigned BlocksForTeams(uint64_t things) {
   return BlocksFor(things * device::kTeam, kMostBlocksAlone);
 }

@@ -185,7 +185,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  // Returns the handle with which another process of the host opens it.
+  // Returns a handle that lets another process of the host open it.
   cuda::IpcHandle Share() const;
 
  private:

@@ -118,7 +118,7 @@ std::string WhyNoNccl(const DeviceTeam& team);
 // Names two GPUs of different models, whose step times differ; "" if there are none.
 std::string HowGpusDiffer(const DeviceTeam& team);
 
-// The size of the smallest buffer, by which all ranks cut their buckets.
+// The size of the smallest buffer; all ranks cut their buckets by it.
 size_t LeastBuffer(const DeviceTeam& team);
 
 // Throws Error(kMismatch) if the ranks' settings request different transports.

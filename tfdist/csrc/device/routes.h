@@ -35,7 +35,7 @@ class Routes {
   const nccl::UniqueId& id() const { return id_; }
   // Unique among all communicators of all processes.
   const cuda::Uuid& name() const { return team_.ranks[0].communicator; }
-  // The smallest buffer of all ranks, by which they cut their buckets.
+  // The smallest buffer of all ranks; they cut their buckets by it.
   size_t least_buffer() const { return LeastBuffer(team_); }
   // Whether both kernels and NCCL are available, and a measurement decides between them.
   bool HaveChoice() const;

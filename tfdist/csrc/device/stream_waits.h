@@ -61,8 +61,8 @@ class StreamMeetings {
 // The measured sizes, ascending.
 std::vector<size_t> TriedSizes();
 
-// Returns the size in bytes up to which the first transport is faster; 0 if it never is. Args:
-// seconds: the time of an all-reduce of `bytes` bytes by the first or the second transport.
+// Returns the largest size in bytes for which the first transport is faster; 0 if it never is.
+// Args: seconds: the time of an all-reduce of `bytes` bytes by the first or the second transport.
 // slowest: returns the maximum of each number over all ranks, so that all ranks get the same
 // result.
 size_t WhereFirstIsFaster(

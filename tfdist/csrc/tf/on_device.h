@@ -10,8 +10,8 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The same kernels for tensors in GPU memory. Each operation names its GPU among those of its
-// communicator.
+// The same kernels for tensors in GPU memory. Each operation has an attribute that selects one of
+// its communicator's GPUs.
 
 namespace tfdist::tf {
 

@@ -299,8 +299,8 @@ REGISTER_OP("TfdistShapesFit")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// The following operations make steps atomic. Those that hold variables wait for the program's
-// earlier operations on these variables, and its later operations wait for them.
+// The following operations make steps atomic. An operation that holds variables runs after the
+// program's earlier operations on them and before its later ones.
 
 // Begins a step. `complete`: all variables that it writes are kept.
 REGISTER_OP("TfdistStepBegins")

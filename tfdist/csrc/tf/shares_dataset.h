@@ -51,13 +51,13 @@ class BatchSource {
                     tensorflow::data::IteratorBase* input, int64_t rows, Place* end);
   // Sets `batch_` to the rows from `begin_` to `end_`.
   absl::Status Take();
-  // Whether rows of this batch can follow those of the ones before it.
+  // Checks that rows of this batch can follow the earlier batches' rows.
   absl::Status Check(int64_t number) const;
   RowCounts CountsAt(const Place& place) const;
   void Publish();
 
   const std::shared_ptr<Replay> replay_;
-  std::deque<Batch> read_;  // of the input's batches, those that are still needed
+  std::deque<Batch> read_;  // the input's batches that are still needed
   Place begin_, end_;       // of the last batch; `begin_` is in the first batch of `read_`
   Batch batch_;
   int64_t batches_read_ = 0, rows_read_ = 0;  // not counting the first batch

@@ -30,8 +30,8 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // Sparse updates have switched the variable to a mode in which they change its buffer even if
-    // it is shared. The next update copies the buffer first, and restores the mode.
+    // Sparse updates have switched the variable to copy-on-read mode, and would change its buffer
+    // even if it is shared. The next update copies the buffer first, and restores the mode.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;

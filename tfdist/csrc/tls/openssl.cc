@@ -8,7 +8,7 @@
 namespace tfdist::openssl {
 namespace {
 
-// The interface of OpenSSL 1.1 is a subset of that of OpenSSL 3.
+// OpenSSL 3 provides the whole interface of OpenSSL 1.1.
 constexpr const char* kNames[] = {"libssl.so.3", "libssl.so.1.1"};
 
 void* Open() {

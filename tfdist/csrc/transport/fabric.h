@@ -16,7 +16,7 @@
 
 namespace tfdist {
 
-// A two-way stream of bytes to one other rank.
+// A bidirectional stream of bytes to one other rank.
 class Link {
  public:
   virtual ~Link() = default;

@@ -38,7 +38,7 @@ class Host {
   const Arrival& Await(int rank);
   void AwaitAll();
 
-  // Copies into the segment, in the way that lets the other ranks read it fastest.
+  // Copies into the segment such that the other ranks can read it fastest.
   void Copy(void* to, const void* from, size_t bytes);
 
   // The chunks of one transfer; all ranks of the host take the same number.

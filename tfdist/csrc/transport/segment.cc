@@ -18,7 +18,7 @@
 namespace tfdist {
 namespace {
 
-// A dead rank wakes nobody, so a sleeper wakes up periodically.
+// A dead rank does not wake sleepers, so they wake up periodically.
 constexpr long kNapNanoseconds = 20'000'000;
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {

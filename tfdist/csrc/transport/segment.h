@@ -96,7 +96,7 @@ class Segment {
   static constexpr int kSlots = 3;
   static constexpr int kArrivals = 8;
 
-  // The bytes of the words with which GPU streams wait for each other.
+  // The bytes of the words that GPU streams wait for.
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);

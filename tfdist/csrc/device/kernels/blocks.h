@@ -39,7 +39,7 @@ struct Block {
     });
     largest = LargestOfTeam(bits);
   }
-  // A 64-bit index: the addresses of later values are that of the first plus a constant.
+  // A 64-bit index lets the compiler compute later addresses as the first address plus a constant.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
 
   // Returns kCount values from an aligned index on.

@@ -10,7 +10,7 @@ namespace tfdist::device {
 
 constexpr uint32_t kMostRanks = 16;
 constexpr uint32_t kMostBlocks =
-    32;  // for a kernel whose blocks synchronize with those of other ranks
+    32;  // for a kernel whose blocks synchronize with the other ranks' blocks
 constexpr uint32_t kMeetingWords = kMostBlocks * kMostRanks;
 
 // Why a rank stopped waiting; written to host memory.
