@@ -272,7 +272,7 @@ void BusBytes() {
 
 void SpansOfAStep() {
   Spans& spans = Spans::Instance();
-  constexpr size_t kMost = 1 << 18;
+  constexpr size_t kMax = 1 << 18;
   spans.Add("lane", "nobody asks", 1, 2);
   { const SpanScope scope("lane", "nobody asks"); }
   EXPECT(spans.Read().empty());
@@ -292,8 +292,8 @@ void SpansOfAStep() {
   EXPECT(all[2].name == "network" && all[2].begin == record.last_arrived &&
          all[2].end == record.ended);
   EXPECT(all[3].lane == "compression" && all[3].begin <= all[3].end);
-  for (size_t i = 0; i < kMost; ++i) spans.Add("lane", "many", 1, 2);
-  EXPECT(spans.Read().size() == kMost);
+  for (size_t i = 0; i < kMax; ++i) spans.Add("lane", "many", 1, 2);
+  EXPECT(spans.Read().size() == kMax);
   spans.Record(false);
   EXPECT(spans.Read().empty());
 }

@@ -131,11 +131,11 @@ void Delays() {
 
 // No value from a peer overflows a sum.
 void HostileTimes() {
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr int64_t kBound = int64_t{1} << 61;
-  constexpr int64_t kTimes[] = {kLeast,  kLeast + 1, -kBound, -1,    0,        1,
-                                kSecond, kBound - 1, kBound,  kMost, kMost - 1};
+  constexpr int64_t kTimes[] = {kMin,    kMin + 1,   -kBound, -1,   0,       1,
+                                kSecond, kBound - 1, kBound,  kMax, kMax - 1};
   ClockOffset clock;
   int measured = 0;
   for (const int64_t echoed : kTimes) {

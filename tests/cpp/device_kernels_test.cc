@@ -47,7 +47,7 @@ Kernels KernelsFor(DType type, ReduceOp op) {
 class Rank {
  public:
   Rank(uint32_t rank, uint32_t ranks, const std::vector<size_t>& bytes)
-      : words_(kBlocks * kMostRanks) {
+      : words_(kBlocks * kMaxRanks) {
     meeting_.rank = staging_.rank = rank;
     meeting_.ranks = staging_.ranks = ranks;
     list_.count = static_cast<uint32_t>(bytes.size());

@@ -136,7 +136,7 @@ void LateNumbers() {
   StreamMeetings& meetings = *pair.gpu().meetings;
   meetings.Release();
   pair.Come(1, 2);
-  for (uint64_t meeting = 1; meeting <= StreamMeetings::kMost; ++meeting) {
+  for (uint64_t meeting = 1; meeting <= StreamMeetings::kMax; ++meeting) {
     meetings.Await(meeting, pair.gpu().stream.get());
   }
   pair.gpu().stream.Synchronize();

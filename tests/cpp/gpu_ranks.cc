@@ -53,7 +53,7 @@ StreamWords::~StreamWords() { munmap(words_, StreamMeetings::kWordBytes); }
 
 uint64_t* StreamWords::At(uint32_t owner, uint64_t meeting, uint32_t writer) const {
   return static_cast<uint64_t*>(words_) + owner * device::kMeetingWords +
-         meeting % StreamMeetings::kMost * device::kMostRanks + writer;
+         meeting % StreamMeetings::kMax * device::kMaxRanks + writer;
 }
 
 GpuRank::GpuRank()

@@ -79,7 +79,7 @@ class Relay {
     ssize_t got;
     while ((got = recv(from, bytes, sizeof(bytes), 0)) > 0) {
       for (ssize_t passed = 0; passed < got;) {
-        const size_t most = std::min(static_cast<size_t>(got - passed), MostBytes());
+        const size_t most = std::min(static_cast<size_t>(got - passed), MaxBytes());
         const ssize_t sent = send(to, bytes + passed, most, MSG_NOSIGNAL);
         if (sent <= 0) return;
         passed += sent;
@@ -88,7 +88,7 @@ class Relay {
     shutdown(to, SHUT_WR);
   }
 
-  size_t MostBytes() {
+  size_t MaxBytes() {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return slow_until_ != Clock::time_point::max(); });
     if (Clock::now() >= slow_until_) return 64 << 10;

@@ -173,7 +173,7 @@ void Fill(DType type, char* to, size_t count) {
   }
 }
 
-constexpr int kMostInputs = 5;
+constexpr int kMaxInputs = 5;
 
 // `shift`: elements from an aligned address. `into`: the input that is also the output, or -1.
 void CheckReduction(const Unit& unit, DType type, ReduceOp op, int inputs, size_t count, int shift,
@@ -182,7 +182,7 @@ void CheckReduction(const Unit& unit, DType type, ReduceOp op, int inputs, size_
   constexpr size_t kGuard = 64;
   constexpr char kMark = 0x5a;
   std::vector<std::vector<char>> in;
-  const void* pointers[kMostInputs];
+  const void* pointers[kMaxInputs];
   for (int k = 0; k < inputs; ++k) {
     in.emplace_back(skipped * size_t(k + 1) + bytes + kGuard, kMark);
     char* begin = in.back().data() + skipped * size_t(k + 1);
@@ -210,7 +210,7 @@ void EveryReduction(const Unit& unit) {
     for (int o = 0; o < kReduceOps; ++o) {
       const auto op = static_cast<ReduceOp>(o);
       if (op == ReduceOp::kMean && !IsFloating(type)) continue;
-      for (int inputs = 1; inputs <= kMostInputs; ++inputs) {
+      for (int inputs = 1; inputs <= kMaxInputs; ++inputs) {
         for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{77}, size_t{2501}}) {
           CheckReduction(unit, type, op, inputs, count, 0, -1);
           CheckReduction(unit, type, op, inputs, count, 1, -1);

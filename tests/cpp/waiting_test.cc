@@ -13,7 +13,7 @@ namespace {
 
 // Per second. Covers the spinning before a wait sleeps, its periodic wake-ups, and the ticks of
 // watching threads.
-constexpr double kMostSwitches = 2000;
+constexpr double kMaxSwitches = 2000;
 
 long Switches() {
   rusage usage;
@@ -40,7 +40,7 @@ void TwoWaitForAThird(int hosts) {
       const auto begin = Clock::now();
       std::this_thread::sleep_for(std::chrono::seconds(1));
       const std::chrono::duration<double> slept = Clock::now() - begin;
-      EXPECT(Switches() - before < kMostSwitches * slept.count());
+      EXPECT(Switches() - before < kMaxSwitches * slept.count());
     }
     group.Run(std::move(operation));
     EXPECT(values[0] == 3.0f);

@@ -47,7 +47,7 @@ constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kIsNotReg
 constexpr auto kPause = std::chrono::microseconds(50);
 // As many threads as ranks in a barrier, a multiple of a half-warp, regardless of the launch:
 // kernels work with any number of such threads.
-constexpr uint32_t kThreads = device::kMostRanks;
+constexpr uint32_t kThreads = device::kMaxRanks;
 static_assert(kThreads % device::kTeam == 0);
 
 std::mutex mutex;  // guards the following members

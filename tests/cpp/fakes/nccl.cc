@@ -138,7 +138,7 @@ FAKE(Result, ncclCommInitRankConfig, Comm** out, int size, UniqueId id, int rank
   const bool is_known = config->size == 48 && config->magic == 0xcafebeef &&
                         config->version == 22100 && config->cluster_size == INT_MIN &&
                         config->split_share == INT_MIN && !config->network;
-  if (!is_known || config->blocking != 0 || rank < 0 || rank >= size || size > kMostRanks) {
+  if (!is_known || config->blocking != 0 || rank < 0 || rank >= size || size > kMaxRanks) {
     return kInvalidArgument;
   }
   int64_t parts[2];

@@ -24,16 +24,16 @@ namespace arithmetic {
 #include "reduce/arithmetic.inc"
 }  // namespace arithmetic
 
-constexpr int kMostRanks = 8;
+constexpr int kMaxRanks = 8;
 constexpr size_t kSlotBytes = 4096;  // larger data are transferred in several rounds
 inline fakes::Held held;
 
 // The shared state of the ranks. All counts only grow, except those of messages.
 struct Shared {
   std::atomic<uint64_t> joined, met, windows;
-  std::atomic<uint32_t> full[kMostRanks][kMostRanks];  // a message from one rank to another
-  char slots[kMostRanks][kSlotBytes];
-  char messages[kMostRanks][kMostRanks][kSlotBytes];
+  std::atomic<uint32_t> full[kMaxRanks][kMaxRanks];  // a message from one rank to another
+  char slots[kMaxRanks][kSlotBytes];
+  char messages[kMaxRanks][kMaxRanks][kSlotBytes];
 };
 
 // Thrown when work is aborted.

@@ -48,7 +48,7 @@ void CheckCodec(const Codec& codec) {
   if (codec.bits != 2 && codec.bits != 4 && codec.bits != 8) {
     Refuse("A codec has 2, 4 or 8 bits a value.", codec.bits);
   }
-  if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMostBlock) {
+  if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMaxBlock) {
     Refuse("A codec's block is a multiple of 8 values, at most 4096.", codec.block);
   }
 }
@@ -66,7 +66,7 @@ Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, boo
   codec.euclidean = euclidean;
   codec.unit = unit;
   codec.clip = clip;
-  codec.block = block < 0 || block > kMostBlock ? kMostBlock + 1 : static_cast<uint32_t>(block);
+  codec.block = block < 0 || block > kMaxBlock ? kMaxBlock + 1 : static_cast<uint32_t>(block);
   CheckCodec(codec);
   return codec;
 }

@@ -27,9 +27,9 @@ struct Codec {
   bool euclidean = false;   // kLevels: the scale is the block's norm, not its largest magnitude
   bool unit = false;     // kSigns: the magnitude is 1, not the mean; a sum is reduced to its sign
   float clip = 0;        // kLevels: larger values become this many root mean squares; 0: none
-  uint32_t block = 256;  // values in a block: a multiple of 8, at most kMostBlock
+  uint32_t block = 256;  // values in a block: a multiple of 8, at most kMaxBlock
 };
-constexpr uint32_t kMostBlock = 4096;
+constexpr uint32_t kMaxBlock = 4096;
 
 // Throws Error(kInvalidArgument) with the violated rule.
 void CheckCodec(const Codec& codec);

@@ -17,13 +17,13 @@ struct Sizes {
 };
 
 // The bytes of rows that fit into an eager slot after their number.
-constexpr size_t kMostAlong = Arrival::kBytes - sizeof(uint64_t);
+constexpr size_t kMaxEagerRowBytes = Arrival::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {
   const uint64_t own = operation.sent_rows.front();
   std::vector<BasicPiece<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
   const auto fits = [&operation](uint64_t rows) {
-    return operation.row_bytes == 0 || rows <= kMostAlong / operation.row_bytes;
+    return operation.row_bytes == 0 || rows <= kMaxEagerRowBytes / operation.row_bytes;
   };
   if (fits(own)) {
     operation.in.ForEach(0, operation.in.bytes(), [&along](const char* data, size_t bytes) {

@@ -23,12 +23,12 @@ constexpr Named kAlgorithms[] = {
     {"ring", Algorithm::kRing},   {"hierarchical", Algorithm::kHierarchical},
 };
 
-constexpr int kMostArrivals = 64;
+constexpr int kMaxEagerRanks = 64;
 // Up to this size, latency dominates the time of a message between hosts.
 constexpr size_t kWholeBytes = 16 << 10;
-constexpr int kMostWhole = 64;
+constexpr int kMaxWhole = 64;
 // With more members, a ring needs fewer connections, and no rank has many senders concurrently.
-constexpr int kMostDirect = 16;
+constexpr int kMaxDirect = 16;
 
 double Divisor(const Operation& operation, int size) {
   return operation.fingerprint.op == ReduceOp::kMean ? size : 1.0;
@@ -53,11 +53,11 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
                    DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
-  const char* arrived[kMostArrivals] = {};
+  const char* arrived[kMaxEagerRanks] = {};
   for (int rank = 0; rank < host.size(); ++rank) {
     if (rank != host.rank()) arrived[rank] = host.Await(rank).data;
   }
-  const void* all[kMostArrivals];
+  const void* all[kMaxEagerRanks];
   const size_t element = SizeOf(type), wider = SizeOf(out_type) / element;
   for (size_t done = 0; done < operation.in.bytes();) {
     const auto own = operation.in.At(done);
@@ -74,13 +74,13 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
 }
 
 bool FitsArrivals(size_t bytes, int ranks) {
-  return ranks <= kMostArrivals && bytes <= Arrival::kBytes &&
+  return ranks <= kMaxEagerRanks && bytes <= Arrival::kBytes &&
          bytes * static_cast<size_t>(ranks) <= 8 * Arrival::kBytes;
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
-  if (bytes <= kWholeBytes && members <= kMostWhole) return Algorithm::kWhole;
-  return members <= kMostDirect ? Algorithm::kDirect : Algorithm::kRing;
+  if (bytes <= kWholeBytes && members <= kMaxWhole) return Algorithm::kWhole;
+  return members <= kMaxDirect ? Algorithm::kDirect : Algorithm::kRing;
 }
 
 void OverLinks(Fabric& fabric, const Operation& operation, const Members& members,
@@ -130,19 +130,19 @@ class Hierarchical {
       : fabric_(fabric), host_(*fabric.host), operation_(operation) {
     for (const auto& ranks : fabric.topology.hosts) {
       carriers_ = std::min(carriers_, ranks.size());
-      most_ = std::max(most_, ranks.size());
+      max_ranks_ = std::max(max_ranks_, ranks.size());
     }
     type_ = operation.fingerprint.type;
     partial_type_ = PartialType(type_, operation.fingerprint.op);
-    widens_ = most_ > 1 && partial_type_ != type_;
+    widens_ = max_ranks_ > 1 && partial_type_ != type_;
   }
 
   void operator()() {
     const Transfer whole =
         Everything(operation_, host_.size(), static_cast<int>(carriers_), fabric_.topology.size);
-    if (most_ == 1) {
+    if (max_ranks_ == 1) {
       AmongHosts(whole, 0);
-    } else if (!operation_.compression && carriers_ == most_ &&
+    } else if (!operation_.compression && carriers_ == max_ranks_ &&
                FitsArrivals(operation_.in.bytes(), host_.size())) {
       Small(whole);
     } else {
@@ -221,7 +221,7 @@ class Hierarchical {
   DType type_;
   DType partial_type_;
   size_t carriers_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
-  size_t most_ = 0;             // ranks of the largest host
+  size_t max_ranks_ = 0;        // ranks of the largest host
   bool widens_;
 };
 

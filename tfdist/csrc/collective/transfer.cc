@@ -30,7 +30,7 @@ Members Counterparts(const Topology& topology) {
 namespace {
 
 // No memory is larger, and sums of such sizes do not overflow.
-constexpr size_t kMostBytes = PTRDIFF_MAX;
+constexpr size_t kMaxBytes = PTRDIFF_MAX;
 
 [[noreturn]] void Refuse(const Topology& topology, const Operation& operation, size_t rank,
                          size_t rows, const std::string& why) {
@@ -57,7 +57,7 @@ std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
   std::vector<size_t> bytes;
   // Empty rows take no memory, but their number must fit a dimension.
   const size_t row = std::max<size_t>(operation.row_bytes, 1);
-  size_t left = kMostBytes;
+  size_t left = kMaxBytes;
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     if (rows[rank] > left / row) {
       Refuse(topology, operation, rank, rows[rank], ", more than any memory holds");

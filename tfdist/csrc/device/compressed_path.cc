@@ -44,7 +44,7 @@ void TransferCodec::MakeRoom(size_t values, size_t list_bytes) {
   room_ = rooms_.Take(gpu_, RoomBytes(values)).address();
   host_list_ = static_cast<char*>(host_lists_.Take(gpu_, list_bytes).data());
   device_list_ = device_lists_.Take(gpu_, list_bytes).address();
-  most_listed_ = list_bytes;
+  max_list_bytes_ = list_bytes;
   listed_ = 0;
 }
 

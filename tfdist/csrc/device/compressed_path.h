@@ -35,7 +35,7 @@ class TransferCodec {
   // May free memory that the stream uses. Args: list_bytes: for all transfers until `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
   // The remaining bytes for lists. All bytes are free again once the stream has finished its work.
-  size_t list_bytes_left() const { return most_listed_ - listed_; }
+  size_t list_bytes_left() const { return max_list_bytes_ - listed_; }
   void Restart() { listed_ = 0; }
 
   // Begins a transfer, which must live until its last call. Each call queues work in the stream and
@@ -59,7 +59,7 @@ class TransferCodec {
   Growing<MappedMemory> host_lists_;
   cuda::Address room_ = 0, device_list_ = 0;
   char* host_list_ = nullptr;
-  size_t listed_ = 0, most_listed_ = 0;
+  size_t listed_ = 0, max_list_bytes_ = 0;
   device::Run in_{}, out_{}, error_{};
 };
 

@@ -379,7 +379,7 @@ void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
   const NcclRanks::Setup setup{routes_.id(),
                                routes_.first(),
                                routes_.topology().size,
-                               routes_.least_buffer(),
+                               routes_.min_buffer_bytes(),
                                setup_.timeout_seconds,
                                !IsMessage(operation.fingerprint.kind),
                                setup_.warn};

@@ -10,7 +10,7 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kLeastBuffer = 4096;
+constexpr size_t kMinBufferBytes = 4096;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void CheckDevice(const DeviceSetup& setup) {
                 "TFDIST_DEVICE_ALGORITHM must be own, nccl, host or by_size. Received: " +
                     setup.transport + ".");
   }
-  if (setup.buffer_bytes < kLeastBuffer || setup.buffer_bytes % device::kVectorBytes != 0) {
+  if (setup.buffer_bytes < kMinBufferBytes || setup.buffer_bytes % device::kVectorBytes != 0) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_BUFFERS must be a multiple of 16, at least 4096. Received: " +
                     std::to_string(setup.buffer_bytes) + ".");

@@ -34,7 +34,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
       fused.alone.push_back(tensor);
       continue;
     }
-    if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
+    if (list.count == List::kMax || list.vectors + Vectors(tensor.bytes) > most) flush();
     list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in), cuda::PointerTo<char>(tensor.out),
                                 tensor.bytes, list.vectors};
     list.vectors += Vectors(tensor.bytes);
@@ -75,7 +75,7 @@ void FusionBuffer::Launch(const char* kernel, const List& list, cuda::Stream* st
   staging.part = list.vectors;
   device::Waiting waiting{};
   waiting.ended = cuda::PointerTo<uint64_t>(ended_.address());
-  kernels_.Launch(kernel, BlocksFor(list.vectors, kMostBlocksAlone), kKernelThreads, stream, list,
+  kernels_.Launch(kernel, BlocksFor(list.vectors, kMaxBlocksAlone), kKernelThreads, stream, list,
                   staging, waiting);
 }
 

@@ -21,7 +21,7 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   std::vector<device::TiledList<T>> lists;
   uint32_t number = 0, first = 0, first_tile = 0;
   for (T tensor : tensors) {
-    if (lists.empty() || lists.back().count == lists.back().kMost) {
+    if (lists.empty() || lists.back().count == lists.back().kMax) {
       lists.push_back({0, number, first_tile, 0, {}});
     }
     tensor.first = first;
@@ -38,7 +38,7 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
 
 // The number of blocks for one half-warp per item.
 inline unsigned BlocksForTeams(uint64_t things) {
-  return BlocksFor(things * device::kTeam, kMostBlocksAlone);
+  return BlocksFor(things * device::kTeam, kMaxBlocksAlone);
 }
 
 // Small tensors that use NCCL in one call: packed into a buffer registered with NCCL, and unpacked.

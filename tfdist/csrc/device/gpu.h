@@ -127,12 +127,12 @@ namespace tfdist {
 constexpr unsigned kKernelThreads = 512;
 // For kernels that wait for no other rank: from 256 blocks on, an H100 moves memory about as fast
 // as it copies.
-constexpr uint64_t kMostBlocksAlone = 512;
+constexpr uint64_t kMaxBlocksAlone = 512;
 
 // The same on all ranks, regardless of their GPUs.
-inline unsigned BlocksFor(uint64_t vectors, uint64_t most) {
+inline unsigned BlocksFor(uint64_t vectors, uint64_t max_blocks) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
-  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, most));
+  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, max_blocks));
 }
 
 // A GPU and its resources: memory, streams, events, kernels. Each frees its own allocations.

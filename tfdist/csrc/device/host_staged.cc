@@ -163,7 +163,7 @@ void ExactShares::AddUp(cuda::Address ended) const {
   staging.part = slot_ / device::kVectorBytes;
   device::Waiting waiting{};
   waiting.ended = cuda::PointerTo<uint64_t>(ended);
-  rank_->kernels->Launch("tfdist_reduce_float32_sum", BlocksFor(staging.part, kMostBlocksAlone),
+  rank_->kernels->Launch("tfdist_reduce_float32_sum", BlocksFor(staging.part, kMaxBlocksAlone),
                          kKernelThreads, rank_->stream.get(), staging.part, staging, waiting, 1.0);
 }
 

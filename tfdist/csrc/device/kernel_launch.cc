@@ -26,12 +26,12 @@ namespace {
 using device::List;
 
 // A longer or infinite timeout would overflow the kernels' clock.
-constexpr double kLongestSeconds = 1e9;
+constexpr double kMaxSeconds = 1e9;
 // If streams wait, at most twice this many lists are pending. Each list takes two barriers. Their
 // total must stay below the capacity of a driver's queue: otherwise a launch would block, and
 // nothing could end that wait.
 constexpr size_t kListsOfRoom = 4;
-static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMost);
+static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMax);
 
 std::string Suffix(DType type, ReduceOp op) {
   if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
@@ -57,8 +57,7 @@ KernelAllReduce::KernelAllReduce(Setup setup)
   waiting_.abort = cuda::PointerTo<uint64_t>(host_.address());
   waiting_.outcome = cuda::PointerTo<uint64_t>(host_.address()) + 1;
   waiting_.ended = cuda::PointerTo<uint64_t>(ended_.address());
-  waiting_.nanoseconds =
-      static_cast<uint64_t>(std::min(setup_.timeout_seconds, kLongestSeconds) * 1e9);
+  waiting_.nanoseconds = static_cast<uint64_t>(std::min(setup_.timeout_seconds, kMaxSeconds) * 1e9);
   staging_.rank = meeting_.rank = setup_.rank;
   staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
@@ -77,7 +76,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
   };
   for (const Tensor& tensor : tensors) {
     for (size_t done = 0; done < tensor.bytes;) {
-      if (list.count == List::kMost || list.vectors == most) flush();
+      if (list.count == List::kMax || list.vectors == most) flush();
       const size_t room = (most - list.vectors) * device::kVectorBytes;
       const size_t bytes = std::min(tensor.bytes - done, room);
       list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in) + done,
@@ -100,13 +99,13 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   const KernelModule& kernels = *setup_.kernels;
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(staging_.ranks) : 1.0;
   if (!setup_.meetings && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
-    const unsigned blocks = BlocksFor(list.vectors, device::kMostBlocks);
+    const unsigned blocks = BlocksFor(list.vectors, device::kMaxBlocks);
     ++meeting_.number;
     kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list,
                    staging_, meeting_, waiting_, divisor);
     return;
   }
-  const unsigned blocks = BlocksFor(list.vectors, kMostBlocksAlone);
+  const unsigned blocks = BlocksFor(list.vectors, kMaxBlocksAlone);
   staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
   kernels.Launch("tfdist_pack", blocks, kKernelThreads, stream, list, staging_, waiting_);
   Meet(stream);
@@ -120,13 +119,13 @@ void KernelAllReduce::Meet(cuda::Stream* stream) {
   ++meeting_.number;
   const KernelModule& kernels = *setup_.kernels;
   if (!setup_.meetings) {
-    kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, meeting_, waiting_);
+    kernels.Launch("tfdist_meet", 1, device::kMaxRanks, stream, meeting_, waiting_);
     return;
   }
   for (uint32_t rank = 0; rank < meeting_.ranks; ++rank) {
     meeting_.words[rank] = setup_.meetings->WordsOf(rank, meeting_.number);
   }
-  kernels.Launch("tfdist_tell", 1, device::kMostRanks, stream, meeting_, waiting_);
+  kernels.Launch("tfdist_tell", 1, device::kMaxRanks, stream, meeting_, waiting_);
   setup_.meetings->Await(meeting_.number, stream);
   // Later kernels of the stream thus see whether the wait was aborted.
   const cuda::Result result =
@@ -166,7 +165,7 @@ namespace {
 // Few threads per block, so that a batch's blocks spread over all multiprocessors.
 constexpr unsigned kThreads = 128;
 constexpr unsigned kThreadsOfBlock = 16;  // per block of encoded values
-constexpr size_t kMostBlocks = 4096;
+constexpr size_t kMaxBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
   switch (codec.form) {
@@ -205,7 +204,7 @@ void KernelCodec::Launch(const std::string& name, size_t count, uint32_t block,
                          Arguments... arguments) const {
   if (count == 0) return;
   const size_t threads = (count + block - 1) / block * kThreadsOfBlock;
-  const size_t blocks = std::min((threads + kThreads - 1) / kThreads, kMostBlocks);
+  const size_t blocks = std::min((threads + kThreads - 1) / kThreads, kMaxBlocks);
   kernels_.Launch(name, static_cast<unsigned>(blocks), kThreads, stream_, arguments...);
 }
 
@@ -262,7 +261,7 @@ void KernelScatter::Sum(const Row* rows, size_t count, const std::vector<RowSums
   gpu_.Use();
   cuda::Check(cuda::Load().cuMemsetD32Async(scratch, 0, 2, stream_), "cuMemsetD32Async");
   if (some > 0) {
-    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMostBlocksAlone), kKernelThreads,
+    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMaxBlocksAlone), kKernelThreads,
                     stream_, rows, some, static_cast<uint32_t>(values), runs);
   }
   kernels_.Launch("tfdist_scatter_order", 1, kKernelThreads, stream_, some, runs);
@@ -280,7 +279,7 @@ using device::Source;
 constexpr size_t kWordsOfTensor = 4, kWordsOfTally = sizeof(device::Tally) / kWord;
 
 // Returns the maximum number of tensors in a list.
-size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMost); }
+size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMax); }
 
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
   std::vector<Source> sources;

@@ -48,7 +48,7 @@ class KernelAllReduce {
     const Gpu* gpu;
     const KernelModule* kernels;
     uint32_t rank;
-    std::vector<Shared> ranks;  // as this rank sees them; at most kMostRanks
+    std::vector<Shared> ranks;  // as this rank sees them; at most kMaxRanks
     size_t buffer_bytes;        // of each of two buffers: a multiple of 16, the same on all ranks
     size_t one_shot_bytes = 1 << 16;     // buckets up to this size are reduced in one shot; untuned
     double timeout_seconds = 600;        // of each wait of a kernel, and of `Launch`
@@ -155,7 +155,7 @@ std::vector<const char*> SelectKernelNames();
 
 class KernelSelect {
  public:
-  // Args: all: the candidates of each tensor; fewer than `kMostCandidates` in total.
+  // Args: all: the candidates of each tensor; fewer than `kMaxCandidates` in total.
   KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream,
                const std::vector<Candidates>& all);
 

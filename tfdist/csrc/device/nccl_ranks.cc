@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kFloat = sizeof(float);
 // The maximum number of values per launch. More take more memory, fewer take more launches.
-constexpr size_t kMostValues = size_t{256} << 10;
+constexpr size_t kMaxValues = size_t{256} << 10;
 // For the lists of all pending operations: 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
@@ -128,7 +128,7 @@ class NcclCoded::Share {
   template <typename Use>
   void ForBatches(int j, Use use) const {
     if (!exact_.HasShare()) return;
-    const size_t batch = kMostValues / t_.chunk() * t_.chunk();
+    const size_t batch = kMaxValues / t_.chunk() * t_.chunk();
     for (size_t begin = 0; begin < t_.Count(j); begin += batch) {
       use(begin, std::min(batch, t_.Count(j) - begin));
     }
@@ -176,7 +176,7 @@ NcclCoded::~NcclCoded() = default;
 
 bool NcclCoded::Takes(const Parts& parts) const {
   for (const auto& group : Groups(0, *parts[0]).hosts) {
-    if (group.size() > device::kMostRanks) return false;
+    if (group.size() > device::kMaxRanks) return false;
   }
   if (parts[0]->in.bytes() == 0) return false;
   const Share share(Groups(0, *parts[0]), *parts[0]);
@@ -220,9 +220,9 @@ void NcclCoded::Allocate(size_t bytes) {
     try {
       if (!lanes_[i]) lanes_[i] = std::make_unique<Lane>(rank);
       lanes_[i]->begin = lanes_[i]->memory.Take(*rank.gpu, bytes).address();
-      lanes_[i]->codec.MakeRoom(kMostValues, kListBytes);
+      lanes_[i]->codec.MakeRoom(kMaxValues, kListBytes);
     } catch (const Error& error) {
-      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMostValues), error);
+      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMaxValues), error);
     }
   }
 }

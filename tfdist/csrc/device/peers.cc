@@ -33,7 +33,7 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
 
 // The test value that a rank writes to another rank's memory, in the word reserved for the writer.
 uint64_t Probe(size_t writer, size_t owner) {
-  return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;
+  return uint64_t{0x7fd157} + writer * device::kMaxRanks + owner;
 }
 
 // Copies a word to and from a GPU's memory.
@@ -229,7 +229,7 @@ bool StreamsWait(const DeviceTeam& team) { return team.streams_wait || !HaveOwnG
 
 std::string WhyNoKernels(const DeviceTeam& team) {
   if (team.topology.hosts.size() > 1) return "there are several hosts";
-  if (team.ranks.size() > device::kMostRanks) return "there are more than 16 ranks";
+  if (team.ranks.size() > device::kMaxRanks) return "there are more than 16 ranks";
   const std::string no_streams = HaveOwnGpus(team) ? "" : WhyNoStreams(team);
   if (!no_streams.empty()) return no_streams;
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
@@ -279,7 +279,7 @@ std::string HowGpusDiffer(const DeviceTeam& team) {
   return "";
 }
 
-size_t LeastBuffer(const DeviceTeam& team) {
+size_t MinBufferBytes(const DeviceTeam& team) {
   const auto less = [](const Introduction& a, const Introduction& b) {
     return a.buffer_bytes < b.buffer_bytes;
   };

@@ -119,7 +119,7 @@ std::string WhyNoNccl(const DeviceTeam& team);
 std::string HowGpusDiffer(const DeviceTeam& team);
 
 // The size of the smallest buffer; all ranks cut their buckets by it.
-size_t LeastBuffer(const DeviceTeam& team);
+size_t MinBufferBytes(const DeviceTeam& team);
 
 // Throws Error(kMismatch) if the ranks' settings request different transports.
 void CheckTransports(const DeviceTeam& team);

@@ -9,7 +9,7 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kMostInOneShot = size_t{256} << 10;
+constexpr size_t kMaxOneShotBytes = size_t{256} << 10;
 
 // Returns the names and hosts of all GPUs. Args: gpus: the number of GPUs per process.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
@@ -110,7 +110,7 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
         if (StreamsWait(team_)) OpenMeetings(fabric, rank, number);
         rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
             rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
-            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds, rank.meetings.get()});
+            setup_.buffer_bytes, kMaxOneShotBytes, setup_.timeout_seconds, rank.meetings.get()});
       });
   if (good) return;
   for (const auto& rank : ranks_) {
@@ -173,7 +173,7 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
   const bool nccl =
       setup_.transport != "own" && MayUseNccl() && (!reduces || NcclSupports(asked.type, asked.op));
-  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
+  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= max_kernel_bytes_)) {
     return Transport::kOwn;
   }
   return nccl ? Transport::kNccl : Transport::kHost;

@@ -36,10 +36,10 @@ class Routes {
   // Unique among all communicators of all processes.
   const cuda::Uuid& name() const { return team_.ranks[0].communicator; }
   // The smallest buffer of all ranks; they cut their buckets by it.
-  size_t least_buffer() const { return LeastBuffer(team_); }
+  size_t min_buffer_bytes() const { return MinBufferBytes(team_); }
   // Whether both kernels and NCCL are available, and a measurement decides between them.
   bool HaveChoice() const;
-  void PreferKernelsUpTo(size_t bytes) { most_before_nccl_ = bytes; }
+  void PreferKernelsUpTo(size_t bytes) { max_kernel_bytes_ = bytes; }
   // Throws Error if kernels were requested and are unavailable.
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
   // The same for compressed operations: NCCL or the host's links, since kernels do not support
@@ -63,7 +63,7 @@ class Routes {
   nccl::UniqueId id_{};
   // Up to this many bytes, kernels take precedence over NCCL: a published value for GPUs connected
   // by NVLink.
-  size_t most_before_nccl_ = size_t{256} << 10;
+  size_t max_kernel_bytes_ = size_t{256} << 10;
 };
 
 }  // namespace tfdist

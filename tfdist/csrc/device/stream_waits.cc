@@ -54,7 +54,7 @@ namespace {
 
 // The words of one rank: for each barrier, a word for each other rank.
 constexpr size_t kWords = device::kMeetingWords;
-static_assert(kWords == StreamMeetings::kMost * device::kMostRanks);
+static_assert(kWords == StreamMeetings::kMax * device::kMaxRanks);
 // Larger than any barrier's number, in the driver's comparison.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
@@ -69,7 +69,7 @@ StreamMeetings::StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint3
 
 uint64_t* StreamMeetings::WordsOf(uint32_t rank, uint64_t meeting) const {
   return cuda::PointerTo<uint64_t>(memory_.address()) + rank * kWords +
-         meeting % kMost * device::kMostRanks;
+         meeting % kMax * device::kMaxRanks;
 }
 
 void StreamMeetings::Await(uint64_t meeting, cuda::Stream* stream) const {
@@ -93,7 +93,7 @@ using Clock = std::chrono::steady_clock;
 
 // The approximate time limit; sizes not yet measured by then count as faster by the second
 // transport.
-constexpr double kMostSeconds = 1.0;
+constexpr double kMaxSeconds = 1.0;
 // A transport that is slower by this factor will not be faster for larger sizes.
 constexpr double kLost = 2.0;
 constexpr size_t kStep = 4;  // from one size to the next
@@ -119,7 +119,7 @@ size_t WhereFirstIsFaster(
     const std::vector<double> all = slowest({own_first, own_second, spent});
     // Geometrically half way to the next size.
     if (all[0] < all[1]) most = bytes * kStep / 2;
-    if (all[0] > kLost * all[1] || all[2] > kMostSeconds) break;
+    if (all[0] > kLost * all[1] || all[2] > kMaxSeconds) break;
   }
   return most;
 }

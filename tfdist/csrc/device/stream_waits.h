@@ -34,9 +34,8 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 class StreamMeetings {
  public:
   // The number of barriers with words: the maximum number of unfinished barriers.
-  static constexpr uint64_t kMost = device::kMostBlocks;
-  static constexpr size_t kWordBytes =
-      device::kMostRanks * device::kMeetingWords * sizeof(uint64_t);
+  static constexpr uint64_t kMax = device::kMaxBlocks;
+  static constexpr size_t kWordBytes = device::kMaxRanks * device::kMeetingWords * sizeof(uint64_t);
 
   // Args: kWordBytes shared by all ranks, zero-filled.
   StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);

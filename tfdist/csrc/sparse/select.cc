@@ -124,7 +124,7 @@ void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<ui
 }
 
 void Check(const Candidates& candidates) {
-  if (candidates.count >= kMostCandidates) {
+  if (candidates.count >= kMaxCandidates) {
     throw Error(Code::kInvalidArgument,
                 "A sparse gradient's tensor has fewer than 2^31 values. Received: " +
                     std::to_string(candidates.count) + ".");

@@ -24,7 +24,7 @@ struct Candidates {
   const float* Values() const { return error ? error : in; }
   float Value(size_t index) const { return error ? error[index] : scale * in[index]; }
 };
-constexpr size_t kMostCandidates = size_t{1} << 31;
+constexpr size_t kMaxCandidates = size_t{1} << 31;
 
 // Both functions update `error` and `momentum`, and return ascending indices. Values are compared
 // by magnitude; NaN is larger than infinity.

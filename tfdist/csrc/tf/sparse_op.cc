@@ -79,7 +79,7 @@ absl::Status SelectOp::Ask(OpKernelContext* context, const CopyBytes& copy, Aske
   for (int i = 0; i < tensors_; ++i) {
     const Tensor& tensor = context->input(i);
     values += tensor.NumElements();
-    if (values >= int64_t{kMostCandidates}) {
+    if (values >= int64_t{kMaxCandidates}) {
       return absl::InvalidArgumentError(
           "Tensors that are made sparse together have fewer than 2^31 values. Received: " +
           std::to_string(values) + ".");

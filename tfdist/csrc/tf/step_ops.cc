@@ -289,10 +289,10 @@ using tensorflow::OpKernelContext;
 // XLA compiles each new shape, which takes longer than many steps. So the first shapes are
 // compiled, and others once they are frequent, up to a limit per step.
 constexpr int kOften = 16;
-constexpr int kMost = 16;
+constexpr int kMax = 16;
 // The maximum number of shapes counted concurrently: rows of ever new lengths must not exhaust
 // memory.
-constexpr size_t kMostCounted = 1024;
+constexpr size_t kMaxCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
  public:
@@ -317,13 +317,13 @@ class ShapesFitOp : public OpKernel {
   bool Known(const std::vector<int64_t>& shapes) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (compiled_.count(shapes) > 0) return true;
-    if (compiled_.size() == kMost) return false;
+    if (compiled_.size() == kMax) return false;
     // Frequent shapes soon reach the count again.
-    if (times_.size() == kMostCounted && times_.count(shapes) == 0) times_.clear();
+    if (times_.size() == kMaxCounted && times_.count(shapes) == 0) times_.clear();
     if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
     compiled_.insert(shapes);
     times_.erase(shapes);
-    if (compiled_.size() == kMost) times_.clear();
+    if (compiled_.size() == kMax) times_.clear();
     return true;
   }
 

@@ -16,7 +16,7 @@ namespace {
 
 // The bytes encrypted before sending: enough to make the cost of calls negligible, and few enough
 // to stay in the caches.
-constexpr size_t kMostBytes = 128 << 10;
+constexpr size_t kMaxBytes = 128 << 10;
 
 // RFC 5705: unregistered labels begin with EXPERIMENTAL.
 constexpr char kLabel[] = "EXPERIMENTAL tfdist secret";
@@ -173,7 +173,7 @@ ssize_t TlsStream::Read(char* data, size_t bytes) {
 
 ssize_t TlsStream::Write(const char* data, size_t bytes) {
   if (taken_ == 0) {
-    taken_ = std::min(bytes, kMostBytes);
+    taken_ = std::min(bytes, kMaxBytes);
     openssl::Load().ERR_clear_error();
     const int result = openssl::Load().SSL_write(ssl_.get(), data, static_cast<int>(taken_));
     if (result <= 0) {

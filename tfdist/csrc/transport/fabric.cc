@@ -59,7 +59,7 @@ namespace {
 
 // A limit, so that received data are still in the caches when they are read, and no link delays the
 // others.
-constexpr size_t kMostBytes = 256 << 10;
+constexpr size_t kMaxBytes = 256 << 10;
 
 }  // namespace
 
@@ -67,7 +67,7 @@ SocketLink::SocketLink(std::unique_ptr<Stream> stream, std::string name)
     : stream_(std::move(stream)), name_(std::move(name)) {}
 
 size_t SocketLink::Write(const char* data, size_t bytes) {
-  const ssize_t sent = stream_->Write(data, std::min(bytes, kMostBytes));
+  const ssize_t sent = stream_->Write(data, std::min(bytes, kMaxBytes));
   if (sent >= 0) {
     sent_bytes += static_cast<uint64_t>(sent);
     return static_cast<size_t>(sent);
@@ -78,7 +78,7 @@ size_t SocketLink::Write(const char* data, size_t bytes) {
 }
 
 size_t SocketLink::Read(char* data, size_t bytes) {
-  const ssize_t got = stream_->Read(data, std::min(bytes, kMostBytes));
+  const ssize_t got = stream_->Read(data, std::min(bytes, kMaxBytes));
   if (got > 0) {
     received_bytes += static_cast<uint64_t>(got);
     return static_cast<size_t>(got);

@@ -24,10 +24,10 @@ struct Span {
 
 // Passed to kernels by value.
 struct List {
-  static constexpr uint32_t kMost = 64;
+  static constexpr uint32_t kMax = 64;
   uint32_t count;
   uint64_t vectors;  // of all tensors
-  Span spans[kMost];
+  Span spans[kMax];
 };
 
 }  // namespace tfdist::device

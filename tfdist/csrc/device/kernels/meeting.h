@@ -41,7 +41,7 @@ inline bool IsOther(const Meeting& meeting, uint32_t rank) {
 
 // Signals this block's progress to another rank, which then sees this block's earlier writes.
 inline void Tell(const Meeting& meeting, uint32_t other) {
-  StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
+  StoreWord(meeting.words[other] + BlockIndex() * kMaxRanks + meeting.rank, meeting.number);
 }
 
 // Signals this block's progress to the other ranks, and waits for the same block of each. All ranks
@@ -51,7 +51,7 @@ inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
   const uint32_t other = Thread();
   if (IsOther(meeting, other)) {
     Tell(meeting, other);
-    const uint64_t* const words = meeting.words[meeting.rank] + BlockIndex() * kMostRanks;
+    const uint64_t* const words = meeting.words[meeting.rank] + BlockIndex() * kMaxRanks;
     met = Await(words + other, meeting.number, waiting);
   }
   return AllOfBlock(met);

@@ -35,7 +35,7 @@ TFDIST_WIDE_KERNEL tfdist_scatter_find(const Row* rows, uint32_t count, uint32_t
     if (static_cast<uint32_t>(rows[r].index) >= values) AddTo(runs.wrong, 1);
     if (r == 0 || rows[r].index > rows[r - 1].index) continue;
     const uint32_t fall = AddTo(runs.falls, 1);
-    if (fall + 1 < runs.most) {
+    if (fall + 1 < runs.max_runs) {
       runs.found[fall] = static_cast<uint32_t>(r);
     } else {
       AddTo(runs.wrong, 1);

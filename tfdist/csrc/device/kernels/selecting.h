@@ -21,12 +21,11 @@ using Targets = TiledList<Target>;
 // Rows of different ranks are separated by indices that do not ascend. If they ascend across two
 // ranks, both ranks' rows form one run without repeated indices.
 struct RowRuns {
-  uint32_t most;    // the number of ranks
-  uint32_t* wrong;  // nonzero if the rows are invalid
-  uint32_t* falls;  // number of rows whose index does not ascend
-  uint32_t* found;  // their positions, unordered; room for `most`
-  uint32_t*
-      begins;  // beginnings of all runs in order, and the end of the last; room for `most` + 1
+  uint32_t max_runs;  // the number of ranks
+  uint32_t* wrong;    // nonzero if the rows are invalid
+  uint32_t* falls;    // number of rows whose index does not ascend
+  uint32_t* found;    // their positions, unordered; room for `max_runs`
+  uint32_t* begins;   // beginnings of the runs, and the end of the last; room for `max_runs` + 1
 };
 
 // F(name).

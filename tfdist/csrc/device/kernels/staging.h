@@ -8,10 +8,10 @@
 
 namespace tfdist::device {
 
-constexpr uint32_t kMostRanks = 16;
-constexpr uint32_t kMostBlocks =
+constexpr uint32_t kMaxRanks = 16;
+constexpr uint32_t kMaxBlocks =
     32;  // for a kernel whose blocks synchronize with the other ranks' blocks
-constexpr uint32_t kMeetingWords = kMostBlocks * kMostRanks;
+constexpr uint32_t kMeetingWords = kMaxBlocks * kMaxRanks;
 
 // Why a rank stopped waiting; written to host memory.
 enum class Outcome : uint64_t { kRunning, kAborted, kLate };
@@ -28,8 +28,8 @@ struct Waiting {
 struct Meeting {
   uint32_t rank;
   uint32_t ranks;
-  uint64_t number;              // of this barrier; increases by 1 each time
-  uint64_t* words[kMostRanks];  // per rank; the words for a block are contiguous
+  uint64_t number;             // of this barrier; increases by 1 each time
+  uint64_t* words[kMaxRanks];  // per rank; the words for a block are contiguous
 };
 
 }  // namespace tfdist::device
@@ -43,7 +43,7 @@ struct Meeting {
 namespace tfdist::device {
 
 struct Staging {
-  char* of[kMostRanks];  // per rank, as seen by this rank
+  char* of[kMaxRanks];  // per rank, as seen by this rank
   uint32_t rank;
   uint32_t ranks;
   uint64_t

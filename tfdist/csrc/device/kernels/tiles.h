@@ -21,12 +21,12 @@ constexpr uint32_t TilesOf(uint32_t count) { return (count + kTile - 1) / kTile;
 // the index of its `first_tile` among the operation's tiles.
 template <typename T>
 struct TiledList {
-  static constexpr uint32_t kMost = 64;
+  static constexpr uint32_t kMax = 64;
   uint32_t count;
   uint32_t number;  // index of the first tensor among all of the operation's
   uint32_t first_tile;
   uint32_t tiles;
-  T tensors[kMost];
+  T tensors[kMax];
 };
 
 }  // namespace tfdist::device
