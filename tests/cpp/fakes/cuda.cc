@@ -48,7 +48,7 @@ constexpr auto kPause = std::chrono::microseconds(50);
 // As many threads as ranks in a barrier, a multiple of a half-warp, regardless of the launch:
 // kernels work with any number of such threads.
 constexpr uint32_t kThreads = device::kMaxRanks;
-static_assert(kThreads % device::kTeam == 0);
+static_assert(kThreads % device::kHalfWarp == 0);
 
 std::mutex mutex;  // guards the following members
 std::map<std::string, Result> failing;

@@ -37,8 +37,8 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
 }
 
 // The number of blocks for one half-warp per item.
-inline unsigned BlocksForTeams(uint64_t things) {
-  return BlocksFor(things * device::kTeam, kMaxBlocksAlone);
+inline unsigned BlocksForHalfWarps(uint64_t things) {
+  return BlocksFor(things * device::kHalfWarp, kMaxBlocksAlone);
 }
 
 // Small tensors that use NCCL in one call: packed into a buffer registered with NCCL, and unpacked.

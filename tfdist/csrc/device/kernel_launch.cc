@@ -267,8 +267,8 @@ void KernelScatter::Sum(const Row* rows, size_t count, const std::vector<RowSums
   kernels_.Launch("tfdist_scatter_order", 1, kKernelThreads, stream_, some, runs);
   for (const device::Targets& list : Tiled(TargetsOf(tensors))) {
     if (list.tiles == 0) continue;
-    kernels_.Launch("tfdist_scatter_sum", BlocksForTeams(list.tiles), kKernelThreads, stream_, list,
-                    rows, runs);
+    kernels_.Launch("tfdist_scatter_sum", BlocksForHalfWarps(list.tiles), kKernelThreads, stream_,
+                    list, rows, runs);
   }
 }
 
@@ -380,13 +380,13 @@ void KernelSelect::Count(bool accumulates) {
     Launch("tfdist_select_count", list.tiles, list, accumulates, cuts_);
     kernels_.Launch("tfdist_select_place", list.count, kKernelThreads, stream_, list, cuts_);
   }
-  kernels_.Launch("tfdist_select_sum", 1, device::kTeam, stream_, tensors_, cuts_);
+  kernels_.Launch("tfdist_select_sum", 1, device::kHalfWarp, stream_, tensors_, cuts_);
 }
 
 template <typename... Arguments>
-void KernelSelect::Launch(const char* name, uint64_t teams, Arguments... arguments) const {
-  if (teams == 0) return;
-  kernels_.Launch(name, BlocksForTeams(teams), kKernelThreads, stream_, arguments...);
+void KernelSelect::Launch(const char* name, uint64_t half_warps, Arguments... arguments) const {
+  if (half_warps == 0) return;
+  kernels_.Launch(name, BlocksForHalfWarps(half_warps), kKernelThreads, stream_, arguments...);
 }
 
 }  // namespace tfdist

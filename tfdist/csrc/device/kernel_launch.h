@@ -176,7 +176,7 @@ class KernelSelect {
   void Fill(const void* from, uint32_t value, size_t words) const;
   void Count(bool accumulates);
   template <typename... Arguments>
-  void Launch(const char* name, uint64_t teams, Arguments... arguments) const;
+  void Launch(const char* name, uint64_t half_warps, Arguments... arguments) const;
 
   const Gpu& gpu_;
   const KernelModule& kernels_;

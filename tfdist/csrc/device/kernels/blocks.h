@@ -37,7 +37,7 @@ struct Block {
       const uint32_t magnitude = FloatToBits(value) & kMagnitude;
       bits = magnitude > bits ? magnitude : bits;
     });
-    largest = LargestOfTeam(bits);
+    largest = MaxOfHalfWarp(bits);
   }
   // A 64-bit index lets the compiler compute later addresses as the first address plus a constant.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
@@ -60,24 +60,24 @@ struct Block {
   void ForLane(Use use) const {
     constexpr uint32_t kAtOnce = 16;
     uint32_t i = Lane();
-    for (; i + (kAtOnce - 1) * kTeam < count; i += kAtOnce * kTeam) {
+    for (; i + (kAtOnce - 1) * kHalfWarp < count; i += kAtOnce * kHalfWarp) {
       const uint64_t first = i;
       float values[kAtOnce];
       TFDIST_UNROLL
-      for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kTeam];
+      for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kHalfWarp];
       TFDIST_UNROLL
       for (uint32_t k = 0; k < kAtOnce; ++k) use(values[k]);
     }
-    for (; i < count; i += kTeam) use((*this)[i]);
+    for (; i < count; i += kHalfWarp) use((*this)[i]);
   }
 
   template <typename Term>
   float Sum(Term term) const {
-    float own = 0, lanes[kTeam], sum = 0;
+    float own = 0, lanes[kHalfWarp], sum = 0;
     ForLane([&](float value) { own += term(value); });
-    TellTeam(own, lanes);
+    GatherInHalfWarp(own, lanes);
     TFDIST_UNROLL
-    for (uint32_t k = 0; k < kTeam; ++k) sum += lanes[k];
+    for (uint32_t k = 0; k < kHalfWarp; ++k) sum += lanes[k];
     return Finite(sum);
   }
 
@@ -106,7 +106,7 @@ void ForCodes(uint32_t count, Use use) {
   constexpr uint32_t kPlacesAtOnce =
       Planes<F>::kBits == 8 ? 4 : 1;  // limited by the number of registers
   TFDIST_UNROLL_BY(kPlacesAtOnce)
-  for (uint32_t k = Lane(); k < places; k += kTeam) {
+  for (uint32_t k = Lane(); k < places; k += kHalfWarp) {
     TFDIST_UNROLL
     for (uint32_t p = 0; p < Planes<F>::kCount; ++p) {
       const uint32_t i = k + p * places;
@@ -153,7 +153,7 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
   constexpr uint32_t kAtOnce = P::kCount < 4 / kPlaces ? P::kCount : 4 / kPlaces;
   const uint32_t places = P(block.count).places;
   const auto is_in = [&](uint32_t i) { return kPlaces > 1 || i < block.count; };
-  for (uint32_t k = Lane() * kPlaces; k < places; k += kTeam * kPlaces) {
+  for (uint32_t k = Lane() * kPlaces; k < places; k += kHalfWarp * kPlaces) {
     uint32_t codes = 0;
     TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
@@ -223,8 +223,8 @@ void DecodeBlock(const uint8_t* from, uint32_t count, float* out) {
 // Calls `use(begin, count)` for each block of `block` values that this thread's half-warp handles.
 template <typename Use>
 void ForBlocks(uint64_t count, uint32_t block, Use use) {
-  const uint64_t step = TeamsOfGrid() * block;
-  for (uint64_t begin = TeamOfGrid() * block; begin < count; begin += step) {
+  const uint64_t step = HalfWarpsOfGrid() * block;
+  for (uint64_t begin = HalfWarpOfGrid() * block; begin < count; begin += step) {
     use(begin, static_cast<uint32_t>(count - begin < block ? count - begin : block));
   }
 }

@@ -82,7 +82,7 @@ void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const P
       }
       sums[i] = How<F>::Of(sum);
     });
-    MeetTeam();
+    SyncHalfWarp();
     EncodeBlock<S>(batch.codec, Block(sums, left.values(), count), SeedAt(batch, begin),
                    to + BytesBefore<S>(batch.codec, begin), result.values());
     left.Return();

@@ -50,19 +50,19 @@ inline uint32_t* BlockWords() {
 // Waits for all threads of the block, and returns whether the condition holds for all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
-inline uint32_t TeamMask() { return 0xffffu << (threadIdx.x & kTeam); }
+inline uint32_t HalfWarpMask() { return 0xffffu << (threadIdx.x & kHalfWarp); }
 // Waits for the half-warp's threads; all of them then see each other's earlier writes.
-inline void MeetTeam() { __syncwarp(TeamMask()); }
+inline void SyncHalfWarp() { __syncwarp(HalfWarpMask()); }
 // Gathers the values of the half-warp's threads, in order.
 template <typename T>
-inline void TellTeam(T own, T (&all)[kTeam]) {
+inline void GatherInHalfWarp(T own, T (&all)[kHalfWarp]) {
 #pragma unroll
-  for (uint32_t k = 0; k < kTeam; ++k) all[k] = __shfl_sync(TeamMask(), own, k, kTeam);
+  for (uint32_t k = 0; k < kHalfWarp; ++k) all[k] = __shfl_sync(HalfWarpMask(), own, k, kHalfWarp);
 }
-inline uint32_t LargestOfTeam(uint32_t own) {
+inline uint32_t MaxOfHalfWarp(uint32_t own) {
 #pragma unroll
-  for (uint32_t away = kTeam / 2; away > 0; away /= 2) {
-    const uint32_t other = __shfl_xor_sync(TeamMask(), own, away, kTeam);
+  for (uint32_t away = kHalfWarp / 2; away > 0; away /= 2) {
+    const uint32_t other = __shfl_xor_sync(HalfWarpMask(), own, away, kHalfWarp);
     own = other > own ? other : own;
   }
   return own;
@@ -85,7 +85,7 @@ inline uint32_t LargestOfTeam(uint32_t own) {
 namespace tfdist::device {
 
 // Waits for all threads of the block; all of them then see each thread's earlier writes.
-inline void MeetBlock() { AllOfBlock(true); }
+inline void SyncBlock() { AllOfBlock(true); }
 
 // This thread's index in the grid, and the number of threads.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }
@@ -93,8 +93,8 @@ inline uint64_t ThreadsOfGrid() { return uint64_t{Blocks()} * ThreadsOfBlock(); 
 
 // This thread's index in its half-warp, the half-warp's index in the grid, and the number of
 // half-warps.
-inline uint32_t Lane() { return Thread() % kTeam; }
-inline uint64_t TeamOfGrid() { return ThreadOfGrid() / kTeam; }
-inline uint64_t TeamsOfGrid() { return ThreadsOfGrid() / kTeam; }
+inline uint32_t Lane() { return Thread() % kHalfWarp; }
+inline uint64_t HalfWarpOfGrid() { return ThreadOfGrid() / kHalfWarp; }
+inline uint64_t HalfWarpsOfGrid() { return ThreadsOfGrid() / kHalfWarp; }
 
 }  // namespace tfdist::device

@@ -62,14 +62,15 @@ TFDIST_WIDE_KERNEL tfdist_scatter_sum(Targets list, const Row* rows, RowRuns run
   ForTiles(list, [&](const Target& t, uint32_t, uint32_t, uint32_t begin, uint32_t count) {
     float* const values = t.values + begin;
     const uint32_t first = t.first + begin;
-    for (uint32_t i = Lane(); i < count; i += kTeam) values[i] = wrong ? BitsToFloat(kNoNumber) : 0;
+    for (uint32_t i = Lane(); i < count; i += kHalfWarp)
+      values[i] = wrong ? BitsToFloat(kNoNumber) : 0;
     for (uint32_t run = 0; run < end; ++run) {
       const uint32_t last = runs.begins[run + 1];
       const uint32_t from = FindRow(rows, runs.begins[run], last, first);
       const uint32_t to = FindRow(rows, from, last, first + count);
       if (from == to) continue;
-      MeetTeam();  // Another thread may continue these sums.
-      for (uint32_t r = from + Lane(); r < to; r += kTeam) {
+      SyncHalfWarp();  // Another thread may continue these sums.
+      for (uint32_t r = from + Lane(); r < to; r += kHalfWarp) {
         values[static_cast<uint32_t>(rows[r].index) - first] += rows[r].value;
       }
     }

@@ -38,10 +38,10 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
 
 // Returns how many marked values of the tile precede one of this thread's values. Each thread has
 // marked its own values in a word.
-uint32_t Before(const uint32_t (&marked)[kTeam], uint32_t bit) {
+uint32_t Before(const uint32_t (&marked)[kHalfWarp], uint32_t bit) {
   uint32_t before = 0;
   TFDIST_UNROLL
-  for (uint32_t lane = 0; lane < kTeam; ++lane) {
+  for (uint32_t lane = 0; lane < kHalfWarp; ++lane) {
     before += CountBits(marked[lane] & (((lane < Lane() ? 2u : 1u) << bit) - 1));
   }
   return before;
@@ -71,17 +71,17 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
     const uint32_t stop = Smaller(s.count, (behind - first) * kTile);
     const uint32_t cut = cuts.magnitudes[list.number + k] >> above;
     for (uint32_t i = Thread(); i < values; i += ThreadsOfBlock()) counts[i] = 0;
-    MeetBlock();
+    SyncBlock();
     for (uint32_t i = (next - first) * kTile + Thread(); i < stop; i += ThreadsOfBlock()) {
       if (accumulates) Accumulate(s, i);
       const uint32_t magnitude = MagnitudeAt(s, i);
       if (magnitude >> above == cut) AddTo(counts + DigitOf(magnitude, digit), 1);
     }
-    MeetBlock();
+    SyncBlock();
     for (uint32_t i = Thread(); i < values; i += ThreadsOfBlock()) {
       if (counts[i] > 0) AddTo(cuts.digits + k * kDigitValues + i, counts[i]);
     }
-    MeetBlock();
+    SyncBlock();
     next = behind;
   }
 }
@@ -90,19 +90,19 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
 // digit's values.
 TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
   const bool is_first = digit.shift == kDigits[0].shift;
-  for (uint64_t k = TeamOfGrid(); k < list.count; k += TeamsOfGrid()) {
+  for (uint64_t k = HalfWarpOfGrid(); k < list.count; k += HalfWarpsOfGrid()) {
     const Source& s = list.tensors[k];
     uint32_t* const magnitude = cuts.magnitudes + list.number + k;
     uint32_t* const equal = cuts.equals + list.number + k;
     uint32_t* const counts = cuts.digits + k * kDigitValues;
     // The number of values still to be selected, from the largest down.
     const uint32_t wanted = is_first ? Smaller(s.selected, s.count) : *equal;
-    const uint32_t each = (1u << digit.bits) / kTeam, begin = Lane() * each;
-    uint32_t own = 0, all[kTeam], above = 0;
+    const uint32_t each = (1u << digit.bits) / kHalfWarp, begin = Lane() * each;
+    uint32_t own = 0, all[kHalfWarp], above = 0;
     for (uint32_t i = 0; i < each; ++i) own += counts[begin + i];
-    TellTeam(own, all);
+    GatherInHalfWarp(own, all);
     TFDIST_UNROLL
-    for (uint32_t lane = 0; lane < kTeam; ++lane) above += lane > Lane() ? all[lane] : 0;
+    for (uint32_t lane = 0; lane < kHalfWarp; ++lane) above += lane > Lane() ? all[lane] : 0;
     if (above < wanted && wanted <= above + own) {
       uint32_t value = begin + each - 1;
       for (; above + counts[value] < wanted; --value) above += counts[value];
@@ -118,17 +118,17 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
   ForTiles(list,
            [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
              const uint32_t cut = cuts.magnitudes[number];
-             uint32_t above = 0, equal = 0, all[kTeam];
-             for (uint32_t i = Lane(); i < count; i += kTeam) {
+             uint32_t above = 0, equal = 0, all[kHalfWarp];
+             for (uint32_t i = Lane(); i < count; i += kHalfWarp) {
                if (accumulates) Accumulate(s, begin + i);
                const uint32_t magnitude = MagnitudeAt(s, begin + i);
                above += magnitude > cut;
                equal += magnitude == cut;
              }
-             TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16 values
+             GatherInHalfWarp(above << 16 | equal, all);  // a tile has fewer than 2^16 values
              Tally tally{};
              TFDIST_UNROLL
-             for (uint32_t lane = 0; lane < kTeam; ++lane) {
+             for (uint32_t lane = 0; lane < kHalfWarp; ++lane) {
                tally.above += all[lane] >> 16;
                tally.equal += all[lane] & 0xffff;
              }
@@ -153,7 +153,7 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
     }
     aboves[Thread()] = own.above;
     equals[Thread()] = own.equal;
-    MeetBlock();
+    SyncBlock();
     for (uint32_t other = 0; other < Thread(); ++other) {
       before.above += aboves[other];
       before.equal += equals[other];
@@ -168,7 +168,7 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
       const uint32_t number = list.number + k;
       cuts.rows[number] = before.above + Smaller(before.equal, cuts.equals[number]);
     }
-    MeetBlock();
+    SyncBlock();
   }
 }
 
@@ -190,20 +190,20 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
       list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
         const uint32_t cut = cuts.magnitudes[number], most = cuts.equals[number];
         const Tally earlier = cuts.tallies[tile];
-        uint32_t taken = 0, equal = 0, all[kTeam];
-        for (uint32_t i = Lane(), bit = 1; i < count; i += kTeam, bit <<= 1) {
+        uint32_t taken = 0, equal = 0, all[kHalfWarp];
+        for (uint32_t i = Lane(), bit = 1; i < count; i += kHalfWarp, bit <<= 1) {
           const uint32_t magnitude = MagnitudeAt(s, begin + i);
           if (magnitude > cut) taken |= bit;
           if (magnitude == cut) equal |= bit;
         }
-        TellTeam(equal, all);
+        GatherInHalfWarp(equal, all);
         ForBits(equal, [&](uint32_t bit) {
           if (earlier.equal + Before(all, bit) < most) taken |= 1u << bit;
         });
-        TellTeam(taken, all);
+        GatherInHalfWarp(taken, all);
         Row* const to = rows + cuts.rows[number] + earlier.above + Smaller(earlier.equal, most);
         ForBits(taken, [&](uint32_t bit) {
-          const uint32_t i = begin + bit * kTeam + Lane();
+          const uint32_t i = begin + bit * kHalfWarp + Lane();
           const float value = CandidateAt(s, i);
           to[Before(all, bit)] = {static_cast<int32_t>(s.first + i), value};
           if (IsNotFinite(value)) AddTo(cuts.not_finite + number, 1);
@@ -218,7 +218,7 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
 TFDIST_WIDE_KERNEL tfdist_select_forget(Sources list, Cuts cuts) {
   ForTiles(list, [&](const Source& s, uint32_t number, uint32_t, uint32_t begin, uint32_t count) {
     if (cuts.not_finite[number] == 0) return;
-    for (uint32_t i = begin + Lane(); i < begin + count; i += kTeam) {
+    for (uint32_t i = begin + Lane(); i < begin + count; i += kHalfWarp) {
       if (IsNotFinite(s.error[i])) s.error[i] = 0;
       if (s.momentum && IsNotFinite(s.momentum[i])) s.momentum[i] = 0;
     }

@@ -27,7 +27,7 @@ uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
 // handles, with the range of its values in the tensor.
 template <typename T, typename Use>
 void ForTiles(const TiledList<T>& list, Use use) {
-  for (uint64_t i = TeamOfGrid(); i < list.tiles; i += TeamsOfGrid()) {
+  for (uint64_t i = HalfWarpOfGrid(); i < list.tiles; i += HalfWarpsOfGrid()) {
     const uint32_t tile = list.first_tile + static_cast<uint32_t>(i);
     const uint32_t k = FindTensor(list, tile);
     const T& tensor = list.tensors[k];

@@ -9,11 +9,11 @@ namespace tfdist::device {
 constexpr uint32_t kBlockWords = 2048;
 
 // The threads that handle a block or a tile together.
-constexpr uint32_t kTeam = 16;
+constexpr uint32_t kHalfWarp = 16;
 
 // Tensors are cut into tiles, each handled by a half-warp.
 constexpr uint32_t kTile =
-    32 * kTeam;  // values, such that one bit per value of a thread fits a word
+    32 * kHalfWarp;  // values, such that one bit per value of a thread fits a word
 
 constexpr uint32_t TilesOf(uint32_t count) { return (count + kTile - 1) / kTile; }
 

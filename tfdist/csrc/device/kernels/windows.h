@@ -25,14 +25,14 @@ class Window {
 
   void Fetch() const {
     if (!copied_) return;
-    for (uint32_t i = Lane(); i < count_; i += kTeam)
+    for (uint32_t i = Lane(); i < count_; i += kHalfWarp)
       values_[i] = *At(Find(begin_ + i), begin_ + i);
-    MeetTeam();
+    SyncHalfWarp();
   }
   void Return() const {
     if (!copied_) return;
-    MeetTeam();
-    for (uint32_t i = Lane(); i < count_; i += kTeam)
+    SyncHalfWarp();
+    for (uint32_t i = Lane(); i < count_; i += kHalfWarp)
       *At(Find(begin_ + i), begin_ + i) = values_[i];
   }
 
