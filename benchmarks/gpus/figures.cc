@@ -206,17 +206,17 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
     std::unique_ptr<KernelAllReduce> all_reduce;
   };
   for (const bool one_shot : {true, false}) {
-    std::vector<std::unique_ptr<Rank>> team;
+    std::vector<std::unique_ptr<Rank>> group;
     std::vector<KernelAllReduce::Shared> shared;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      team.push_back(std::make_unique<Rank>(gpu, large));
-      shared.push_back({team[rank]->staging.address(), team[rank]->words.address()});
+      group.push_back(std::make_unique<Rank>(gpu, large));
+      shared.push_back({group[rank]->staging.address(), group[rank]->words.address()});
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       KernelAllReduce::Setup setup{&gpu, &kernels, rank, shared, large};
       setup.one_shot_bytes = one_shot ? large : 0;
       setup.timeout_seconds = 2;
-      team[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
+      group[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
     }
     bool done = true;
     for (const size_t bytes : {size_t{1} << 10, size_t{8} << 10, size_t{64} << 10, size_t{1} << 18,
@@ -232,7 +232,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
         std::vector<double> each(ranks);
         for (uint32_t rank = 0; rank < ranks; ++rank) {
           threads.emplace_back([&, rank] {
-            Rank& own = *team[rank];
+            Rank& own = *group[rank];
             const cuda::Address data = own.data.address();
             gpu.Use();
             ++ready;
@@ -249,7 +249,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
         for (std::thread& thread : threads) thread.join();
         if (round >= 0) seconds.push_back(*std::max_element(each.begin(), each.end()));
       }
-      done = team[0]->all_reduce->outcome() == device::Outcome::kRunning;
+      done = group[0]->all_reduce->outcome() == device::Outcome::kRunning;
       // Each rank reads its own and writes it to staging. Then, in one shot, each reads what all
       // have and writes the result; in two, all together do, and each reads and writes that again.
       const size_t moved = one_shot ? ranks * (ranks + 3) : ranks * 4 + ranks + 1;

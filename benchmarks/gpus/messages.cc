@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "communicator.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "timing.h"
 
 namespace tfdist::benchmark {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 namespace tfdist::testing {
 

@@ -8,7 +8,7 @@
 
 #include "codec/codec.h"
 #include "codec/units.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "vector_unit.h"
 
 namespace tfdist::testing {

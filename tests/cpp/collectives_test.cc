@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 
 namespace tfdist::testing {

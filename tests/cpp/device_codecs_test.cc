@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "collective/coder.h"
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 #include "device/compressed_path.h"
 #include "device/kernel_launch.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpp/gpu_parts.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {

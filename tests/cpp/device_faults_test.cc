@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {
@@ -137,7 +137,7 @@ void Refusals(const Plan& plan) {
 
 // The remaining process of a group can use its GPU.
 void ExpectThatTheGpuWorksOn() {
-  const GpuTeam alone = MakeGpuTeam(1);
+  const GpuRanks alone = MakeGpuRanks(1);
   EXPECT(alone[0]->Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }
 

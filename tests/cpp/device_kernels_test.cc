@@ -12,7 +12,7 @@
 
 #include "cpp/simulated_gpu.h"  // before the kernels
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 #include "device/kernels/all_reduce.cu"
 #include "reduce/reduce.h"
@@ -63,12 +63,12 @@ class Rank {
     staging_.part = (list_.vectors + ranks - 1) / ranks;
   }
 
-  void AllReduce(std::vector<Rank>& team, DType type, ReduceOp op, bool one_shot) {
+  void AllReduce(std::vector<Rank>& group, DType type, ReduceOp op, bool one_shot) {
     const Kernels kernels = KernelsFor(type, op);
     const double divisor = op == ReduceOp::kMean ? staging_.ranks : 1;
     for (uint32_t other = 0; other < staging_.ranks; ++other) {
-      staging_.of[other] = reinterpret_cast<char*>(team[other].buffers_[turn_].data());
-      meeting_.words[other] = team[other].words_.data();
+      staging_.of[other] = reinterpret_cast<char*>(group[other].buffers_[turn_].data());
+      meeting_.words[other] = group[other].words_.data();
     }
     turn_ = 1 - turn_;
     const Waiting waiting{&abort, &outcome, &ended, patience};
@@ -110,21 +110,21 @@ class Rank {
   std::vector<Vector> buffers_[2];
 };
 
-std::vector<Rank> Team(uint32_t ranks, const std::vector<size_t>& bytes) {
-  std::vector<Rank> team;
-  for (uint32_t rank = 0; rank < ranks; ++rank) team.emplace_back(rank, ranks, bytes);
-  return team;
+std::vector<Rank> MakeRanks(uint32_t ranks, const std::vector<size_t>& bytes) {
+  std::vector<Rank> group;
+  for (uint32_t rank = 0; rank < ranks; ++rank) group.emplace_back(rank, ranks, bytes);
+  return group;
 }
 
-void OnEach(std::vector<Rank>& team, const std::function<void(Rank&)>& body) {
+void OnEach(std::vector<Rank>& group, const std::function<void(Rank&)>& body) {
   std::vector<std::thread> threads;
-  for (Rank& rank : team) threads.emplace_back([&] { body(rank); });
+  for (Rank& rank : group) threads.emplace_back([&] { body(rank); });
   for (std::thread& thread : threads) thread.join();
 }
 
 // Any bits, including NaNs.
-void Fill(std::vector<Rank>& team, DType type, std::mt19937& random) {
-  for (Rank& rank : team) {
+void Fill(std::vector<Rank>& group, DType type, std::mt19937& random) {
+  for (Rank& rank : group) {
     for (uint32_t i = 0; i < rank.list().count; ++i) {
       const Span& span = rank.list().spans[i];
       for (uint64_t at = 0; at < span.bytes; ++at) {
@@ -136,26 +136,26 @@ void Fill(std::vector<Rank>& team, DType type, std::mt19937& random) {
   }
 }
 
-void Check(std::vector<Rank>& team, DType type, ReduceOp op) {
-  for (uint32_t i = 0; i < team[0].list().count; ++i) {
-    const size_t bytes = team[0].list().spans[i].bytes;
+void Check(std::vector<Rank>& group, DType type, ReduceOp op) {
+  for (uint32_t i = 0; i < group[0].list().count; ++i) {
+    const size_t bytes = group[0].list().spans[i].bytes;
     // Copies, since the processor's code requires aligned values.
-    std::vector<std::vector<uint64_t>> given(team.size(), std::vector<uint64_t>(bytes / 8 + 1));
+    std::vector<std::vector<uint64_t>> given(group.size(), std::vector<uint64_t>(bytes / 8 + 1));
     std::vector<const void*> in;
-    for (size_t rank = 0; rank < team.size(); ++rank) {
-      std::memcpy(given[rank].data(), team[rank].list().spans[i].in, bytes);
+    for (size_t rank = 0; rank < group.size(); ++rank) {
+      std::memcpy(given[rank].data(), group[rank].list().spans[i].in, bytes);
       in.push_back(given[rank].data());
     }
     std::vector<uint64_t> expected(bytes / 8 + 1);
     Reduction reduction{type,
                         op,
-                        op == ReduceOp::kMean ? double(team.size()) : 1.0,
+                        op == ReduceOp::kMean ? double(group.size()) : 1.0,
                         in.data(),
-                        static_cast<int>(team.size()),
+                        static_cast<int>(group.size()),
                         bytes / SizeOf(type),
                         expected.data()};
     Reduce(reduction);
-    for (const Rank& rank : team) {
+    for (const Rank& rank : group) {
       for (size_t at = 0; at < bytes; at += SizeOf(type)) {
         EXPECT(AreEqual(type, rank.list().spans[i].out + at,
                         reinterpret_cast<const char*>(expected.data()) + at));
@@ -175,10 +175,10 @@ void EveryReduction() {
       if (op == ReduceOp::kMean && !IsFloating(type)) continue;
       for (const uint32_t ranks : {2u, 3u}) {
         for (const bool one_shot : {true, false}) {
-          std::vector<Rank> team = Team(ranks, {300 * size, 7 * size, 0, size, 64 * size, 0});
-          Fill(team, type, random);
-          OnEach(team, [&](Rank& rank) { rank.AllReduce(team, type, op, one_shot); });
-          Check(team, type, op);
+          std::vector<Rank> group = MakeRanks(ranks, {300 * size, 7 * size, 0, size, 64 * size, 0});
+          Fill(group, type, random);
+          OnEach(group, [&](Rank& rank) { rank.AllReduce(group, type, op, one_shot); });
+          Check(group, type, op);
         }
       }
     }
@@ -188,25 +188,25 @@ void EveryReduction() {
 // Ranks proceed independently and reuse their buffers.
 void ManyRounds() {
   std::mt19937 random(2);
-  std::vector<Rank> team = Team(4, {60, 400});
-  Fill(team, DType::kInt32, random);
-  OnEach(team, [&](Rank& rank) {
+  std::vector<Rank> group = MakeRanks(4, {60, 400});
+  Fill(group, DType::kInt32, random);
+  OnEach(group, [&](Rank& rank) {
     for (int round = 0; round < 20; ++round) {
-      rank.AllReduce(team, DType::kInt32, ReduceOp::kSum, round % 3 > 0);
+      rank.AllReduce(group, DType::kInt32, ReduceOp::kSum, round % 3 > 0);
     }
   });
-  Check(team, DType::kInt32, ReduceOp::kSum);
+  Check(group, DType::kInt32, ReduceOp::kSum);
 }
 
-void ALargeTeam() {
+void ManyRanks() {
   std::mt19937 random(3);
-  std::vector<Rank> team = Team(kThreads, {12});
-  Fill(team, DType::kFloat32, random);
-  OnEach(team, [&](Rank& rank) {
-    rank.AllReduce(team, DType::kFloat32, ReduceOp::kSum, true);
-    rank.AllReduce(team, DType::kFloat32, ReduceOp::kSum, false);
+  std::vector<Rank> group = MakeRanks(kThreads, {12});
+  Fill(group, DType::kFloat32, random);
+  OnEach(group, [&](Rank& rank) {
+    rank.AllReduce(group, DType::kFloat32, ReduceOp::kSum, true);
+    rank.AllReduce(group, DType::kFloat32, ReduceOp::kSum, false);
   });
-  Check(team, DType::kFloat32, ReduceOp::kSum);
+  Check(group, DType::kFloat32, ReduceOp::kSum);
 }
 
 // Rank 1 does not arrive at a barrier; the host aborts the other ranks, or they time out.
@@ -214,15 +214,15 @@ void EveryWaitEnds() {
   for (const int meeting : {0, 1, 2}) {  // of one shot; the first and the second of two shots
     for (const bool told : {true, false}) {
       std::mt19937 random(4);
-      std::vector<Rank> team = Team(3, {400});
-      Fill(team, DType::kInt32, random);
+      std::vector<Rank> group = MakeRanks(3, {400});
+      Fill(group, DType::kInt32, random);
       std::atomic<bool> away{false};
       const auto leave = [&](Rank& rank) {
         StoreWord(&rank.ended, 1);
         away = true;
       };
-      OnEach(team, [&](Rank& rank) {
-        const bool missing = &rank == &team[1];
+      OnEach(group, [&](Rank& rank) {
+        const bool missing = &rank == &group[1];
         if (!missing && !told) rank.patience = 20'000'000;
         if (missing && meeting == 2) rank.before_second_meeting = [&] { leave(rank); };
         if (missing && meeting != 2) leave(rank);
@@ -230,10 +230,10 @@ void EveryWaitEnds() {
           while (!away) std::this_thread::yield();
           if (told) StoreWord(&rank.abort, 1);
         });
-        rank.AllReduce(team, DType::kInt32, ReduceOp::kSum, meeting == 0);
+        rank.AllReduce(group, DType::kInt32, ReduceOp::kSum, meeting == 0);
         host.join();
       });
-      for (const Rank* rank : {&team[0], &team[2]}) {
+      for (const Rank* rank : {&group[0], &group[2]}) {
         EXPECT(rank->Ended() == (told ? Outcome::kAborted : Outcome::kLate));
         EXPECT(rank->list().spans[0].out[0] == 77);  // nothing has been written
       }
@@ -249,7 +249,7 @@ int main() {
   try {
     EveryReduction();
     ManyRounds();
-    ALargeTeam();
+    ManyRanks();
     EveryWaitEnds();
     std::printf("ok\n");
   } catch (const std::exception& failure) {

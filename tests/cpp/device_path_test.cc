@@ -1,8 +1,8 @@
 // Collectives of GPU memory: values by each transport.
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {

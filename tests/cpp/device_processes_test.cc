@@ -12,7 +12,7 @@
 
 #include "cpp/calls.h"
 #include "cpp/gpu_ranks.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/gpu.h"
 
 namespace tfdist::testing {

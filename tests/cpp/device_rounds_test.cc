@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 #include "cpp/rounds.h"
 
 namespace tfdist::testing {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
 #include "error.h"

@@ -31,8 +31,8 @@ int Launches() {
 // Many rounds, of one list and of several.
 void Values(uint32_t ranks) {
   const StreamWords words;
-  GpuTeam team = MakeGpuTeam(ranks, 600, &words);
-  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+  GpuRanks group = MakeGpuRanks(ranks, 600, &words);
+  OnEachGpu(group, [&](GpuRank& gpu, int rank) {
     const auto reduces = [&](DType type, ReduceOp op, const std::vector<size_t>& counts) {
       EXPECT(gpu.Reduces(type, op, counts, rank, static_cast<int>(ranks)));
     };
@@ -51,7 +51,7 @@ void Bits() {
   constexpr int kRanks = 3;
   constexpr size_t kBytes = 3 * kListBytes / 2;
   const StreamWords words;
-  GpuTeam team = MakeGpuTeam(kRanks, 600, &words);
+  GpuRanks group = MakeGpuRanks(kRanks, 600, &words);
   std::mt19937 random(1);
   std::vector<std::vector<char>> given(kRanks, std::vector<char>(kBytes));
   for (auto& values : given) {
@@ -65,7 +65,7 @@ void Bits() {
     std::vector<char> expected(kBytes);
     tfdist::Reduce({type, op, op == ReduceOp::kMean ? kRanks : 1.0, in.data(), kRanks,
                     kBytes / SizeOf(type), expected.data()});
-    OnEachGpu(team, [&, type = type, op = op](GpuRank& gpu, int rank) {
+    OnEachGpu(group, [&, type = type, op = op](GpuRank& gpu, int rank) {
       const auto found = gpu.Reduce(type, op, {given[static_cast<size_t>(rank)]});
       EXPECT(found.size() == 1);
       for (size_t at = 0; at < kBytes; at += SizeOf(type)) {
@@ -77,8 +77,8 @@ void Bits() {
 
 // Rank 0, and the words of a simulated rank 1, whose values are zero.
 struct Pair {
-  explicit Pair(double seconds = 600) : team(MakeGpuTeam(2, seconds, &words)) {}
-  GpuRank& gpu() { return *team[0]; }
+  explicit Pair(double seconds = 600) : group(MakeGpuRanks(2, seconds, &words)) {}
+  GpuRank& gpu() { return *group[0]; }
   void Launch(size_t lists, Guard& guard) {
     const cuda::Address data = gpu().data.address();
     gpu().all_reduce->Launch({{data, data, lists * kListBytes}}, DType::kInt32, ReduceOp::kSum,
@@ -95,7 +95,7 @@ struct Pair {
   }
 
   const StreamWords words;
-  GpuTeam team;
+  GpuRanks group;
 };
 
 // Aborts at each wait of three lists. Later work is neither done nor signaled, and the end of the

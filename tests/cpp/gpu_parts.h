@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 
 namespace tfdist::testing {
 

@@ -10,7 +10,7 @@
 #include <iterator>
 #include <thread>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 
 namespace tfdist::testing {
@@ -130,24 +130,24 @@ bool GpuRank::Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts
          all_reduce->outcome() == device::Outcome::kRunning;
 }
 
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds, const StreamWords* words) {
-  GpuTeam team;
+GpuRanks MakeGpuRanks(uint32_t ranks, double seconds, const StreamWords* words) {
+  GpuRanks group;
   std::vector<KernelAllReduce::Shared> shared;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
-    team.push_back(std::make_unique<GpuRank>());
-    shared.push_back(team.back()->own());
+    group.push_back(std::make_unique<GpuRank>());
+    shared.push_back(group.back()->own());
   }
-  for (uint32_t rank = 0; rank < ranks; ++rank) { team[rank]->Join(rank, shared, seconds, words); }
-  return team;
+  for (uint32_t rank = 0; rank < ranks; ++rank) { group[rank]->Join(rank, shared, seconds, words); }
+  return group;
 }
 
-void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body) {
+void OnEachGpu(GpuRanks& group, const std::function<void(GpuRank&, int rank)>& body) {
   std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> failures(team.size());
-  for (size_t rank = 0; rank < team.size(); ++rank) {
+  std::vector<std::exception_ptr> failures(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        body(*team[rank], static_cast<int>(rank));
+        body(*group[rank], static_cast<int>(rank));
       } catch (...) { failures[rank] = std::current_exception(); }
     });
   }

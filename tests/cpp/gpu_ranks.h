@@ -82,12 +82,12 @@ class GpuRank {
   std::unique_ptr<KernelAllReduce> all_reduce;
 };
 
-using GpuTeam = std::vector<std::unique_ptr<GpuRank>>;
+using GpuRanks = std::vector<std::unique_ptr<GpuRank>>;
 
 // Ranks of this process, which have joined.
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds = 600, const StreamWords* words = nullptr);
+GpuRanks MakeGpuRanks(uint32_t ranks, double seconds = 600, const StreamWords* words = nullptr);
 
 // Calls `body` for each rank in its own thread.
-void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body);
+void OnEachGpu(GpuRanks& group, const std::function<void(GpuRank&, int rank)>& body);
 
 }  // namespace tfdist::testing

@@ -9,7 +9,7 @@
 
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "error.h"
 
 namespace tfdist::testing {

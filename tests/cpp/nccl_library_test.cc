@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cpp/calls.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/nccl.h"
 
 namespace tfdist::testing {

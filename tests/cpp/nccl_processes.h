@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cpp/calls.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "device/nccl_group.h"
 
 namespace tfdist::testing {

@@ -1,5 +1,6 @@
 // Groups of NCCL whose ranks are threads or processes: values, order, and consecutive groups. See
-// `nccl_team.h` for the libraries. A real NCCL has one rank, or NCCL_RANKS processes, on one GPU.
+// `nccl_threads.h` for the libraries. A real NCCL has one rank, or NCCL_RANKS processes, on one
+// GPU.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +10,7 @@
 
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "cpp/values.h"
 #include "error.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "reduce/half.h"
 #include "reduce/reduce.h"
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "reduce/half.h"
 
 namespace tfdist::testing {

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 namespace tfdist::testing {
 namespace {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "error.h"
 #include "sparse/select.h"
 #include "sparse/units.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpp/calls.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 namespace tfdist::testing {
 namespace {

@@ -199,23 +199,23 @@ bool Peers::Read() const {
 namespace {
 
 // If ranks share a GPU, a kernel may be queued behind another kernel that waits for it.
-bool HaveOwnGpus(const DeviceTeam& team) {
+bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
-  for (const Introduction& rank : team.ranks) {
+  for (const Introduction& rank : group.ranks) {
     gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
   }
-  return team.may_share_gpu || gpus.size() == team.ranks.size();
+  return group.may_share_gpu || gpus.size() == group.ranks.size();
 }
 
 // Two ranks of one process on the same GPU: their streams, too, may be queued behind each other.
 // Ranks of different processes take turns on a GPU, which is slow, but do not block each other.
-std::string WhyNoStreams(const DeviceTeam& team) {
-  if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+std::string WhyNoStreams(const DeviceGroup& group) {
+  if (std::strcmp(group.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
-      if (AreSame(team.ranks[other].gpu, team.ranks[rank].gpu) &&
-          AreSame(team.ranks[other].process, team.ranks[rank].process)) {
-        return team.topology.names[other] + " and " + team.topology.names[rank] +
+      if (AreSame(group.ranks[other].gpu, group.ranks[rank].gpu) &&
+          AreSame(group.ranks[other].process, group.ranks[rank].process)) {
+        return group.topology.names[other] + " and " + group.topology.names[rank] +
                ", of one process, have the same GPU";
       }
     }
@@ -225,75 +225,76 @@ std::string WhyNoStreams(const DeviceTeam& team) {
 
 }  // namespace
 
-bool StreamsWait(const DeviceTeam& team) { return team.streams_wait || !HaveOwnGpus(team); }
+bool StreamsWait(const DeviceGroup& group) { return group.streams_wait || !HaveOwnGpus(group); }
 
-std::string WhyNoKernels(const DeviceTeam& team) {
-  if (team.topology.hosts.size() > 1) return "there are several hosts";
-  if (team.ranks.size() > device::kMaxRanks) return "there are more than 16 ranks";
-  const std::string no_streams = HaveOwnGpus(team) ? "" : WhyNoStreams(team);
+std::string WhyNoKernels(const DeviceGroup& group) {
+  if (group.topology.hosts.size() > 1) return "there are several hosts";
+  if (group.ranks.size() > device::kMaxRanks) return "there are more than 16 ranks";
+  const std::string no_streams = HaveOwnGpus(group) ? "" : WhyNoStreams(group);
   if (!no_streams.empty()) return no_streams;
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    const Introduction& each = team.ranks[rank];
-    if (StreamsWait(team) && !each.has_stream_waits) {
-      return "two ranks have the same GPU, and the driver of " + team.topology.names[rank] +
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    const Introduction& each = group.ranks[rank];
+    if (StreamsWait(group) && !each.has_stream_waits) {
+      return "two ranks have the same GPU, and the driver of " + group.topology.names[rank] +
              " has no cuStreamWaitValue64 for it";
     }
-    if (*each.lack) return "on " + team.topology.names[rank] + ", " + each.lack;
-    if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
+    if (*each.lack) return "on " + group.topology.names[rank] + ", " + each.lack;
+    if (each.buffer_bytes != group.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
   }
   return "";
 }
 
-std::string WhyNoNccl(const DeviceTeam& team) {
-  if (team.tls) return "TLS is set, and NCCL sends in the clear";
+std::string WhyNoNccl(const DeviceGroup& group) {
+  if (group.tls) return "TLS is set, and NCCL sends in the clear";
   const bool may_share =
-      team.may_share_gpu || std::all_of(team.ranks.begin(), team.ranks.end(),
-                                        [](const Introduction& rank) { return rank.nccl_shares; });
-  if (!may_share && !HaveOwnGpus(team)) return "two ranks have the same GPU";
+      group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
+                                         [](const Introduction& rank) { return rank.nccl_shares; });
+  if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
   // NCCL refuses this otherwise.
   std::set<std::pair<int, std::string>> places;
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second && !may_share) {
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&
+        !may_share) {
       return "two ranks have parts of the same GPU";
     }
   }
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    if (team.ranks[rank].nccl == 0) return team.topology.names[rank] + " uses none";
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    if (group.ranks[rank].nccl == 0) return group.topology.names[rank] + " uses none";
   }
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (team.ranks[rank].nccl != team.ranks[0].nccl) {
-      return team.topology.names[0] + " has " + nccl::VersionOf(team.ranks[0].nccl) + ", and " +
-             team.topology.names[rank] + " has " + nccl::VersionOf(team.ranks[rank].nccl);
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (group.ranks[rank].nccl != group.ranks[0].nccl) {
+      return group.topology.names[0] + " has " + nccl::VersionOf(group.ranks[0].nccl) + ", and " +
+             group.topology.names[rank] + " has " + nccl::VersionOf(group.ranks[rank].nccl);
     }
   }
   return "";
 }
 
-std::string HowGpusDiffer(const DeviceTeam& team) {
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (std::strcmp(team.ranks[rank].model, team.ranks[0].model) != 0) {
-      return team.topology.names[0] + " has " + team.ranks[0].model + ", and " +
-             team.topology.names[rank] + " has " + team.ranks[rank].model;
+std::string HowGpusDiffer(const DeviceGroup& group) {
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (std::strcmp(group.ranks[rank].model, group.ranks[0].model) != 0) {
+      return group.topology.names[0] + " has " + group.ranks[0].model + ", and " +
+             group.topology.names[rank] + " has " + group.ranks[rank].model;
     }
   }
   return "";
 }
 
-size_t MinBufferBytes(const DeviceTeam& team) {
+size_t MinBufferBytes(const DeviceGroup& group) {
   const auto less = [](const Introduction& a, const Introduction& b) {
     return a.buffer_bytes < b.buffer_bytes;
   };
-  return std::min_element(team.ranks.begin(), team.ranks.end(), less)->buffer_bytes;
+  return std::min_element(group.ranks.begin(), group.ranks.end(), less)->buffer_bytes;
 }
 
-void CheckTransports(const DeviceTeam& team) {
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (std::strcmp(team.ranks[rank].transport, team.ranks[0].transport) != 0) {
+void CheckTransports(const DeviceGroup& group) {
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (std::strcmp(group.ranks[rank].transport, group.ranks[0].transport) != 0) {
       throw Error(Code::kMismatch,
                   "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
                   "Received: '" +
-                      std::string(team.ranks[0].transport) + "' on " + team.topology.names[0] +
-                      ", '" + team.ranks[rank].transport + "' on " + team.topology.names[rank] +
+                      std::string(group.ranks[0].transport) + "' on " + group.topology.names[0] +
+                      ", '" + group.ranks[rank].transport + "' on " + group.topology.names[rank] +
                       ".");
     }
   }

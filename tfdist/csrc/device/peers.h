@@ -98,7 +98,7 @@ class Peers {
 // Why a transport is unavailable; the same answer on all ranks.
 //
 // All GPUs of a communicator.
-struct DeviceTeam {
+struct DeviceGroup {
   Topology topology;                // its ranks are GPUs; `rank` is this process's first
   std::vector<Introduction> ranks;  // one per GPU
   bool tls = false;
@@ -107,21 +107,21 @@ struct DeviceTeam {
 };
 
 // Whether streams wait for the other ranks, not kernels.
-bool StreamsWait(const DeviceTeam& team);
+bool StreamsWait(const DeviceGroup& group);
 
 // Why no kernel can access another GPU's memory, as far as all ranks know; "" if it can.
-std::string WhyNoKernels(const DeviceTeam& team);
+std::string WhyNoKernels(const DeviceGroup& group);
 
 // Why NCCL is not used; "" if it can be.
-std::string WhyNoNccl(const DeviceTeam& team);
+std::string WhyNoNccl(const DeviceGroup& group);
 
 // Names two GPUs of different models, whose step times differ; "" if there are none.
-std::string HowGpusDiffer(const DeviceTeam& team);
+std::string HowGpusDiffer(const DeviceGroup& group);
 
 // The size of the smallest buffer; all ranks cut their buckets by it.
-size_t MinBufferBytes(const DeviceTeam& team);
+size_t MinBufferBytes(const DeviceGroup& group);
 
 // Throws Error(kMismatch) if the ranks' settings request different transports.
-void CheckTransports(const DeviceTeam& team);
+void CheckTransports(const DeviceGroup& group);
 
 }  // namespace tfdist

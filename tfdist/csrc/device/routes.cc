@@ -28,11 +28,11 @@ Topology TopologyOf(const Topology& processes, size_t gpus) {
 }  // namespace
 
 void Routes::Open(Fabric& fabric, const Operation& operation) {
-  if (!team_.ranks.empty()) return;
+  if (!group_.ranks.empty()) return;
   try {
     Introduce(fabric, operation);
   } catch (...) {
-    team_.ranks.clear();
+    group_.ranks.clear();
     throw;
   }
 }
@@ -58,19 +58,19 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
     introductions.back().nccl_shares = shares;
     introductions.back().communicator = NewName();
   }
-  team_.ranks = tfdist::Introduce(fabric, operation, introductions);
-  team_.topology = TopologyOf(fabric.topology, ranks_.size());
-  team_.tls = setup_.tls;
-  team_.may_share_gpu = setup_.may_share_gpu;
-  team_.streams_wait = setup_.streams_wait;
-  CheckTransports(team_);
-  no_nccl_ = WhyNoNccl(team_);
+  group_.ranks = tfdist::Introduce(fabric, operation, introductions);
+  group_.topology = TopologyOf(fabric.topology, ranks_.size());
+  group_.tls = setup_.tls;
+  group_.may_share_gpu = setup_.may_share_gpu;
+  group_.streams_wait = setup_.streams_wait;
+  CheckTransports(group_);
+  no_nccl_ = WhyNoNccl(group_);
   if (setup_.transport == "nccl" && !MayUseNccl()) {
     throw Error(
         Code::kInvalidArgument,
         "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
         "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
-            no_nccl_ + "." + (version || team_.tls ? "" : " Here: " + no_nccl));
+            no_nccl_ + "." + (version || group_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {
     const bool first = fabric.topology.rank == 0;
@@ -83,9 +83,9 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   if (!setup_.is_free() && setup_.transport != "own") return;
-  lack_ = WhyNoKernels(team_);
+  lack_ = WhyNoKernels(group_);
   if (!lack_.empty()) {
-    if (team_.topology.hosts.size() == 1) Announce();
+    if (group_.topology.hosts.size() == 1) Announce();
     return;
   }
   const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
@@ -102,12 +102,12 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   };
   const bool good =
       try_to([&](DeviceRank& rank, size_t number) {
-        rank.peers = std::make_unique<Peers>(*rank.gpu, team_.ranks, number);
+        rank.peers = std::make_unique<Peers>(*rank.gpu, group_.ranks, number);
       }) &&
       try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
       try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
       try_to([&](DeviceRank& rank, size_t number) {
-        if (StreamsWait(team_)) OpenMeetings(fabric, rank, number);
+        if (StreamsWait(group_)) OpenMeetings(fabric, rank, number);
         rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
             rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
             setup_.buffer_bytes, kMaxOneShotBytes, setup_.timeout_seconds, rank.meetings.get()});
@@ -128,7 +128,7 @@ void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const
   }
   rank.meetings = std::make_unique<StreamMeetings>(*rank.gpu, fabric.host->segment().stream_words(),
                                                    static_cast<uint32_t>(number),
-                                                   static_cast<uint32_t>(team_.ranks.size()));
+                                                   static_cast<uint32_t>(group_.ranks.size()));
 }
 
 // Explains once why all-reduces do not use the fastest transport.
@@ -140,7 +140,7 @@ void Routes::Announce() const {
 
 // Only NCCL is fast between hosts.
 void Routes::AnnounceNoNccl() const {
-  const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
+  const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
   setup_.warn("NCCL is not used, since " + no_nccl_ +
               ". All-reduces of what is on GPUs go through the host's memory.");
@@ -149,7 +149,7 @@ void Routes::AnnounceNoNccl() const {
 // Warns once per process.
 void Routes::AnnounceUnlikeGpus() const {
   static std::atomic<bool> announced{false};
-  const std::string differ = HowGpusDiffer(team_);
+  const std::string differ = HowGpusDiffer(group_);
   if (differ.empty() || first() != 0 || !setup_.warn || announced.exchange(true)) return;
   setup_.warn("The GPUs are of different models: " + differ +
               ". Each step takes as long as on the slowest.");

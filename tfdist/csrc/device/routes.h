@@ -28,15 +28,15 @@ class Routes {
   void Open(Fabric& fabric, const Operation& operation);
 
   // The following require `Open`.
-  const Topology& topology() const { return team_.topology; }  // its ranks are GPUs
+  const Topology& topology() const { return group_.topology; }  // its ranks are GPUs
   size_t first() const {
-    return static_cast<size_t>(team_.topology.rank);
+    return static_cast<size_t>(group_.topology.rank);
   }  // this process's first rank
   const nccl::UniqueId& id() const { return id_; }
   // Unique among all communicators of all processes.
-  const cuda::Uuid& name() const { return team_.ranks[0].communicator; }
+  const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
   // The smallest buffer of all ranks; they cut their buckets by it.
-  size_t min_buffer_bytes() const { return MinBufferBytes(team_); }
+  size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
   // Whether both kernels and NCCL are available, and a measurement decides between them.
   bool HaveChoice() const;
   void PreferKernelsUpTo(size_t bytes) { max_kernel_bytes_ = bytes; }
@@ -57,7 +57,7 @@ class Routes {
 
   const DeviceSetup& setup_;
   Ranks& ranks_;
-  DeviceTeam team_;      // has no ranks before the first operation
+  DeviceGroup group_;    // has no ranks before the first operation
   std::string no_nccl_;  // why NCCL is unavailable; "" if it is available
   std::string lack_;     // why kernels are not used; "" if they are
   nccl::UniqueId id_{};

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/nccl_group.h"
 
 namespace tfdist::testing {

@@ -1,5 +1,5 @@
-// Communicators with collectives of GPU memory, for tests. See `gpu_ranks.h` and `nccl_team.h` for
-// the libraries. On a real GPU, all ranks share it.
+// Communicators with collectives of GPU memory, for tests. See `gpu_ranks.h` and `nccl_threads.h`
+// for the libraries. On a real GPU, all ranks share it.
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
