@@ -184,7 +184,7 @@ int Launches() {
 }
 int Sent() { return FakeDriver().empty() ? 0 : Calls("ncclSend"); }
 
-void Meet(Communicator& c) {
+void DoBarrier(Communicator& c) {
   Operation barrier;
   barrier.fingerprint.kind = Kind::kBarrier;
   c.Run(std::move(barrier));
@@ -199,10 +199,10 @@ By Taken(const Plan& plan, const std::function<void(Communicator&)>& body) {
   By taken = By::kHost;
   OnEachRank(plan, [&](Communicator& c) {
     body(c);
-    Meet(c);
+    DoBarrier(c);
     if (c.rank() == 0 && Launches() > launches) taken = By::kKernels;
     if (c.rank() == 0 && Sent() > sent) taken = By::kNccl;
-    Meet(c);
+    DoBarrier(c);
   });
   return taken;
 }

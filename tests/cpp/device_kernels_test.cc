@@ -26,7 +26,7 @@ constexpr uint32_t kBlocks = 2, kThreads = 8;
 constexpr uint64_t kNever = 600'000'000'000;
 
 struct Kernels {
-  void (*one_shot)(List, Staging, Meeting, Waiting, double);
+  void (*one_shot)(List, Staging, KernelBarrier, Waiting, double);
   void (*reduce)(uint64_t, Staging, Waiting, double);
 };
 
@@ -48,8 +48,8 @@ class Rank {
  public:
   Rank(uint32_t rank, uint32_t ranks, const std::vector<size_t>& bytes)
       : words_(kBlocks * kMaxRanks) {
-    meeting_.rank = staging_.rank = rank;
-    meeting_.ranks = staging_.ranks = ranks;
+    barrier_.rank = staging_.rank = rank;
+    barrier_.ranks = staging_.ranks = ranks;
     list_.count = static_cast<uint32_t>(bytes.size());
     for (size_t i = 0; i < bytes.size(); ++i) {
       // Every second tensor is unaligned.
@@ -68,7 +68,7 @@ class Rank {
     const double divisor = op == ReduceOp::kMean ? staging_.ranks : 1;
     for (uint32_t other = 0; other < staging_.ranks; ++other) {
       staging_.of[other] = reinterpret_cast<char*>(group[other].buffers_[turn_].data());
-      meeting_.words[other] = group[other].words_.data();
+      barrier_.words[other] = group[other].words_.data();
     }
     turn_ = 1 - turn_;
     const Waiting waiting{&abort, &outcome, &ended, patience};
@@ -77,10 +77,10 @@ class Rank {
       return;
     }
     Launch(tfdist_pack, kBlocks, kThreads, list_, staging_, waiting);
-    Launch(tfdist_meet, 1, kThreads, Next(), waiting);
+    Launch(tfdist_barrier, 1, kThreads, Next(), waiting);
     Launch(kernels.reduce, kBlocks, kThreads, list_.vectors, staging_, waiting, divisor);
-    if (before_second_meeting) before_second_meeting();
-    Launch(tfdist_meet, 1, kThreads, Next(), waiting);
+    if (before_second_barrier) before_second_barrier();
+    Launch(tfdist_barrier, 1, kThreads, Next(), waiting);
     Launch(tfdist_unpack, kBlocks, kThreads, list_, staging_, waiting);
   }
 
@@ -90,22 +90,22 @@ class Rank {
   std::vector<std::vector<char>> in, out;
   uint64_t abort = 0, outcome = 0, ended = 0;
   uint64_t patience = kNever;
-  std::function<void()> before_second_meeting;
+  std::function<void()> before_second_barrier;
 
  private:
   static char* Aligned(std::vector<char>& data) {
     return data.data() + (-reinterpret_cast<uint64_t>(data.data()) % kVectorBytes);
   }
-  const Meeting& Next() {
-    meeting_.number = ++number_;
-    return meeting_;
+  const KernelBarrier& Next() {
+    barrier_.number = ++number_;
+    return barrier_;
   }
 
   uint64_t number_ = 0;
   int turn_ = 0;
   List list_{};
   Staging staging_{};
-  Meeting meeting_{};
+  KernelBarrier barrier_{};
   std::vector<uint64_t> words_;
   std::vector<Vector> buffers_[2];
 };
@@ -211,7 +211,7 @@ void ManyRanks() {
 
 // Rank 1 does not arrive at a barrier; the host aborts the other ranks, or they time out.
 void EveryWaitEnds() {
-  for (const int meeting : {0, 1, 2}) {  // of one shot; the first and the second of two shots
+  for (const int barrier : {0, 1, 2}) {  // of one shot; the first and the second of two shots
     for (const bool told : {true, false}) {
       std::mt19937 random(4);
       std::vector<Rank> group = MakeRanks(3, {400});
@@ -224,13 +224,13 @@ void EveryWaitEnds() {
       OnEach(group, [&](Rank& rank) {
         const bool missing = &rank == &group[1];
         if (!missing && !told) rank.patience = 20'000'000;
-        if (missing && meeting == 2) rank.before_second_meeting = [&] { leave(rank); };
-        if (missing && meeting != 2) leave(rank);
+        if (missing && barrier == 2) rank.before_second_barrier = [&] { leave(rank); };
+        if (missing && barrier != 2) leave(rank);
         std::thread host([&] {
           while (!away) std::this_thread::yield();
           if (told) StoreWord(&rank.abort, 1);
         });
-        rank.AllReduce(group, DType::kInt32, ReduceOp::kSum, meeting == 0);
+        rank.AllReduce(group, DType::kInt32, ReduceOp::kSum, barrier == 0);
         host.join();
       });
       for (const Rank* rank : {&group[0], &group[2]}) {

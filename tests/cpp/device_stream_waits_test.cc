@@ -85,13 +85,13 @@ struct Pair {
                              gpu().stream.get(), guard);
   }
   // Rank 1 arrives at barriers.
-  void Come(uint64_t first, uint64_t last) {
-    for (uint64_t meeting = first; meeting <= last; ++meeting) {
-      __atomic_store_n(words.At(0, meeting, 1), meeting, __ATOMIC_RELEASE);
+  void Arrive(uint64_t first, uint64_t last) {
+    for (uint64_t barrier = first; barrier <= last; ++barrier) {
+      __atomic_store_n(words.At(0, barrier, 1), barrier, __ATOMIC_RELEASE);
     }
   }
-  bool HasTold(uint64_t meeting) {
-    return __atomic_load_n(words.At(1, meeting, 0), __ATOMIC_ACQUIRE) == meeting;
+  bool HasSignaled(uint64_t barrier) {
+    return __atomic_load_n(words.At(1, barrier, 0), __ATOMIC_ACQUIRE) == barrier;
   }
 
   const StreamWords words;
@@ -102,21 +102,21 @@ struct Pair {
 // waits is final, regardless of late writes by the other rank.
 void EachWait() {
   constexpr size_t kLists = 3;
-  constexpr uint64_t kMeetings = 2 * kLists;
-  for (uint64_t missed = 1; missed <= kMeetings; ++missed) {
+  constexpr uint64_t kBarriers = 2 * kLists;
+  for (uint64_t missed = 1; missed <= kBarriers; ++missed) {
     NoGuard guard;
     Pair pair;
     const std::vector<char> given(kLists * kListBytes, 1);
     pair.gpu().Upload(given, pair.gpu().data.address());
-    pair.Come(1, missed - 1);
+    pair.Arrive(1, missed - 1);
     pair.Launch(kLists, guard);
-    while (!pair.HasTold(missed)) std::this_thread::yield();
+    while (!pair.HasSignaled(missed)) std::this_thread::yield();
     EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kRunning);
     pair.gpu().all_reduce->Abort();
-    pair.Come(missed, kMeetings);
+    pair.Arrive(missed, kBarriers);
     pair.gpu().stream.Synchronize();
     EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kAborted);
-    for (uint64_t later = missed + 1; later <= kMeetings; ++later) EXPECT(!pair.HasTold(later));
+    for (uint64_t later = missed + 1; later <= kBarriers; ++later) EXPECT(!pair.HasSignaled(later));
     // Rank 1's half of a list holds its zeros.
     const std::vector<char> found = pair.gpu().Download(pair.gpu().data.address(), given.size());
     for (size_t list = 0; list < kLists; ++list) {
@@ -133,11 +133,11 @@ void EachWait() {
 // All pending waits end at once, although the other rank writes numbers smaller than the final one.
 void LateNumbers() {
   Pair pair;
-  StreamMeetings& meetings = *pair.gpu().meetings;
-  meetings.Release();
-  pair.Come(1, 2);
-  for (uint64_t meeting = 1; meeting <= StreamMeetings::kMax; ++meeting) {
-    meetings.Await(meeting, pair.gpu().stream.get());
+  StreamBarriers& stream_barriers = *pair.gpu().stream_barriers;
+  stream_barriers.Release();
+  pair.Arrive(1, 2);
+  for (uint64_t barrier = 1; barrier <= StreamBarriers::kMax; ++barrier) {
+    stream_barriers.Await(barrier, pair.gpu().stream.get());
   }
   pair.gpu().stream.Synchronize();
 }
@@ -167,9 +167,9 @@ void Room() {
   // If the other rank arrives, there is always room again.
   Pair good;
   std::thread other([&] {
-    for (uint64_t meeting = 1; meeting <= 2 * kLists; ++meeting) {
-      while (!good.HasTold(meeting)) std::this_thread::yield();
-      good.Come(meeting, meeting);
+    for (uint64_t barrier = 1; barrier <= 2 * kLists; ++barrier) {
+      while (!good.HasSignaled(barrier)) std::this_thread::yield();
+      good.Arrive(barrier, barrier);
     }
   });
   good.Launch(kLists, patience);

@@ -44,16 +44,16 @@ std::string HeldByDriver() {
 }
 
 StreamWords::StreamWords()
-    : words_(mmap(nullptr, StreamMeetings::kWordBytes, PROT_READ | PROT_WRITE,
+    : words_(mmap(nullptr, StreamBarriers::kWordBytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
   EXPECT(words_ != MAP_FAILED);
 }
 
-StreamWords::~StreamWords() { munmap(words_, StreamMeetings::kWordBytes); }
+StreamWords::~StreamWords() { munmap(words_, StreamBarriers::kWordBytes); }
 
-uint64_t* StreamWords::At(uint32_t owner, uint64_t meeting, uint32_t writer) const {
-  return static_cast<uint64_t*>(words_) + owner * device::kMeetingWords +
-         meeting % StreamMeetings::kMax * device::kMaxRanks + writer;
+uint64_t* StreamWords::At(uint32_t owner, uint64_t barrier, uint32_t writer) const {
+  return static_cast<uint64_t*>(words_) + owner * device::kBarrierWords +
+         barrier % StreamBarriers::kMax * device::kMaxRanks + writer;
 }
 
 GpuRank::GpuRank()
@@ -71,12 +71,12 @@ void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, do
   setup.one_shot_bytes = kGpuOneShot;
   setup.timeout_seconds = seconds;
   all_reduce = nullptr;
-  meetings = nullptr;
+  stream_barriers = nullptr;
   if (stream_words) {
     const auto count = static_cast<uint32_t>(setup.ranks.size());
-    meetings = std::make_unique<StreamMeetings>(gpu, stream_words->get(), rank, count);
+    stream_barriers = std::make_unique<StreamBarriers>(gpu, stream_words->get(), rank, count);
   }
-  setup.meetings = meetings.get();
+  setup.stream_barriers = stream_barriers.get();
   all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
 }
 

@@ -44,7 +44,7 @@ class StreamWords {
 
   void* get() const { return words_; }
   // The word in which a rank signals another one at a barrier.
-  uint64_t* At(uint32_t owner, uint64_t meeting, uint32_t writer) const;
+  uint64_t* At(uint32_t owner, uint64_t barrier, uint32_t writer) const;
 
  private:
   void* const words_;
@@ -78,7 +78,7 @@ class GpuRank {
   KernelModule kernels;
   DeviceMemory staging, words, data;
   DeviceStream stream;
-  std::unique_ptr<StreamMeetings> meetings;
+  std::unique_ptr<StreamBarriers> stream_barriers;
   std::unique_ptr<KernelAllReduce> all_reduce;
 };
 

@@ -237,7 +237,7 @@ void APeerThatDoesNothing() {
       Rank rank(process.NextGroup());
       Reduce(rank);
       rank.stream.Synchronize();
-      process.Meet();
+      process.Synchronize();
       if (rank.number == 0) {
         Reduce(rank);
         DeviceEvent behind(rank.gpu);
@@ -246,7 +246,7 @@ void APeerThatDoesNothing() {
         rank.group->Abort();
         rank.stream.Synchronize();
       }
-      process.Meet();
+      process.Synchronize();
       rank.group->Abort();
       ExpectAborted(rank);
     }

@@ -33,15 +33,15 @@ class NcclProcess {
   NcclGroup::Setup NextGroup() {
     NcclGroup::Setup setup{nullptr, {}, number, size};
     if (number == 0) setup.id = NcclGroup::NewId();
-    for (int other = 1; number == 0 && other < size; ++other) Tell(other, setup.id);
+    for (int other = 1; number == 0 && other < size; ++other) Send(other, setup.id);
     if (number != 0) EXPECT(Hear(0, &setup.id));
     return setup;
   }
   // Waits for all processes.
-  void Meet() {
+  void Synchronize() {
     nccl::UniqueId nothing{};
     for (int other = 0; other < size; ++other) {
-      if (other != number) Tell(other, nothing);
+      if (other != number) Send(other, nothing);
     }
     for (int other = 0; other < size; ++other) {
       if (other != number) EXPECT(Hear(other, &nothing));
@@ -58,7 +58,7 @@ class NcclProcess {
   const std::array<int, 2>& Pipe(int from, int to) const {
     return pipes_[static_cast<size_t>(from * size + to)];
   }
-  void Tell(int to, const nccl::UniqueId& id) {
+  void Send(int to, const nccl::UniqueId& id) {
     EXPECT(write(Pipe(number, to)[1], &id, sizeof(id)) == ssize_t{sizeof(id)});
   }
   bool Hear(int from, nccl::UniqueId* id) {

@@ -25,19 +25,19 @@ class SimulatedHalfWarp {
   SimulatedHalfWarp(const SimulatedHalfWarp&) = delete;
   SimulatedHalfWarp& operator=(const SimulatedHalfWarp&) = delete;
 
-  void Meet() { pthread_barrier_wait(&barrier_); }
+  void Wait() { pthread_barrier_wait(&barrier_); }
   template <typename T>
-  void Tell(uint32_t member, T own, T* all) {
-    static_assert(sizeof(T) == sizeof(told_[0]));
-    std::memcpy(&told_[member], &own, sizeof(own));
-    Meet();
-    std::memcpy(all, told_, sizeof(told_));
-    Meet();
+  void Gather(uint32_t member, T own, T* all) {
+    static_assert(sizeof(T) == sizeof(values_[0]));
+    std::memcpy(&values_[member], &own, sizeof(own));
+    Wait();
+    std::memcpy(all, values_, sizeof(values_));
+    Wait();
   }
 
  private:
   pthread_barrier_t barrier_;
-  uint32_t told_[kHalfWarp];
+  uint32_t values_[kHalfWarp];
 };
 
 class SimulatedBlock {
@@ -103,14 +103,14 @@ inline uint32_t* BlockWords() { return here.block->words(); }
 inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
 
 inline SimulatedHalfWarp& ThisHalfWarp() { return here.block->HalfWarpOf(here.thread); }
-inline void SyncHalfWarp() { ThisHalfWarp().Meet(); }
+inline void SyncHalfWarp() { ThisHalfWarp().Wait(); }
 template <typename T>
 inline void GatherInHalfWarp(T own, T (&all)[kHalfWarp]) {
-  ThisHalfWarp().Tell(here.thread % kHalfWarp, own, all);
+  ThisHalfWarp().Gather(here.thread % kHalfWarp, own, all);
 }
 inline uint32_t MaxOfHalfWarp(uint32_t own) {
   uint32_t all[kHalfWarp];
-  ThisHalfWarp().Tell(here.thread % kHalfWarp, own, all);
+  ThisHalfWarp().Gather(here.thread % kHalfWarp, own, all);
   return *std::max_element(all, all + kHalfWarp);
 }
 

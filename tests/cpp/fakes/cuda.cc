@@ -127,8 +127,8 @@ Function Bound(void (*kernel)(Parameters...)) {
 
 std::map<std::string, Function> AllFunctions() {
   std::map<std::string, Function> all{{"tfdist_pack", Bound(device::tfdist_pack)},
-                                      {"tfdist_meet", Bound(device::tfdist_meet)},
-                                      {"tfdist_tell", Bound(device::tfdist_tell)},
+                                      {"tfdist_barrier", Bound(device::tfdist_barrier)},
+                                      {"tfdist_signal", Bound(device::tfdist_signal)},
                                       {"tfdist_unpack", Bound(device::tfdist_unpack)}};
 #define TFDIST_ADD(name, T, Op, S)                                       \
   all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name); \

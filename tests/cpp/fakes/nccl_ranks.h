@@ -30,7 +30,7 @@ inline fakes::Held held;
 
 // The shared state of the ranks. All counts only grow, except those of messages.
 struct Shared {
-  std::atomic<uint64_t> joined, met, windows;
+  std::atomic<uint64_t> joined, arrived, windows;
   std::atomic<uint32_t> full[kMaxRanks][kMaxRanks];  // a message from one rank to another
   char slots[kMaxRanks][kSlotBytes];
   char messages[kMaxRanks][kMaxRanks][kSlotBytes];
@@ -120,10 +120,10 @@ struct Comm {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  void Meet() {
+  void Synchronize() {
     const auto ranks = static_cast<uint64_t>(size);
-    const uint64_t all = (shared->met.fetch_add(1) / ranks + 1) * ranks;
-    WaitUntil([&] { return shared->met >= all; });
+    const uint64_t all = (shared->arrived.fetch_add(1) / ranks + 1) * ranks;
+    WaitUntil([&] { return shared->arrived >= all; });
   }
   // Each rank publishes `bytes` bytes, and reads the parts that it needs from all ranks.
   void Exchange(const void* in, size_t bytes,
@@ -131,9 +131,9 @@ struct Comm {
     for (size_t done = 0; done < bytes; done += kSlotBytes) {
       const size_t now = std::min(bytes - done, kSlotBytes);
       std::memcpy(shared->slots[rank], static_cast<const char*>(in) + done, now);
-      Meet();
+      Synchronize();
       take(done, now);
-      Meet();
+      Synchronize();
     }
   }
 

@@ -33,7 +33,7 @@ struct DeviceRank {
   DeviceStream stream;
   DeviceEvent done;
   std::unique_ptr<Peers> peers;
-  std::unique_ptr<StreamMeetings> meetings;  // set if streams wait instead of kernels
+  std::unique_ptr<StreamBarriers> stream_barriers;  // set if streams wait instead of kernels
   std::unique_ptr<KernelAllReduce> own;
   std::unique_ptr<NcclGroup> nccl;       // created on first use
   std::unique_ptr<FusionBuffer> fusion;  // for small tensors; set on all ranks or on none

@@ -45,7 +45,7 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
 // one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
-  const auto meet = [&] {
+  const auto synchronize = [&] {
     Operation arrival;
     arrival.fingerprint = operation.fingerprint;
     Barrier(fabric, arrival);
@@ -55,12 +55,12 @@ void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Addres
     for (size_t chunk = 0; chunk < count; ++chunk) {
       while (launched < std::min(chunk + kInTransit, count)) Launch(operation, launched++, staging);
       AwaitChunk(chunk);
-      meet();
+      synchronize();
     }
   } else {
     for (size_t chunk = 0; chunk < count; ++chunk) {
       if (chunk >= kInTransit) AwaitChunk(chunk - kInTransit);
-      meet();
+      synchronize();
       Launch(operation, chunk, staging);
     }
     if (count > 0) AwaitChunk(count - 1);

@@ -31,7 +31,7 @@ constexpr double kMaxSeconds = 1e9;
 // total must stay below the capacity of a driver's queue: otherwise a launch would block, and
 // nothing could end that wait.
 constexpr size_t kListsOfRoom = 4;
-static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMax);
+static_assert(2 * 2 * kListsOfRoom < StreamBarriers::kMax);
 
 std::string Suffix(DType type, ReduceOp op) {
   if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
@@ -43,7 +43,7 @@ std::string Suffix(DType type, ReduceOp op) {
 
 std::vector<const char*> AllReduceKernelNames() {
 #define TFDIST_NAMES(name, T, Op, S) "tfdist_one_shot_" #name, "tfdist_reduce_" #name,
-  return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_meet", "tfdist_tell",
+  return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_barrier", "tfdist_signal",
           "tfdist_unpack"};
 #undef TFDIST_NAMES
 }
@@ -58,10 +58,10 @@ KernelAllReduce::KernelAllReduce(Setup setup)
   waiting_.outcome = cuda::PointerTo<uint64_t>(host_.address()) + 1;
   waiting_.ended = cuda::PointerTo<uint64_t>(ended_.address());
   waiting_.nanoseconds = static_cast<uint64_t>(std::min(setup_.timeout_seconds, kMaxSeconds) * 1e9);
-  staging_.rank = meeting_.rank = setup_.rank;
-  staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
+  staging_.rank = barrier_.rank = setup_.rank;
+  staging_.ranks = barrier_.ranks = static_cast<uint32_t>(setup_.ranks.size());
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
-    meeting_.words[rank] = cuda::PointerTo<uint64_t>(setup_.ranks[rank].words);
+    barrier_.words[rank] = cuda::PointerTo<uint64_t>(setup_.ranks[rank].words);
   }
 }
 
@@ -70,7 +70,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
   const uint64_t most = setup_.buffer_bytes / device::kVectorBytes;
   List list{};
   const auto flush = [&] {
-    if (list.vectors > 0 && setup_.meetings) AwaitRoom(stream, guard);
+    if (list.vectors > 0 && setup_.stream_barriers) AwaitRoom(stream, guard);
     if (list.vectors > 0) LaunchList(list, type, op, stream);
     list = {};
   };
@@ -90,7 +90,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
   // Ended waits are not restarted.
-  if (setup_.meetings && outcome() != device::Outcome::kRunning) return;
+  if (setup_.stream_barriers && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
     staging_.of[rank] =
         cuda::PointerTo<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
@@ -98,35 +98,35 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   turn_ = 1 - turn_;
   const KernelModule& kernels = *setup_.kernels;
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(staging_.ranks) : 1.0;
-  if (!setup_.meetings && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
+  if (!setup_.stream_barriers && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
     const unsigned blocks = BlocksFor(list.vectors, device::kMaxBlocks);
-    ++meeting_.number;
+    ++barrier_.number;
     kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list,
-                   staging_, meeting_, waiting_, divisor);
+                   staging_, barrier_, waiting_, divisor);
     return;
   }
   const unsigned blocks = BlocksFor(list.vectors, kMaxBlocksAlone);
   staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
   kernels.Launch("tfdist_pack", blocks, kKernelThreads, stream, list, staging_, waiting_);
-  Meet(stream);
+  SyncRanks(stream);
   kernels.Launch("tfdist_reduce_" + Suffix(type, op), blocks, kKernelThreads, stream, list.vectors,
                  staging_, waiting_, divisor);
-  Meet(stream);
+  SyncRanks(stream);
   kernels.Launch("tfdist_unpack", blocks, kKernelThreads, stream, list, staging_, waiting_);
 }
 
-void KernelAllReduce::Meet(cuda::Stream* stream) {
-  ++meeting_.number;
+void KernelAllReduce::SyncRanks(cuda::Stream* stream) {
+  ++barrier_.number;
   const KernelModule& kernels = *setup_.kernels;
-  if (!setup_.meetings) {
-    kernels.Launch("tfdist_meet", 1, device::kMaxRanks, stream, meeting_, waiting_);
+  if (!setup_.stream_barriers) {
+    kernels.Launch("tfdist_barrier", 1, device::kMaxRanks, stream, barrier_, waiting_);
     return;
   }
-  for (uint32_t rank = 0; rank < meeting_.ranks; ++rank) {
-    meeting_.words[rank] = setup_.meetings->WordsOf(rank, meeting_.number);
+  for (uint32_t rank = 0; rank < barrier_.ranks; ++rank) {
+    barrier_.words[rank] = setup_.stream_barriers->WordsOf(rank, barrier_.number);
   }
-  kernels.Launch("tfdist_tell", 1, device::kMaxRanks, stream, meeting_, waiting_);
-  setup_.meetings->Await(meeting_.number, stream);
+  kernels.Launch("tfdist_signal", 1, device::kMaxRanks, stream, barrier_, waiting_);
+  setup_.stream_barriers->Await(barrier_.number, stream);
   // Later kernels of the stream thus see whether the wait was aborted.
   const cuda::Result result =
       cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
@@ -148,7 +148,7 @@ void KernelAllReduce::AwaitRoom(cuda::Stream* stream, Guard& guard) {
 
 void KernelAllReduce::Abort() noexcept {
   __atomic_store_n(static_cast<uint64_t*>(host_.data()), uint64_t{1}, __ATOMIC_RELEASE);
-  if (setup_.meetings) return setup_.meetings->Release();
+  if (setup_.stream_barriers) return setup_.stream_barriers->Release();
   setup_.gpu->UseIfPossible();
   cuda::Load().cuMemsetD32Async(ended_.address(), 1, 1, aside_.get());
 }

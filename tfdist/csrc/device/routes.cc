@@ -100,35 +100,35 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
     if (good) return;
     throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
   };
-  const bool good =
-      try_to([&](DeviceRank& rank, size_t number) {
-        rank.peers = std::make_unique<Peers>(*rank.gpu, group_.ranks, number);
-      }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
-      try_to([&](DeviceRank& rank, size_t number) {
-        if (StreamsWait(group_)) OpenMeetings(fabric, rank, number);
-        rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
-            rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
-            setup_.buffer_bytes, kMaxOneShotBytes, setup_.timeout_seconds, rank.meetings.get()});
-      });
+  const bool good = try_to([&](DeviceRank& rank, size_t number) {
+                      rank.peers = std::make_unique<Peers>(*rank.gpu, group_.ranks, number);
+                    }) &&
+                    try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
+                    try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
+                    try_to([&](DeviceRank& rank, size_t number) {
+                      if (StreamsWait(group_)) OpenStreamBarriers(fabric, rank, number);
+                      rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
+                          rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number),
+                          rank.peers->shared(), setup_.buffer_bytes, kMaxOneShotBytes,
+                          setup_.timeout_seconds, rank.stream_barriers.get()});
+                    });
   if (good) return;
   for (const auto& rank : ranks_) {
     rank->own = nullptr;
-    rank->meetings = nullptr;
+    rank->stream_barriers = nullptr;
     rank->peers = nullptr;
   }
   Announce();
 }
 
-void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const {
-  static_assert(StreamMeetings::kWordBytes <= Segment::kStreamWordBytes);
+void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const {
+  static_assert(StreamBarriers::kWordBytes <= Segment::kStreamWordBytes);
   if (!fabric.host->has_segment()) {
     throw Error(Code::kUnavailable, "the ranks have the same GPU, and share no memory of the host");
   }
-  rank.meetings = std::make_unique<StreamMeetings>(*rank.gpu, fabric.host->segment().stream_words(),
-                                                   static_cast<uint32_t>(number),
-                                                   static_cast<uint32_t>(group_.ranks.size()));
+  rank.stream_barriers = std::make_unique<StreamBarriers>(
+      *rank.gpu, fabric.host->segment().stream_words(), static_cast<uint32_t>(number),
+      static_cast<uint32_t>(group_.ranks.size()));
 }
 
 // Explains once why all-reduces do not use the fastest transport.

@@ -49,7 +49,7 @@ class Routes {
  private:
   void Introduce(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
-  void OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const;
+  void OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const;
   bool MayUseNccl() const { return no_nccl_.empty(); }
   void Announce() const;
   void AnnounceNoNccl() const;

@@ -53,36 +53,36 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
 namespace {
 
 // The words of one rank: for each barrier, a word for each other rank.
-constexpr size_t kWords = device::kMeetingWords;
-static_assert(kWords == StreamMeetings::kMax * device::kMaxRanks);
+constexpr size_t kWords = device::kBarrierWords;
+static_assert(kWords == StreamBarriers::kMax * device::kMaxRanks);
 // Larger than any barrier's number, in the driver's comparison.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-StreamMeetings::StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks)
+StreamBarriers::StreamBarriers(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks)
     : gpu_(gpu),
       words_(static_cast<uint64_t*>(words)),
       memory_(gpu, words, kWordBytes),
       rank_(rank),
       ranks_(ranks) {}
 
-uint64_t* StreamMeetings::WordsOf(uint32_t rank, uint64_t meeting) const {
+uint64_t* StreamBarriers::WordsOf(uint32_t rank, uint64_t barrier) const {
   return cuda::PointerTo<uint64_t>(memory_.address()) + rank * kWords +
-         meeting % kMax * device::kMaxRanks;
+         barrier % kMax * device::kMaxRanks;
 }
 
-void StreamMeetings::Await(uint64_t meeting, cuda::Stream* stream) const {
+void StreamBarriers::Await(uint64_t barrier, cuda::Stream* stream) const {
   gpu_.Use();
   for (uint32_t other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
-    const cuda::Address word = cuda::AddressOf(WordsOf(rank_, meeting) + other);
-    cuda::Check(cuda::Load().cuStreamWaitValue64_v2(stream, word, meeting, cuda::kReached),
+    const cuda::Address word = cuda::AddressOf(WordsOf(rank_, barrier) + other);
+    cuda::Check(cuda::Load().cuStreamWaitValue64_v2(stream, word, barrier, cuda::kReached),
                 "cuStreamWaitValue64_v2");
   }
 }
 
-void StreamMeetings::Release() noexcept {
+void StreamBarriers::Release() noexcept {
   uint64_t* const own = words_ + rank_ * kWords;
   for (size_t i = 0; i < kWords; ++i) __atomic_store_n(own + i, kEndless, __ATOMIC_RELEASE);
 }

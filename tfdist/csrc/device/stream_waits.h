@@ -31,19 +31,19 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 // The words are in memory shared by a host's processes, so the host can end a wait at once,
 // regardless of the GPU's queues. A barrier keeps its own words until it is over on all ranks, so
 // another rank's late write cannot undo the end of a wait.
-class StreamMeetings {
+class StreamBarriers {
  public:
   // The number of barriers with words: the maximum number of unfinished barriers.
   static constexpr uint64_t kMax = device::kMaxBlocks;
-  static constexpr size_t kWordBytes = device::kMaxRanks * device::kMeetingWords * sizeof(uint64_t);
+  static constexpr size_t kWordBytes = device::kMaxRanks * device::kBarrierWords * sizeof(uint64_t);
 
   // Args: kWordBytes shared by all ranks, zero-filled.
-  StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
+  StreamBarriers(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
 
   // The words of a rank for a barrier, as seen by kernels of this rank's GPU.
-  uint64_t* WordsOf(uint32_t rank, uint64_t meeting) const;
+  uint64_t* WordsOf(uint32_t rank, uint64_t barrier) const;
   // Makes a stream wait until all other ranks have reported their arrival.
-  void Await(uint64_t meeting, cuda::Stream* stream) const;
+  void Await(uint64_t barrier, cuda::Stream* stream) const;
   // Ends all waits of this rank; from any thread.
   void Release() noexcept;
 

@@ -11,7 +11,7 @@ namespace tfdist::device {
 constexpr uint32_t kMaxRanks = 16;
 constexpr uint32_t kMaxBlocks =
     32;  // for a kernel whose blocks synchronize with the other ranks' blocks
-constexpr uint32_t kMeetingWords = kMaxBlocks * kMaxRanks;
+constexpr uint32_t kBarrierWords = kMaxBlocks * kMaxRanks;
 
 // Why a rank stopped waiting; written to host memory.
 enum class Outcome : uint64_t { kRunning, kAborted, kLate };
@@ -25,7 +25,7 @@ struct Waiting {
 
 // A barrier of a host's ranks. Each rank has in its memory, for each block, a word for each other
 // rank.
-struct Meeting {
+struct KernelBarrier {
   uint32_t rank;
   uint32_t ranks;
   uint64_t number;             // of this barrier; increases by 1 each time
