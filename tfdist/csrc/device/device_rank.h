@@ -23,7 +23,7 @@ struct DeviceRank {
 
   // Returns the information for the other ranks; without kernels if the GPU's memory cannot be
   // shared.
-  Introduction Introduce(const DeviceSetup& setup);
+  PeerInfo MakePeerInfo(const DeviceSetup& setup);
 
   const int number;  // among the GPUs visible to this process
   const std::shared_ptr<const Gpu> gpu;

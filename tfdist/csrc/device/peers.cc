@@ -68,8 +68,8 @@ bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const std::vector<Introduction>& own) {
+std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operation,
+                                       const std::vector<PeerInfo>& own) {
   const Topology& topology = fabric.topology;
   const auto processes = static_cast<size_t>(topology.size);
   const uint64_t count = own.size();
@@ -84,10 +84,10 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
                     topology.names[process] + ".");
   }
   const std::vector<char> all =
-      Gather(fabric, operation, own.data(), own.size() * sizeof(Introduction));
-  std::vector<Introduction> ranks(processes * own.size());
+      Gather(fabric, operation, own.data(), own.size() * sizeof(PeerInfo));
+  std::vector<PeerInfo> ranks(processes * own.size());
   std::memcpy(ranks.data(), all.data(), all.size());
-  for (Introduction& rank : ranks) {
+  for (PeerInfo& rank : ranks) {
     for (char* end : {std::end(rank.transport), std::end(rank.place), std::end(rank.model),
                       std::end(rank.lack)}) {
       end[-1] = 0;
@@ -123,7 +123,7 @@ bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
 }
 
 std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own) {
-  constexpr size_t kBytes = sizeof(Introduction::lack);
+  constexpr size_t kBytes = sizeof(PeerInfo::lack);
   char text[kBytes] = {};
   std::strncpy(text, own.c_str(), kBytes - 1);
   const std::vector<char> all = Gather(fabric, operation, text, kBytes);
@@ -152,9 +152,9 @@ cuda::Uuid ThisProcess() {
   return name;
 }
 
-Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank)
+Peers::Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank)
     : gpu_(gpu), rank_(rank) {
-  for (const Introduction& each : ranks) {
+  for (const PeerInfo& each : ranks) {
     if (AreSame(each.process, ranks[rank].process)) {
       if (!AreSame(each.gpu, ranks[rank].gpu)) gpu.ReachInto(each.number);
       shared_.push_back({each.staging_address, each.words_address});
@@ -201,7 +201,7 @@ namespace {
 // If ranks share a GPU, a kernel may be queued behind another kernel that waits for it.
 bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
-  for (const Introduction& rank : group.ranks) {
+  for (const PeerInfo& rank : group.ranks) {
     gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
   }
   return group.may_share_gpu || gpus.size() == group.ranks.size();
@@ -233,7 +233,7 @@ std::string WhyNoKernels(const DeviceGroup& group) {
   const std::string no_streams = HaveOwnGpus(group) ? "" : WhyNoStreams(group);
   if (!no_streams.empty()) return no_streams;
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
-    const Introduction& each = group.ranks[rank];
+    const PeerInfo& each = group.ranks[rank];
     if (StreamsWait(group) && !each.has_stream_waits) {
       return "two ranks have the same GPU, and the driver of " + group.topology.names[rank] +
              " has no cuStreamWaitValue64 for it";
@@ -248,7 +248,7 @@ std::string WhyNoNccl(const DeviceGroup& group) {
   if (group.tls) return "TLS is set, and NCCL sends in the clear";
   const bool may_share =
       group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
-                                         [](const Introduction& rank) { return rank.nccl_shares; });
+                                         [](const PeerInfo& rank) { return rank.nccl_shares; });
   if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
   // NCCL refuses this otherwise.
   std::set<std::pair<int, std::string>> places;
@@ -281,7 +281,7 @@ std::string HowGpusDiffer(const DeviceGroup& group) {
 }
 
 size_t MinBufferBytes(const DeviceGroup& group) {
-  const auto less = [](const Introduction& a, const Introduction& b) {
+  const auto less = [](const PeerInfo& a, const PeerInfo& b) {
     return a.buffer_bytes < b.buffer_bytes;
   };
   return std::min_element(group.ranks.begin(), group.ranks.end(), less)->buffer_bytes;

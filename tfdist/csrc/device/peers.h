@@ -18,7 +18,7 @@ namespace tfdist {
 // The connection information of a communicator's GPUs, and access to each other's memory.
 //
 // Describes one GPU; copied as bytes between processes of one program.
-struct Introduction {
+struct PeerInfo {
   cuda::Uuid gpu;
   char place[32];           // the GPU's location in its host
   cuda::Uuid process;       // unique among all processes
@@ -40,8 +40,8 @@ struct Introduction {
 // Exchanges the information of all GPUs, in the order of the processes. All processes call this and
 // the following functions within one operation. Throws Error(kMismatch) if the processes have
 // different numbers of GPUs.
-std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const std::vector<Introduction>& own);
+std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operation,
+                                       const std::vector<PeerInfo>& own);
 
 // Exchanges a number per GPU, in the same order.
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
@@ -74,7 +74,7 @@ class Peers {
  public:
   // Opens the memory. Args: this rank's GPU, the handles of all ranks, and this rank's number.
   // Throws Error if the driver refuses.
-  Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank);
+  Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank);
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
@@ -85,7 +85,7 @@ class Peers {
 
  private:
   struct Opened {
-    Opened(const Gpu& gpu, const Introduction& rank)
+    Opened(const Gpu& gpu, const PeerInfo& rank)
         : staging(gpu, rank.staging), words(gpu, rank.words) {}
     PeerMemory staging, words;
   };
@@ -99,8 +99,8 @@ class Peers {
 //
 // All GPUs of a communicator.
 struct DeviceGroup {
-  Topology topology;                // its ranks are GPUs; `rank` is this process's first
-  std::vector<Introduction> ranks;  // one per GPU
+  Topology topology;            // its ranks are GPUs; `rank` is this process's first
+  std::vector<PeerInfo> ranks;  // one per GPU
   bool tls = false;
   bool may_share_gpu = false;
   bool streams_wait = false;  // regardless of shared GPUs

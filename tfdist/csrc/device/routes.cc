@@ -30,14 +30,14 @@ Topology TopologyOf(const Topology& processes, size_t gpus) {
 void Routes::Open(Fabric& fabric, const Operation& operation) {
   if (!group_.ranks.empty()) return;
   try {
-    Introduce(fabric, operation);
+    ExchangeInfo(fabric, operation);
   } catch (...) {
     group_.ranks.clear();
     throw;
   }
 }
 
-void Routes::Introduce(Fabric& fabric, const Operation& operation) {
+void Routes::ExchangeInfo(Fabric& fabric, const Operation& operation) {
   int version = 0;
   bool shares = false;
   std::string no_nccl = "no library is given";
@@ -51,14 +51,14 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
       if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
     }
   }
-  std::vector<Introduction> introductions;
+  std::vector<PeerInfo> own;
   for (const auto& rank : ranks_) {
-    introductions.push_back(rank->Introduce(setup_));
-    introductions.back().nccl = version;
-    introductions.back().nccl_shares = shares;
-    introductions.back().communicator = NewName();
+    own.push_back(rank->MakePeerInfo(setup_));
+    own.back().nccl = version;
+    own.back().nccl_shares = shares;
+    own.back().communicator = NewName();
   }
-  group_.ranks = tfdist::Introduce(fabric, operation, introductions);
+  group_.ranks = ExchangePeerInfo(fabric, operation, own);
   group_.topology = TopologyOf(fabric.topology, ranks_.size());
   group_.tls = setup_.tls;
   group_.may_share_gpu = setup_.may_share_gpu;

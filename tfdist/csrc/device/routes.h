@@ -47,7 +47,7 @@ class Routes {
   Transport ChooseForCompressed() const;
 
  private:
-  void Introduce(Fabric& fabric, const Operation& operation);
+  void ExchangeInfo(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
   void OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const;
   bool MayUseNccl() const { return no_nccl_.empty(); }
