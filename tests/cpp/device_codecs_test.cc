@@ -190,7 +190,7 @@ class Comparison {
       sums.push_back(sent.back() + EncodedBytes(codec, on_host.Count(j)));
       bytes = sums.back() + EncodedBytes(sums_codec, on_host.Count(j));
     }
-    EXPECT(bytes == on_host.EncodedBytes());
+    EXPECT(bytes == on_host.BufferBytes());
     host.encoded = host.coder->Begin(on_host);
     gpu.encoded = gpu.coder->Begin(on_gpu);
     const auto same = [&](size_t begin, size_t some) {
@@ -209,7 +209,7 @@ class Comparison {
       for (Side* side : {&host, &gpu}) {
         for_batches(*side, codec, sent[at], on_host.Count(j), [&](const Coder::Batch& batch) {
           side->coder->Foresee(j, batch);
-          side->coder->Encode(j, batch);
+          side->coder->EncodeBatch(j, batch);
         });
       }
       EXPECT(same(sent[at], EncodedBytes(codec, on_host.Count(j))));
@@ -227,7 +227,7 @@ class Comparison {
       Send(sums_codec, on_host.Count(j), sums[at], host, gpu);
       for (Side* side : {&host, &gpu}) {
         for_batches(*side, sums_codec, sums[at], on_host.Count(j),
-                    [&](const Coder::Batch& batch) { side->coder->Decode(j, batch); });
+                    [&](const Coder::Batch& batch) { side->coder->DecodeBatch(j, batch); });
       }
     }
   }

@@ -65,7 +65,7 @@ void AllGather(Fabric& fabric, Operation& operation) {
   const Sizes sizes = one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
   Transfer transfer;
   transfer.gather = true;
-  transfer.part_bytes = MakeRoom(fabric.topology, operation, sizes.rows);
+  transfer.part_bytes = AllocateResult(fabric.topology, operation, sizes.rows);
   transfer.in = operation.in;
   transfer.out = operation.out;
   if (!one_host) {

@@ -43,10 +43,10 @@ size_t CodedTransfer::Count(int j) const {
 
 size_t CodedTransfer::Position(int j) const { return transfer_.Begin(j) / kFloat; }
 
-size_t CodedTransfer::EncodedBytes() const {
-  size_t bytes = static_cast<size_t>(members()) * tfdist::EncodedBytes(codec(), Count(me()));
+size_t CodedTransfer::BufferBytes() const {
+  size_t bytes = static_cast<size_t>(members()) * EncodedBytes(codec(), Count(me()));
   for (int j = 0; j < members(); ++j) {
-    bytes += tfdist::EncodedBytes(codec(), Count(j)) + tfdist::EncodedBytes(sums_codec(), Count(j));
+    bytes += EncodedBytes(codec(), Count(j)) + EncodedBytes(sums_codec(), Count(j));
   }
   return bytes;
 }
@@ -77,12 +77,12 @@ void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* value
 uint8_t* HostCoder::Begin(const CodedTransfer& transfer) {
   t_ = &transfer;
   const size_t chunk = transfer.chunk();
-  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.EncodedBytes()));
+  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.BufferBytes()));
   errors_ = values_ + chunk;
   return reinterpret_cast<uint8_t*>(errors_ + chunk);
 }
 
-void HostCoder::Encode(int j, const Batch& batch) {
+void HostCoder::EncodeBatch(int j, const Batch& batch) {
   CopyFrom(t_->in(), t_->InBegin(j) + batch.begin * kFloat, batch.count, values_);
   EncodeValues(t_->codec(), j, batch, CodedTransfer::Stage::kValues);
 }
@@ -94,13 +94,13 @@ void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
     uint8_t* const encoded =
         arrived.encoded + static_cast<size_t>(j) * arrived.stride + EncodedBytes(codec, sums.begin);
     if (j != t_->me()) {
-      tfdist::Decode(codec, {encoded, sums.count, values_, true});
+      Decode(codec, {encoded, sums.count, values_, true});
       continue;
     }
     CopyFrom(t_->in(), t_->InBegin(j) + sums.begin * kFloat, sums.count, errors_);
     if (t_->votes()) {
-      tfdist::Encode(codec, {errors_, nullptr, sums.count, encoded, 0});
-      tfdist::Decode(codec, {encoded, sums.count, errors_, false});
+      Encode(codec, {errors_, nullptr, sums.count, encoded, 0});
+      Decode(codec, {encoded, sums.count, errors_, false});
     }
     for (size_t i = 0; i < sums.count; ++i) values_[i] += errors_[i];
   }
@@ -111,7 +111,7 @@ void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
     }
   }
   EncodeValues(t_->sums_codec(), t_->me(), sums, CodedTransfer::Stage::kSums);
-  Decode(t_->me(), sums);
+  DecodeBatch(t_->me(), sums);
 }
 
 void HostCoder::EncodeValues(const Codec& codec, int j, const Batch& batch,
@@ -120,13 +120,12 @@ void HostCoder::EncodeValues(const Codec& codec, int j, const Batch& batch,
   const size_t error_at = t_->ErrorBegin(j) + batch.begin * kFloat;
   const bool feeds_back = t_->error().bytes() > 0;
   if (feeds_back) CopyFrom(t_->error(), error_at, batch.count, errors_);
-  tfdist::Encode(codec,
-                 {values_, feeds_back ? errors_ : nullptr, batch.count, batch.encoded, seed});
+  Encode(codec, {values_, feeds_back ? errors_ : nullptr, batch.count, batch.encoded, seed});
   if (feeds_back) CopyTo(t_->error(), error_at, batch.count, errors_);
 }
 
-void HostCoder::Decode(int j, const Batch& sums) {
-  tfdist::Decode(t_->sums_codec(), {sums.encoded, sums.count, values_, false});
+void HostCoder::DecodeBatch(int j, const Batch& sums) {
+  Decode(t_->sums_codec(), {sums.encoded, sums.count, values_, false});
   CopyTo(t_->out(), t_->OutBegin(j) + sums.begin * kFloat, sums.count, values_);
 }
 

@@ -87,7 +87,7 @@ class Compressed {
       coder_.Foresee(j, batch);
       exchange_.Send(Rank(j), batch.encoded, batch.bytes, [this, j, batch] {
         const Timed timed(&coding_);
-        coder_.Encode(j, batch);
+        coder_.EncodeBatch(j, batch);
       });
     }
   }
@@ -111,7 +111,7 @@ class Compressed {
       exchange_.Receive(Rank(j), sums.encoded, sums.bytes, [this, j, sums](size_t received) {
         if (received < sums.bytes) return;
         const Timed timed(&coding_);
-        coder_.Decode(j, sums);
+        coder_.DecodeBatch(j, sums);
       });
     }
   }

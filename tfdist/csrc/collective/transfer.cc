@@ -71,8 +71,8 @@ std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
 
 }  // namespace
 
-std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
-                             const std::vector<size_t>& rows) {
+std::vector<size_t> AllocateResult(const Topology& topology, Operation& operation,
+                                   const std::vector<size_t>& rows) {
   if (!operation.allocate) CheckExpected(topology, operation, rows);
   size_t total = 0;
   std::vector<size_t> bytes = Bytes(topology, operation, rows, &total);

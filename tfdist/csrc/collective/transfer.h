@@ -22,14 +22,14 @@ Members Everyone(const Topology& topology);
 // The ranks at this rank's position on every host; each host has that position.
 Members Counterparts(const Topology& topology);
 
-// Exchanges row counts and allocates the result.
+// Allocates the result for the row counts of all ranks.
 //
 // Sets `operation.out` to room for the rows from each rank. Counts that exceed the available memory
 // are rejected. If the caller has already allocated the room, the counts must match it. Returns the
 // bytes from each rank. Throws Error(kMismatch) naming the first rank with an invalid count, or
 // Error(kInternal) if out of memory.
-std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
-                             const std::vector<size_t>& rows);
+std::vector<size_t> AllocateResult(const Topology& topology, Operation& operation,
+                                   const std::vector<size_t>& rows);
 
 // The data of a reducing or gathering collective, regardless of the transport.
 //

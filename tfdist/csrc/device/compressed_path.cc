@@ -138,7 +138,7 @@ uint8_t* DeviceCoder::Begin(const CodedTransfer& transfer) {
 }
 
 void DeviceCoder::Allocate(const CodedTransfer& transfer) {
-  const size_t bytes = transfer.EncodedBytes(), values = ChunksAtOnce() * transfer.chunk();
+  const size_t bytes = transfer.BufferBytes(), values = ChunksAtOnce() * transfer.chunk();
   try {
     encoded_ = static_cast<uint8_t*>(host_encoded_.Take(gpu_, bytes).data());
     on_device_ = device_encoded_.Take(gpu_, bytes).address();
@@ -154,7 +154,7 @@ void DeviceCoder::Foresee(int j, const Batch& batch) {
   Fetch(batch);
 }
 
-void DeviceCoder::Encode(int, const Batch& batch) { AwaitFetched(batch); }
+void DeviceCoder::EncodeBatch(int, const Batch& batch) { AwaitFetched(batch); }
 
 void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
   const int me = t_->me();
@@ -171,7 +171,7 @@ void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
 
 void DeviceCoder::Complete(const Batch& sums) { AwaitFetched(sums); }
 
-void DeviceCoder::Decode(int j, const Batch& sums) {
+void DeviceCoder::DecodeBatch(int j, const Batch& sums) {
   Return(sums.encoded, sums.bytes);
   codec_.Decode(j, sums.begin, sums.count, OnDevice(sums.encoded));
 }

@@ -89,10 +89,10 @@ class DeviceCoder : public Coder {
   // Larger than on the host, because of the cost of each launch.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
-  void Encode(int j, const Batch& batch) override;
+  void EncodeBatch(int j, const Batch& batch) override;
   void AddUp(const Batch& sums, const Arrived& arrived) override;
   void Complete(const Batch& sums) override;
-  void Decode(int j, const Batch& sums) override;
+  void DecodeBatch(int j, const Batch& sums) override;
 
  private:
   void Allocate(const CodedTransfer& transfer);

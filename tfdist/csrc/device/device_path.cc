@@ -53,7 +53,7 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
   try {
     const auto has_passed = [this, gpu, ready] {
       gpus_[gpu]->Use();
-      return tfdist::HasPassed(ready);
+      return EventHasPassed(ready);
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
@@ -78,7 +78,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   // Pending launches may use the buffers of a message.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
-    MakeRoom(fabric, operation, parts);
+    AllocateGathered(fabric, operation, parts);
   } else {
     Arrive(fabric, operation, parts);
   }
@@ -181,7 +181,7 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
 }
 
 // Waits for all ranks, and allocates room for the rows from each.
-void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts) {
+void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, const Parts& parts) {
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
   const std::vector<size_t> rows = TellAll(fabric, operation, own);
@@ -192,7 +192,7 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
   for (size_t gpu = 0; gpu < parts.size(); ++gpu) {
     Operation& part = *parts[gpu];
     part.fingerprint = operation.fingerprint;
-    tfdist::MakeRoom(routes_.topology(), part, rows);
+    AllocateResult(routes_.topology(), part, rows);
     part.received_rows = rows;
     AwaitInput(gpu, part, ends);
   }

@@ -258,7 +258,7 @@ void DeviceEvent::HoldBack(cuda::Stream* stream) const {
   TFDIST_CALL(cuStreamWaitEvent, stream, event_, 0);
 }
 
-bool HasPassed(cuda::Event* event) {
+bool EventHasPassed(cuda::Event* event) {
   const cuda::Result result = Load().cuEventQuery(event);
   if (result == cuda::kNotReady) return false;
   cuda::Check(result, "cuEventQuery");
@@ -267,7 +267,7 @@ bool HasPassed(cuda::Event* event) {
 
 bool DeviceEvent::HasPassed() const {
   gpu_.Use();
-  return tfdist::HasPassed(event_);
+  return EventHasPassed(event_);
 }
 
 KernelModule::KernelModule(const Gpu& gpu, const void* binary, const char* const* names,

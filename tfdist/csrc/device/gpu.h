@@ -263,7 +263,7 @@ class DeviceStream {
 };
 
 // Whether an event has passed; the thread must use its GPU.
-bool HasPassed(cuda::Event* event);
+bool EventHasPassed(cuda::Event* event);
 
 // A point in a stream.
 class DeviceEvent {
