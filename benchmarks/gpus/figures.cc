@@ -181,8 +181,8 @@ void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
     Operation operation;
     operation.fingerprint.kind = Kind::kAllReduce;
     operation.device = nullptr;
-    operation.in = ConstPieces(Pointer<char>(memory.address()), large);
-    operation.out = Pieces(Pointer<char>(memory.address()), large);
+    operation.in = ConstBufferList(Pointer<char>(memory.address()), large);
+    operation.out = BufferList(Pointer<char>(memory.address()), large);
     staged.Run(operation, {&operation}, [](Operation&) {});
   };
   Compare(stream,

@@ -65,8 +65,8 @@ Request::Request(Kind kind, size_t count, bool allocates) : in(2 * count), out(2
   const bool twice_in = kind == Kind::kReduceScatter || kind == Kind::kAllToAll;
   const bool twice_out = kind == Kind::kAllGather || kind == Kind::kAllToAll;
   operation.peer = 1;
-  operation.in = ConstPieces(reinterpret_cast<char*>(in.data()), twice_in ? 2 * bytes : bytes);
-  operation.out = Pieces(reinterpret_cast<char*>(out.data()), twice_out ? 2 * bytes : bytes);
+  operation.in = ConstBufferList(reinterpret_cast<char*>(in.data()), twice_in ? 2 * bytes : bytes);
+  operation.out = BufferList(reinterpret_cast<char*>(out.data()), twice_out ? 2 * bytes : bytes);
   operation.row_bytes = sizeof(float);
   operation.sent_rows = operation.received_rows = {count, count};
   if (!allocates) return;
@@ -77,7 +77,7 @@ Request::Request(Kind kind, size_t count, bool allocates) : in(2 * count), out(2
     const size_t total = (rows[0] + rows[1]) * sizeof(float);
     if (total > kMaxMemory) throw std::bad_alloc();
     room.resize(total);
-    return Pieces(room.data(), total);
+    return BufferList(room.data(), total);
   };
 }
 

@@ -21,8 +21,8 @@ std::vector<T> Reduced(Communicator& group, DType type, ReduceOp op, const std::
   operation.fingerprint.type = type;
   operation.fingerprint.op = op;
   operation.fingerprint.AddShape({static_cast<int64_t>(values.size())});
-  operation.in = ConstPieces(reinterpret_cast<const char*>(values.data()), bytes);
-  operation.out = Pieces(reinterpret_cast<char*>(out.data()), bytes);
+  operation.in = ConstBufferList(reinterpret_cast<const char*>(values.data()), bytes);
+  operation.out = BufferList(reinterpret_cast<char*>(out.data()), bytes);
   group.Run(std::move(operation));
   return out;
 }

@@ -16,8 +16,8 @@ Operation Make(Kind kind, DType type, const std::vector<char>& in, std::vector<c
   Operation operation;
   operation.fingerprint.kind = kind;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces(in.data(), in.size());
-  operation.out = Pieces(out.data(), out.size());
+  operation.in = ConstBufferList(in.data(), in.size());
+  operation.out = BufferList(out.data(), out.size());
   return operation;
 }
 
@@ -38,8 +38,10 @@ void CheckList(Communicator& c, size_t count) {
   Operation operation;
   operation.fingerprint.kind = Kind::kAllReduce;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces({{in.data(), cut}, {nullptr, 0}, {in.data() + cut, in.size() - cut}});
-  operation.out = Pieces({{out.data(), cut}, {nullptr, 0}, {out.data() + cut, out.size() - cut}});
+  operation.in =
+      ConstBufferList({{in.data(), cut}, {nullptr, 0}, {in.data() + cut, in.size() - cut}});
+  operation.out =
+      BufferList({{out.data(), cut}, {nullptr, 0}, {out.data() + cut, out.size() - cut}});
   operation.fingerprint.AddShape({static_cast<int64_t>(count / 3)});
   operation.fingerprint.AddShape({0});
   operation.fingerprint.AddShape({static_cast<int64_t>(count - count / 3)});
@@ -74,7 +76,7 @@ void CheckAllGather(Communicator& c, DType type, size_t count, bool equal) {
   operation.allocate = [&](const std::vector<size_t>& received) {
     EXPECT(received == sizes);
     out.resize(expected.size());
-    return Pieces(out.data(), out.size());
+    return BufferList(out.data(), out.size());
   };
   c.Run(std::move(operation));
   EXPECT(out == expected);
@@ -93,7 +95,7 @@ void CheckEmptyRows(Communicator& c) {
     std::vector<size_t> received;
     operation.allocate = [&](const std::vector<size_t>& rows) {
       received = rows;
-      return Pieces();
+      return BufferList();
     };
     c.Run(std::move(operation));
     EXPECT(received == expected);
@@ -126,8 +128,8 @@ void CheckAllToAll(Communicator& c, DType type, size_t count, bool equal) {
   out.resize(expected.size());
   operation.fingerprint.kind = Kind::kAllToAll;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces(in.data(), in.size());
-  operation.out = Pieces(out.data(), out.size());
+  operation.in = ConstBufferList(in.data(), in.size());
+  operation.out = BufferList(out.data(), out.size());
   c.Run(std::move(operation));
   EXPECT(out == expected);
 }

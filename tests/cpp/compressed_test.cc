@@ -57,9 +57,9 @@ Operation Make(const Case& c, Brought& b, bool within_hosts, bool in_place) {
   operation.fingerprint.kind = Kind::kAllReduce;
   operation.fingerprint.type = DType::kFloat32;
   operation.fingerprint.AddShape({static_cast<int64_t>(b.in.size())});
-  operation.in = Cut<ConstPieces>(b.in);
-  operation.out = in_place ? Cut<Pieces>(b.in) : Cut<Pieces>(b.out);
-  const Pieces error = c.codec.unit ? Pieces() : Cut<Pieces>(b.error);
+  operation.in = Cut<ConstBufferList>(b.in);
+  operation.out = in_place ? Cut<BufferList>(b.in) : Cut<BufferList>(b.out);
+  const BufferList error = c.codec.unit ? BufferList() : Cut<BufferList>(b.error);
   operation.compression = Compression{c.codec, error, 11, within_hosts};
   return operation;
 }
@@ -154,7 +154,7 @@ void CheckRefusals() {
     wrong.fingerprint.op = ReduceOp::kMax;
     ExpectError([&] { group.Run(std::move(wrong)); }, Code::kInvalidArgument, {"max of float32"});
     wrong = Make(Cases()[1], b, false, false);
-    wrong.compression->error = Pieces(reinterpret_cast<char*>(b.error.data()), 8);
+    wrong.compression->error = BufferList(reinterpret_cast<char*>(b.error.data()), 8);
     ExpectError([&] { group.Run(std::move(wrong)); }, Code::kInvalidArgument, {"as large as"});
     wrong = Make(Cases()[1], b, false, false);
     wrong.compression->codec.bits = 5;

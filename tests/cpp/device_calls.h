@@ -100,8 +100,8 @@ inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op,
 inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
                       const std::vector<size_t>& counts) {
   memory.Clear();
-  std::vector<BasicPiece<const char>> in;
-  std::vector<BasicPiece<char>> out;
+  std::vector<BasicBuffer<const char>> in;
+  std::vector<BasicBuffer<char>> out;
   std::vector<int64_t> shape{0};
   for (const size_t count : counts) {
     const std::vector<char> values = Fill(type, count, c.rank());
@@ -114,8 +114,8 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
   }
   Operation operation = OnDevice(memory, Kind::kAllReduce, type, op, "gradients");
   operation.fingerprint.AddShape(shape);
-  operation.in = ConstPieces(in);
-  operation.out = Pieces(out);
+  operation.in = ConstBufferList(in);
+  operation.out = BufferList(out);
   c.Run(std::move(operation));
   for (size_t i = 0; i < counts.size(); ++i) {
     EXPECT(memory.Has(reinterpret_cast<uintptr_t>(out[i].data),
@@ -129,8 +129,8 @@ inline void Launch(Communicator& c, Memory& memory, size_t count) {
   char* const at = Pointer(memory.Put(values));
   Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
   operation.launches = true;
-  operation.in = ConstPieces(at, values.size());
-  operation.out = Pieces(at, values.size());
+  operation.in = ConstBufferList(at, values.size());
+  operation.out = BufferList(at, values.size());
   c.Run(std::move(operation));
 }
 // Waits for all launched operations.
@@ -152,8 +152,8 @@ inline void Message(Communicator& c, Memory& memory, size_t count) {
   Operation message =
       OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
   message.peer = 1 - c.rank();
-  if (sends) message.in = ConstPieces(Pointer(at), values.size());
-  if (!sends) message.out = Pieces(Pointer(at), values.size());
+  if (sends) message.in = ConstBufferList(Pointer(at), values.size());
+  if (!sends) message.out = BufferList(Pointer(at), values.size());
   c.Run(std::move(message));
   EXPECT(memory.Has(at, values));
 }

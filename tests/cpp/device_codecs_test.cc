@@ -82,7 +82,7 @@ std::vector<float> Values(size_t count, uint32_t block, std::mt19937& random) {
 
 // The data of one side: the processor or the GPU.
 struct Side {
-  std::vector<BasicPiece<char>> in, out, error;
+  std::vector<BasicBuffer<char>> in, out, error;
   Transfer transfer;
   Compression compression;
   Coder* coder = nullptr;
@@ -118,9 +118,9 @@ class Comparison {
     memory.Clear();
     Side host, gpu;
     std::vector<float> in = in_, out = out_, error = error_;
-    host.in = Pieced(in.data());
-    host.out = Pieced(out.data());
-    host.error = Pieced(error.data());
+    host.in = Buffers(in.data());
+    host.out = Buffers(out.data());
+    host.error = Buffers(error.data());
     gpu.in = OnGpu(memory, in_);
     gpu.out = OnGpu(memory, out_);
     gpu.error = OnGpu(memory, error_);
@@ -142,38 +142,38 @@ class Comparison {
   }
 
  private:
-  std::vector<BasicPiece<char>> Pieced(float* values) const {
-    std::vector<BasicPiece<char>> pieces;
+  std::vector<BasicBuffer<char>> Buffers(float* values) const {
+    std::vector<BasicBuffer<char>> buffers;
     for (const size_t count : tensors_) {
-      pieces.push_back({reinterpret_cast<char*>(values), count * kFloat});
+      buffers.push_back({reinterpret_cast<char*>(values), count * kFloat});
       values += count;
     }
-    return pieces;
+    return buffers;
   }
 
   // Every second tensor is not aligned to 16 bytes.
-  std::vector<BasicPiece<char>> OnGpu(Memory& memory, const std::vector<float>& values) const {
-    std::vector<BasicPiece<char>> pieces;
+  std::vector<BasicBuffer<char>> OnGpu(Memory& memory, const std::vector<float>& values) const {
+    std::vector<BasicBuffer<char>> buffers;
     const auto* from = reinterpret_cast<const char*>(values.data());
     for (const size_t count : tensors_) {
-      const size_t shift = pieces.size() % 2 * kFloat;
+      const size_t shift = buffers.size() % 2 * kFloat;
       std::vector<char> bytes(shift + count * kFloat);
       if (count > 0) std::memcpy(bytes.data() + shift, from, count * kFloat);
       from += count * kFloat;
-      pieces.push_back({Pointer(memory.Put(bytes)) + shift, count * kFloat});
+      buffers.push_back({Pointer(memory.Put(bytes)) + shift, count * kFloat});
     }
-    return pieces;
+    return buffers;
   }
 
   void Prepare(Side& side) const {
     side.transfer.scatter = side.transfer.gather = true;
     side.transfer.type = DType::kFloat32;
-    side.transfer.in = Pieces(side.in).Const();
-    side.transfer.out = Pieces(side.out);
+    side.transfer.in = BufferList(side.in).Const();
+    side.transfer.out = BufferList(side.out);
     side.transfer.part_bytes = CutEvenly(count_ * kFloat, kFloat, kMembers, kMembers);
     side.compression.codec = codec_;
     side.compression.seed = 5;
-    if (feeds_back_) side.compression.error = Pieces(side.error);
+    if (feeds_back_) side.compression.error = BufferList(side.error);
   }
 
   // Runs the same transfer on both sides, including the data from other ranks, and compares the
@@ -240,13 +240,13 @@ class Comparison {
   }
 
   // Expects the same bits, or NaN on both sides.
-  static void ExpectSame(Memory& memory, const std::vector<BasicPiece<char>>& found,
+  static void ExpectSame(Memory& memory, const std::vector<BasicBuffer<char>>& found,
                          const std::vector<float>& expected) {
     const auto* next = reinterpret_cast<const char*>(expected.data());
-    for (const BasicPiece<char>& piece : found) {
-      const auto address = reinterpret_cast<uintptr_t>(piece.data);
-      const std::vector<char> values = memory.Get(address, piece.bytes);
-      for (size_t at = 0; at < piece.bytes; at += kFloat, next += kFloat) {
+    for (const BasicBuffer<char>& buffer : found) {
+      const auto address = reinterpret_cast<uintptr_t>(buffer.data);
+      const std::vector<char> values = memory.Get(address, buffer.bytes);
+      for (size_t at = 0; at < buffer.bytes; at += kFloat, next += kFloat) {
         EXPECT(AreEqual(DType::kFloat32, values.data() + at, next));
       }
     }

@@ -45,13 +45,13 @@ std::vector<char> Brought(int rank, size_t count, float scale) {
 }
 
 template <typename P>
-P Pieced(char* data, const std::vector<size_t>& counts) {
-  std::vector<BasicPiece<std::remove_pointer_t<decltype(P().At(0).data)>>> pieces;
+P Buffers(char* data, const std::vector<size_t>& counts) {
+  std::vector<BasicBuffer<std::remove_pointer_t<decltype(P().At(0).data)>>> buffers;
   for (const size_t count : counts) {
-    pieces.push_back({data, count * sizeof(float)});
+    buffers.push_back({data, count * sizeof(float)});
     data += count * sizeof(float);
   }
-  return P(pieces);
+  return P(buffers);
 }
 
 // A sum, in place, of tensors that are consecutive in memory.
@@ -64,9 +64,9 @@ Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* value
   for (const size_t count : counts) {
     operation.fingerprint.AddShape({static_cast<int64_t>(count)});
   }
-  operation.in = Pieced<ConstPieces>(values, counts);
-  operation.out = Pieced<Pieces>(values, counts);
-  const Pieces left = codec.unit ? Pieces() : Pieced<Pieces>(error, counts);
+  operation.in = Buffers<ConstBufferList>(values, counts);
+  operation.out = Buffers<BufferList>(values, counts);
+  const BufferList left = codec.unit ? BufferList() : Buffers<BufferList>(error, counts);
   operation.compression = Compression{codec, left, 11, within_hosts};
   return operation;
 }
@@ -259,7 +259,7 @@ void Refusals(const Plan& plan) {
     };
     refuse("max of float32", [](Operation& o) { o.fingerprint.op = ReduceOp::kMax; });
     refuse("2, 4 or 8", [](Operation& o) { o.compression->codec.bits = 5; });
-    refuse("as large as", [&](Operation& o) { o.compression->error = Pieces(Pointer(at), 8); });
+    refuse("as large as", [&](Operation& o) { o.compression->error = BufferList(Pointer(at), 8); });
     SumOnDevice(c, memory, CodecOf(Form::kLevels), {100});
   });
 }

@@ -66,8 +66,8 @@ void Messages(const Plan& plan) {
                                  ReduceOp::kSum, "message");
     message.fingerprint.AddShape({static_cast<int64_t>(count)});
     message.peer = 1 - c.rank();
-    if (sends) message.in = ConstPieces(Pointer(at), values.size());
-    if (!sends) message.out = Pieces(Pointer(at), values.size());
+    if (sends) message.in = ConstBufferList(Pointer(at), values.size());
+    if (!sends) message.out = BufferList(Pointer(at), values.size());
     c.Run(std::move(message));
   };
   const bool on_host = plan.device->transport == "host";
@@ -190,11 +190,11 @@ void WithoutMemory(const Plan& plan) {
         OnDevice(memory, Kind::kAllGather, DType::kFloat32, ReduceOp::kSum, "gather");
     gather.row_bytes = 4;
     gather.sent_rows = {700};
-    gather.in = ConstPieces(Pointer(memory.Put(own)), own.size());
+    gather.in = ConstBufferList(Pointer(memory.Put(own)), own.size());
     gather.allocate = [&](const std::vector<size_t>& rows) {
       if (c.rank() == 1) DeviceMemory(gpu, size_t{1} << 50);
       const size_t bytes = rows.size() * own.size();
-      return Pieces(Pointer(memory.Take(bytes)), bytes);
+      return BufferList(Pointer(memory.Take(bytes)), bytes);
     };
     ExpectError([&] { c.Run(std::move(gather)); }, Code::kInternal,
                 {"cuMemAlloc_v2 of the GPU's driver has failed: out of memory"});
@@ -240,8 +240,8 @@ void Stuck(Plan plan) {
     const std::vector<char> values = Fill(DType::kFloat32, 5000, c.rank());
     char* const at = Pointer(memory.Put(values));
     Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
-    operation.in = ConstPieces(at, values.size());
-    operation.out = Pieces(at, values.size());
+    operation.in = ConstBufferList(at, values.size());
+    operation.out = BufferList(at, values.size());
     const auto run = [&] { c.Run(std::move(operation)); };
     if (c.rank() == 0) {
       return ExpectError(run, Code::kUnavailable, {"though all ranks have joined it"});

@@ -26,8 +26,8 @@ void AllReduce(Gpus& gpus, DType type, ReduceOp op, const std::vector<size_t>& c
     places.push_back(gpus[gpu].Put(values));
     parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, type, op, "gradients"));
     parts.back().fingerprint.AddShape({static_cast<int64_t>(counts[gpu])});
-    parts.back().in = ConstPieces(Pointer(places.back()), values.size());
-    parts.back().out = Pieces(Pointer(places.back()), values.size());
+    parts.back().in = ConstBufferList(Pointer(places.back()), values.size());
+    parts.back().out = BufferList(Pointer(places.back()), values.size());
   }
   RunParts(gpus.communicator, std::move(parts));
   for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -50,8 +50,8 @@ void Broadcasts(Gpus& gpus) {
       places.push_back(gpus[gpu].Put(values));
       parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
       parts.back().fingerprint.root = root;
-      parts.back().in = ConstPieces(Pointer(places.back()), values.size());
-      parts.back().out = Pieces(Pointer(places.back()), values.size());
+      parts.back().in = ConstBufferList(Pointer(places.back()), values.size());
+      parts.back().out = BufferList(Pointer(places.back()), values.size());
     }
     RunParts(gpus.communicator, std::move(parts));
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -69,13 +69,13 @@ void Gathers(Gpus& gpus, const std::function<size_t(int)>& rows) {
     const std::vector<char> values = Fill(kFloat, rows(gpus.Rank(gpu)), gpus.Rank(gpu));
     char* const at = Pointer(gpus[gpu].Put(values));
     parts.push_back(OnDevice(gpus[gpu], Kind::kAllGather, kFloat, ReduceOp::kSum, "rows"));
-    parts.back().in = ConstPieces(at, values.size());
+    parts.back().in = ConstBufferList(at, values.size());
     parts.back().row_bytes = 4;
     parts.back().sent_rows = {values.size() / 4};
     parts.back().allocate = [&gpus, &places, gpu](const std::vector<size_t>& all) {
       const size_t total = std::accumulate(all.begin(), all.end(), size_t{0}) * 4;
       places[gpu] = gpus[gpu].Take(total);
-      return Pieces(Pointer(places[gpu]), total);
+      return BufferList(Pointer(places[gpu]), total);
     };
   }
   RunParts(gpus.communicator, std::move(parts));
@@ -99,8 +99,8 @@ void Scatters(Gpus& gpus, ReduceOp op) {
     char* const at = Pointer(gpus[gpu].Put(values));
     places.push_back(gpus[gpu].Take(kCount * 4));
     parts.push_back(OnDevice(gpus[gpu], Kind::kReduceScatter, kFloat, op, "parts"));
-    parts.back().in = ConstPieces(at, values.size());
-    parts.back().out = Pieces(Pointer(places.back()), kCount * 4);
+    parts.back().in = ConstBufferList(at, values.size());
+    parts.back().out = BufferList(Pointer(places.back()), kCount * 4);
   }
   RunParts(gpus.communicator, std::move(parts));
   for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -149,8 +149,8 @@ void BadRoot(const Plan& plan) {
       char* const data = Pointer(gpus[gpu].Put(Fill(kFloat, 9, 0)));
       parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
       parts.back().fingerprint.root = c.participants();
-      parts.back().in = ConstPieces(data, 36);
-      parts.back().out = Pieces(data, 36);
+      parts.back().in = ConstBufferList(data, 36);
+      parts.back().out = BufferList(data, 36);
     }
     ExpectError([&] { RunParts(c, std::move(parts)); }, Code::kInvalidArgument,
                 {"The root must be one of the group's"});
@@ -171,14 +171,14 @@ void UnlikeBuffers() {
       std::vector<Operation> parts;
       std::vector<std::vector<cuda::Address>> places(gpus.size());
       for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
-        std::vector<BasicPiece<char>> pieces;
+        std::vector<BasicBuffer<char>> buffers;
         for (size_t tensor = 0; tensor < 6; ++tensor) {
           const std::vector<char> values = Fill(kFloat, count, gpus.Rank(gpu), tensor);
           places[gpu].push_back(gpus[gpu].Put(values));
-          pieces.push_back({Pointer(places[gpu].back()), values.size()});
+          buffers.push_back({Pointer(places[gpu].back()), values.size()});
         }
         parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, kFloat, ReduceOp::kSum, "x"));
-        parts.back().out = Pieces(pieces);
+        parts.back().out = BufferList(buffers);
         parts.back().in = parts.back().out.Const();
       }
       RunParts(c, std::move(parts));

@@ -54,10 +54,10 @@ void Gather(Communicator& c, Memory& memory, size_t rows) {
   Operation operation = OnDevice(memory, Kind::kAllGather, kFloat, ReduceOp::kSum, "rows");
   operation.row_bytes = sizeof(float);
   operation.sent_rows = {rows};
-  operation.in = ConstPieces(Pointer(in), values.size());
+  operation.in = ConstBufferList(Pointer(in), values.size());
   operation.allocate = [&](const std::vector<size_t>&) {
     memory.Ready();  // after the GPU's work so far
-    return Pieces(Pointer(out), values.size() * size);
+    return BufferList(Pointer(out), values.size() * size);
   };
   c.Run(std::move(operation));
   std::vector<char> expected;

@@ -29,8 +29,8 @@ void OtherCollectives(Communicator& c, Memory& memory) {
 
   Operation broadcast = OnDevice(memory, Kind::kBroadcast, type, ReduceOp::kSum, "broadcast");
   broadcast.fingerprint.root = root;
-  broadcast.in = ConstPieces(data, bytes);
-  broadcast.out = Pieces(data, bytes);
+  broadcast.in = ConstBufferList(data, bytes);
+  broadcast.out = BufferList(data, bytes);
   c.Run(std::move(broadcast));
   EXPECT(memory.Has(reinterpret_cast<uintptr_t>(data), Fill(type, kCount, root)));
 
@@ -40,12 +40,12 @@ void OtherCollectives(Communicator& c, Memory& memory) {
   Operation gather = OnDevice(memory, Kind::kAllGather, type, ReduceOp::kSum, "gather");
   gather.row_bytes = 4;
   gather.sent_rows = {rows};
-  gather.in = ConstPieces(data, rows * 4);
+  gather.in = ConstBufferList(data, rows * 4);
   gather.allocate = [&](const std::vector<size_t>& all) {
     size_t total = 0;
     for (const size_t each : all) total += each * 4;
     gathered = memory.Take(total);
-    return Pieces(Pointer(gathered), total);
+    return BufferList(Pointer(gathered), total);
   };
   c.Run(std::move(gather));
   std::vector<char> expected;
@@ -59,8 +59,8 @@ void OtherCollectives(Communicator& c, Memory& memory) {
   const cuda::Address whole = memory.Put(Fill(type, kCount * ranks, c.rank()));
   const cuda::Address part = memory.Take(bytes);
   Operation scatter = OnDevice(memory, Kind::kReduceScatter, type, ReduceOp::kSum, "scatter");
-  scatter.in = ConstPieces(Pointer(whole), bytes * ranks);
-  scatter.out = Pieces(Pointer(part), bytes);
+  scatter.in = ConstBufferList(Pointer(whole), bytes * ranks);
+  scatter.out = BufferList(Pointer(part), bytes);
   c.Run(std::move(scatter));
   const size_t offset = kCount * static_cast<size_t>(c.rank());
   EXPECT(memory.Has(part, Expected(type, ReduceOp::kSum, c.size(), kCount, offset)));
@@ -77,8 +77,8 @@ void Launched(Communicator& c, Memory& memory) {
     places.push_back(memory.Put(values));
     Operation operation = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");
     operation.launches = true;
-    operation.in = ConstPieces(Pointer(places.back()), values.size());
-    operation.out = Pieces(Pointer(places.back()), values.size());
+    operation.in = ConstBufferList(Pointer(places.back()), values.size());
+    operation.out = BufferList(Pointer(places.back()), values.size());
     c.Run(std::move(operation));
   }
   Operation await = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");

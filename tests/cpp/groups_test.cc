@@ -15,8 +15,8 @@ namespace {
 void CheckSum(Communicator& c, size_t count, const std::string& name) {
   Call call(c, Kind::kAllReduce, count, name);
   std::vector<float> in(count, static_cast<float>(c.rank() + 1)), out(count);
-  call.operation.in = ConstPieces(reinterpret_cast<char*>(in.data()), count * sizeof(float));
-  call.operation.out = Pieces(reinterpret_cast<char*>(out.data()), count * sizeof(float));
+  call.operation.in = ConstBufferList(reinterpret_cast<char*>(in.data()), count * sizeof(float));
+  call.operation.out = BufferList(reinterpret_cast<char*>(out.data()), count * sizeof(float));
   c.Run(std::move(call.operation));
   const auto sum = static_cast<float>(c.size() * (c.size() + 1) / 2);
   EXPECT(out == std::vector<float>(count, sum));

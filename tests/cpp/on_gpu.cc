@@ -26,8 +26,8 @@ extern "C" const char* all_reduce_on_gpu(int64_t number, const char* name, size_
   operation.fingerprint.SetName(name);
   operation.fingerprint.AddShape({static_cast<int64_t>(count)});
   operation.device = ready.get();
-  operation.in = ConstPieces(data, bytes);
-  operation.out = Pieces(data, bytes);
+  operation.in = ConstBufferList(data, bytes);
+  operation.out = BufferList(data, bytes);
   said.clear();
   *code = 0;
   try {

@@ -28,8 +28,9 @@ void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer =
   operation.peer = peer;
   operation.fingerprint.root = kind == Kind::kBroadcast ? 1 : 0;
   if (kind != Kind::kReceive)
-    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
-  if (kind != Kind::kSend) operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+    operation.in = ConstBufferList(reinterpret_cast<char*>(values.data()), bytes);
+  if (kind != Kind::kSend)
+    operation.out = BufferList(reinterpret_cast<char*>(values.data()), bytes);
   group.Run(std::move(operation));
 }
 

@@ -212,11 +212,11 @@ void BytesOfAnAllocatedResult() {
     Call call(c, Kind::kAllGather, 10);
     std::vector<char> room;
     call.operation.row_bytes = 1;
-    call.operation.out = Pieces();
+    call.operation.out = BufferList();
     call.operation.received_rows.clear();
     call.operation.allocate = [&](const std::vector<size_t>& rows) {
       room.resize(rows[0] + rows[1]);
-      return Pieces(room.data(), room.size());
+      return BufferList(room.data(), room.size());
     };
     c.Run(std::move(call.operation));
     EXPECT(Last(c.recorder()).bytes == 80);

@@ -28,8 +28,8 @@ void CheckReduced(const Plan& plan, DType type, ReduceOp op, const std::vector<f
       operation.fingerprint.type = type;
       operation.fingerprint.op = op;
       operation.fingerprint.AddShape({static_cast<int64_t>(count)});
-      operation.in = ConstPieces(reinterpret_cast<const char*>(in.data()), 2 * count);
-      operation.out = Pieces(reinterpret_cast<char*>(out.data()), 2 * count);
+      operation.in = ConstBufferList(reinterpret_cast<const char*>(in.data()), 2 * count);
+      operation.out = BufferList(reinterpret_cast<char*>(out.data()), 2 * count);
       group.Run(std::move(operation));
       for (const Half value : out) EXPECT(ToFloat(value) == expected);
     });

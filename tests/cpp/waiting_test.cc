@@ -32,8 +32,8 @@ void TwoWaitForAThird(int hosts) {
     operation.fingerprint.kind = Kind::kAllReduce;
     operation.fingerprint.type = DType::kFloat32;
     operation.fingerprint.AddShape({10});
-    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
-    operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+    operation.in = ConstBufferList(reinterpret_cast<char*>(values.data()), bytes);
+    operation.out = BufferList(reinterpret_cast<char*>(values.data()), bytes);
     if (group.rank() == 2) {
       using Clock = std::chrono::steady_clock;
       const long before = Switches();

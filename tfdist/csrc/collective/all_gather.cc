@@ -21,7 +21,7 @@ constexpr size_t kMaxEagerRowBytes = Arrival::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {
   const uint64_t own = operation.sent_rows.front();
-  std::vector<BasicPiece<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
+  std::vector<BasicBuffer<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
   const auto fits = [&operation](uint64_t rows) {
     return operation.row_bytes == 0 || rows <= kMaxEagerRowBytes / operation.row_bytes;
   };
@@ -30,7 +30,7 @@ Sizes OnOneHost(Host& host, const Operation& operation) {
       along.push_back({data, bytes});
     });
   }
-  host.Arrive(operation.fingerprint, ConstPieces(along));
+  host.Arrive(operation.fingerprint, ConstBufferList(along));
   Sizes sizes;
   sizes.arrived = true;
   for (int rank = 0; rank < host.size(); ++rank) {
@@ -51,8 +51,8 @@ Sizes BetweenHosts(Fabric& fabric, const Operation& operation) {
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes.assign(size, sizeof(own));
-  transfer.in = ConstPieces(reinterpret_cast<const char*>(&own), sizeof(own));
-  transfer.out = Pieces(reinterpret_cast<char*>(all.data()), size * sizeof(own));
+  transfer.in = ConstBufferList(reinterpret_cast<const char*>(&own), sizeof(own));
+  transfer.out = BufferList(reinterpret_cast<char*>(all.data()), size * sizeof(own));
   RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
   return {{all.begin(), all.end()}, false};
 }

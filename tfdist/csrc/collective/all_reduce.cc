@@ -49,7 +49,7 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
 
 // Reduces the inputs of all ranks of the host, read from their eager slots, into `out`, whose
 // elements are of `out_type`.
-void AmongArrivals(Host& host, const Operation& operation, double divisor, const Pieces& out,
+void AmongArrivals(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
@@ -113,7 +113,7 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
 }
 
 // Rounds sums of `from_type` to `type`, which is half as wide.
-void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) {
+void Narrow(const BufferList& sums, DType from_type, DType type, const BufferList& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
     const void* from = sums.At(2 * done).data;
@@ -163,7 +163,7 @@ class Hierarchical {
     fabric_.recorder.BetweenHosts(false);
   }
 
-  Transfer Between(Transfer transfer, const Pieces& sums) {
+  Transfer Between(Transfer transfer, const BufferList& sums) {
     if (widens_) transfer.type = partial_type_;
     transfer.in = sums.Const();
     transfer.out = sums;
@@ -172,8 +172,8 @@ class Hierarchical {
 
   // Every rank of the host computes all of the host's sums.
   void Small(const Transfer& whole) {
-    Pieces sums = operation_.out;
-    if (widens_) sums = Pieces(Take(2 * sums.bytes()), 2 * sums.bytes());
+    BufferList sums = operation_.out;
+    if (widens_) sums = BufferList(Take(2 * sums.bytes()), 2 * sums.bytes());
     const Transfer between = Between(whole, sums);
     AmongArrivals(host_, operation_, 1.0, sums, between.type);
     AmongHosts(between, 0);
@@ -184,7 +184,7 @@ class Hierarchical {
   void Large(const Transfer& whole) {
     const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
     const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
-    const Pieces sums(Take(sum_bytes + bytes), sum_bytes);
+    const BufferList sums(Take(sum_bytes + bytes), sum_bytes);
     Transfer inside = whole;
     inside.gather = false;
     inside.divisor = 1.0;
@@ -202,7 +202,7 @@ class Hierarchical {
     back.scatter = false;
     back.in = sums.Const();
     if (widens_) {
-      const Pieces rounded(sums.At(0).data + sum_bytes, bytes);
+      const BufferList rounded(sums.At(0).data + sum_bytes, bytes);
       Narrow(sums, partial_type_, type_, rounded);
       back.in = rounded.Const();
     }
@@ -254,7 +254,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
     if (!IsEncoded(topology, *operation.compression)) {
       operation.compression.reset();
     } else if (operation.compression->within_hosts) {
-      host.Arrive(operation.fingerprint, ConstPieces());
+      host.Arrive(operation.fingerprint, ConstBufferList());
       host.AwaitAll();
       const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
       return Compress(fabric, operation, Everyone(topology), whole, 0);
@@ -271,7 +271,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   const bool small = !operation.compression && FitsArrivals(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
-  host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
+  host.Arrive(operation.fingerprint, small ? operation.in : ConstBufferList());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {
     return AmongArrivals(host, operation, Divisor(operation, topology.size), operation.out,

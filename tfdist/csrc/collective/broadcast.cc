@@ -64,7 +64,7 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
 }
 
 // Distributes data from one rank of the host to all others.
-void OnHost(Host& host, const Operation& operation, int from, const ConstPieces& data) {
+void OnHost(Host& host, const Operation& operation, int from, const ConstBufferList& data) {
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes.assign(static_cast<size_t>(host.size()), 0);
@@ -94,7 +94,7 @@ void Broadcast(Fabric& fabric, Operation& operation) {
   const bool along = one_host && bytes <= Arrival::kBytes;
   const bool is_root = topology.rank == root;
 
-  host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstPieces());
+  host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstBufferList());
   if (is_root) {
     Transfer own;
     own.part_bytes = {bytes};

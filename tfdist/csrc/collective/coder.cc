@@ -56,17 +56,17 @@ size_t CodedTransfer::ErrorBegin(int j) const { return error_begin_ + transfer_.
 namespace {
 
 template <typename Bytes>
-void CopyFrom(const Bytes& pieces, size_t begin, size_t count, float* values) {
+void CopyFrom(const Bytes& buffers, size_t begin, size_t count, float* values) {
   char* to = reinterpret_cast<char*>(values);
-  pieces.ForEach(begin, count * kFloat, [&to](const char* from, size_t some) {
+  buffers.ForEach(begin, count * kFloat, [&to](const char* from, size_t some) {
     std::memcpy(to, from, some);
     to += some;
   });
 }
 
-void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* values) {
+void CopyTo(const BufferList& buffers, size_t begin, size_t count, const float* values) {
   const char* from = reinterpret_cast<const char*>(values);
-  pieces.ForEach(begin, count * kFloat, [&from](char* to, size_t some) {
+  buffers.ForEach(begin, count * kFloat, [&from](char* to, size_t some) {
     std::memcpy(to, from, some);
     from += some;
   });

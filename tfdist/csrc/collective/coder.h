@@ -28,10 +28,10 @@ class CodedTransfer {
   int members() const { return static_cast<int>(members_.ranks.size()); }
   int me() const { return members_.me; }
 
-  const ConstPieces& in() const { return transfer_.in; }
-  const Pieces& out() const { return transfer_.out; }
+  const ConstBufferList& in() const { return transfer_.in; }
+  const BufferList& out() const { return transfer_.out; }
   // The residual; empty without error feedback.
-  const Pieces& error() const { return compression_.error; }
+  const BufferList& error() const { return compression_.error; }
 
   // The values of member j's part and their offsets: in the transfer's values, and in bytes of
   // `in`, `out` and the error.

@@ -40,8 +40,8 @@ struct Transfer {
   bool scatter = false;
   bool gather = false;
   std::vector<size_t> part_bytes;  // per participant; whole elements
-  ConstPieces in;                  // all parts when scattering, otherwise the own part
-  Pieces out;                      // all parts when gathering, otherwise the own part
+  ConstBufferList in;              // all parts when scattering, otherwise the own part
+  BufferList out;                  // all parts when gathering, otherwise the own part
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   double divisor = 1.0;  // of the reduced values

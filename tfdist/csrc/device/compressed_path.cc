@@ -17,10 +17,10 @@ constexpr size_t kFloat = sizeof(float);
 
 // Splits a byte range of tensors into stretches.
 template <typename Bytes>
-std::vector<Stretch> Stretches(const Bytes& pieces) {
+std::vector<Stretch> Stretches(const Bytes& buffers) {
   std::vector<Stretch> stretches;
   uint64_t begin = 0;
-  pieces.ForEach(0, pieces.bytes(), [&](const char* data, size_t bytes) {
+  buffers.ForEach(0, buffers.bytes(), [&](const char* data, size_t bytes) {
     stretches.push_back({reinterpret_cast<float*>(const_cast<char*>(data)), begin});
     begin += bytes / kFloat;
   });

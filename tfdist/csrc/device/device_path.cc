@@ -346,8 +346,8 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
     Parts parts;
     for (size_t i = 0; i < tried.size(); ++i) {
       char* const data = reinterpret_cast<char*>(memories[i]->address());
-      tried[i].in = ConstPieces(data, bytes);
-      tried[i].out = Pieces(data, bytes);
+      tried[i].in = ConstBufferList(data, bytes);
+      tried[i].out = BufferList(data, bytes);
       parts.push_back(&tried[i]);
     }
     const auto launch = [&] {

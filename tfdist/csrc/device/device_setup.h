@@ -49,7 +49,7 @@ inline bool IsReduction(Kind kind) {
 std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part);
 
 // The address of all of it as one tensor; 0 if empty.
-cuda::Address AddressOf(const ConstPieces& pieces);
-inline cuda::Address AddressOf(const Pieces& pieces) { return AddressOf(pieces.Const()); }
+cuda::Address AddressOf(const ConstBufferList& buffers);
+inline cuda::Address AddressOf(const BufferList& buffers) { return AddressOf(buffers.Const()); }
 
 }  // namespace tfdist

@@ -237,14 +237,15 @@ void HostStaged::Lane::HoldBack(const Operation& part) const {
   }
 }
 
-void HostStaged::Lane::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const {
+void HostStaged::Lane::Fetch(const ConstBufferList& from, size_t begin, size_t bytes,
+                             char* to) const {
   from.ForEach(begin, bytes, [&](const char* data, size_t part) {
     down.Copy(cuda::AddressOf(to), cuda::AddressOf(data), part);
     to += part;
   });
 }
 
-void HostStaged::Lane::Return(const char* from, const Pieces& to, size_t begin,
+void HostStaged::Lane::Return(const char* from, const BufferList& to, size_t begin,
                               size_t bytes) const {
   to.ForEach(begin, bytes, [&](char* data, size_t part) {
     up.Copy(cuda::AddressOf(data), cuda::AddressOf(from), part);
@@ -314,8 +315,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     ReduceInto(data, all, size(k), operation.fingerprint);
     Operation part;
     part.fingerprint = operation.fingerprint;
-    part.in = ConstPieces(data, size(k));
-    part.out = Pieces(data, size(k));
+    part.in = ConstBufferList(data, size(k));
+    part.out = BufferList(data, size(k));
     on_host(part);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       lanes_[i]->Return(data, parts[i]->out, k * kChunkBytes, size(k));
@@ -337,7 +338,7 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
   staged.sent_rows = first.sent_rows;
   size_t bytes = 0;
   char* const in = FetchAll(operation, parts, &bytes);
-  Pieces left;  // the compression's residual
+  BufferList left;  // the compression's residual
   char* error = nullptr;
   if (operation.compression) {
     // If there are several GPUs, they share the first GPU's residual.
@@ -345,15 +346,15 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
     staged.compression = first.compression;
-    staged.compression->error = Pieces(error, left.bytes());
+    staged.compression->error = BufferList(error, left.bytes());
   }
   for (const auto& lane : lanes_) {
     lane->fetched.Record(lane->down.get());
     Await(lane->fetched, guard_);
   }
   if (lanes_.size() > 1) Join(parts, in, &bytes, &staged);
-  staged.in = ConstPieces(in, bytes);
-  const auto room_for = [&](size_t result) { return Pieces(Take(out_, result), result); };
+  staged.in = ConstBufferList(in, bytes);
+  const auto room_for = [&](size_t result) { return BufferList(Take(out_, result), result); };
   if (first.allocate) {
     staged.allocate = [&](const std::vector<size_t>& rows) {
       for (size_t i = 0; i < parts.size(); ++i) {

@@ -23,8 +23,8 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
   std::vector<char> all(bytes * size);
   Operation gather;
   gather.fingerprint = operation.fingerprint;
-  gather.in = ConstPieces(static_cast<const char*>(own), bytes);
-  gather.out = Pieces(all.data(), all.size());
+  gather.in = ConstBufferList(static_cast<const char*>(own), bytes);
+  gather.out = BufferList(all.data(), all.size());
   gather.sent_rows = {bytes};
   gather.received_rows.assign(size, bytes);
   AllGather(fabric, gather);

@@ -113,17 +113,17 @@ void CollectiveOp::Enqueue(Communicator* group, Operation operation, Communicato
   group->Enqueue(std::move(operation), std::move(done));
 }
 
-ConstPieces Read(const Tensor& tensor) {
-  return ConstPieces(static_cast<const char*>(tensor.data()), tensor.TotalBytes());
+ConstBufferList Read(const Tensor& tensor) {
+  return ConstBufferList(static_cast<const char*>(tensor.data()), tensor.TotalBytes());
 }
 
-Pieces Written(Tensor* tensor) {
-  return Pieces(static_cast<char*>(tensor->data()), tensor->TotalBytes());
+BufferList Written(Tensor* tensor) {
+  return BufferList(static_cast<char*>(tensor->data()), tensor->TotalBytes());
 }
 
 absl::Status LayList(OpKernelContext* context, int count, Operation* operation) {
-  std::vector<BasicPiece<const char>> in;
-  std::vector<BasicPiece<char>> out;
+  std::vector<BasicBuffer<const char>> in;
+  std::vector<BasicBuffer<char>> out;
   for (int i = 1; i <= count; ++i) {
     const Tensor& tensor = context->input(i);
     Tensor* result = nullptr;
@@ -133,8 +133,8 @@ absl::Status LayList(OpKernelContext* context, int count, Operation* operation) 
     out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
     operation->fingerprint.AddShape(Dims(tensor.shape()));
   }
-  operation->in = ConstPieces(in);
-  operation->out = Pieces(out);
+  operation->in = ConstBufferList(in);
+  operation->out = BufferList(out);
   return absl::OkStatus();
 }
 

@@ -37,8 +37,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   bool overlaps_ = false;  // the program continues meanwhile
 };
 
-ConstPieces Read(const tensorflow::Tensor& tensor);
-Pieces Written(tensorflow::Tensor* tensor);
+ConstBufferList Read(const tensorflow::Tensor& tensor);
+BufferList Written(tensorflow::Tensor* tensor);
 // Lays out inputs 1 to `count` as one buffer list, and the outputs for the results: in place if
 // TensorFlow allows it.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);

@@ -13,7 +13,7 @@ using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
 // Allocates output 0 for the rows received from all ranks.
-Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
+BufferList AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
   Tensor* result = nullptr;

@@ -78,7 +78,7 @@ absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& 
   if (!operation->allocate) return absl::OkStatus();
   operation->allocate = [turn = turn.get(), allocate = std::move(operation->allocate)](
                             const std::vector<size_t>& rows) {
-    Pieces made = allocate(rows);
+    BufferList made = allocate(rows);
     turn->Take();
     return made;
   };

@@ -81,15 +81,15 @@ absl::Status CompressedAllReduceOp::FindCopy(OpKernelContext*, const Communicato
 }
 
 absl::Status CompressedAllReduceOp::FindErrors(OpKernelContext* context, const CopyBytes& copy,
-                                               Variables* variables, Pieces* error) const {
-  std::vector<BasicPiece<char>> pieces;
+                                               Variables* variables, BufferList* error) const {
+  std::vector<BasicBuffer<char>> buffers;
   for (int i = 0; i < errors_; ++i) {
     const Tensor& values = context->input(1 + i);
     float* taken = nullptr;
     TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, copy, variables, &taken));
-    pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
+    buffers.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
   }
-  *error = Pieces(pieces);
+  *error = BufferList(buffers);
   return absl::OkStatus();
 }
 

@@ -75,7 +75,7 @@ class CompressedAllReduceOp : public CollectiveOp {
 
  private:
   absl::Status FindErrors(tensorflow::OpKernelContext* context, const CopyBytes& copy,
-                          Variables* variables, Pieces* error) const;
+                          Variables* variables, BufferList* error) const;
 
   Codec codec_;
   bool within_hosts_ = false;

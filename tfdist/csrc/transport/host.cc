@@ -31,7 +31,7 @@ Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ra
       patience_(Patience::For(size_)),
       awaited_(static_cast<size_t>(size_), 0) {}
 
-void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
+void Host::Arrive(const Fingerprint& fingerprint, const ConstBufferList& data) {
   joined_ = fingerprint;
   ++arrivals_;
   if (size_ == 1) return;

@@ -31,7 +31,7 @@ class Host {
   Guard& guard() { return guard_; }
 
   // Announces that this rank has joined a collective, with up to EagerSlot::kBytes of data.
-  void Arrive(const Fingerprint& fingerprint, const ConstPieces& data = {});
+  void Arrive(const Fingerprint& fingerprint, const ConstBufferList& data = {});
 
   // Waits for a rank to join this rank's current collective, and returns its eager slot. Throws
   // Disagreement if it has joined another collective.
