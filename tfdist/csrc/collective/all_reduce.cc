@@ -129,7 +129,7 @@ class Hierarchical {
   Hierarchical(Fabric& fabric, const Operation& operation)
       : fabric_(fabric), host_(*fabric.host), operation_(operation) {
     for (const auto& ranks : fabric.topology.hosts) {
-      carriers_ = std::min(carriers_, ranks.size());
+      leaders_ = std::min(leaders_, ranks.size());
       max_ranks_ = std::max(max_ranks_, ranks.size());
     }
     type_ = operation.fingerprint.type;
@@ -139,10 +139,10 @@ class Hierarchical {
 
   void operator()() {
     const Transfer whole =
-        Everything(operation_, host_.size(), static_cast<int>(carriers_), fabric_.topology.size);
+        Everything(operation_, host_.size(), static_cast<int>(leaders_), fabric_.topology.size);
     if (max_ranks_ == 1) {
       AmongHosts(whole, 0);
-    } else if (!operation_.compression && carriers_ == max_ranks_ &&
+    } else if (!operation_.compression && leaders_ == max_ranks_ &&
                FitsArrivals(operation_.in.bytes(), host_.size())) {
       Small(whole);
     } else {
@@ -195,7 +195,7 @@ class Hierarchical {
     } else {
       ReducePart(inside, 0, 0, bytes, {nullptr});
     }
-    if (host_.rank() < static_cast<int>(carriers_)) {
+    if (host_.rank() < static_cast<int>(leaders_)) {
       AmongHosts(Between(whole, sums), whole.Begin(host_.rank()));
     }
     Transfer back = whole;
@@ -220,8 +220,8 @@ class Hierarchical {
   const Operation& operation_;
   DType type_;
   DType partial_type_;
-  size_t carriers_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
-  size_t max_ranks_ = 0;        // ranks of the largest host
+  size_t leaders_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
+  size_t max_ranks_ = 0;       // ranks of the largest host
   bool widens_;
 };
 
