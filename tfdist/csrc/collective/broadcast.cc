@@ -14,25 +14,25 @@ namespace {
 constexpr size_t kChunk = 256 << 10;
 
 // Returns the rank of a host that exchanges data with other hosts.
-int Speaker(const Topology& topology, size_t host, int root) {
+int LeaderOf(const Topology& topology, size_t host, int root) {
   const auto& ranks = topology.hosts[host];
   return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
 }
 
 // Sends along a binomial tree over the hosts; each host forwards data while receiving them.
-void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
+void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   const Topology& topology = fabric.topology;
   const int hosts = static_cast<int>(topology.hosts.size());
   const int first = topology.host_of[static_cast<size_t>(root)];
   const int me = (topology.host_of[static_cast<size_t>(topology.rank)] - first + hosts) % hosts;
-  const auto speaker = [&](int position) {
-    return Speaker(topology, static_cast<size_t>((position + first) % hosts), root);
+  const auto leader = [&](int position) {
+    return LeaderOf(topology, static_cast<size_t>((position + first) % hosts), root);
   };
   Exchange exchange(fabric, operation.fingerprint);
   std::vector<int> children;
   int bit = 1;
   for (; bit < hosts && !(me & bit); bit <<= 1) {
-    if (me + bit < hosts) children.push_back(speaker(me + bit));
+    if (me + bit < hosts) children.push_back(leader(me + bit));
   }
   // The most distant child has the deepest subtree.
   std::reverse(children.begin(), children.end());
@@ -42,8 +42,8 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
     exchange.Receive(child, nullptr, 0);
   }
   if (me != 0) {
-    exchange.Send(speaker(me - bit), nullptr, 0);
-    exchange.Receive(speaker(me - bit), nullptr, 0);
+    exchange.Send(leader(me - bit), nullptr, 0);
+    exchange.Receive(leader(me - bit), nullptr, 0);
   }
   operation.out.ForEach(0, operation.out.bytes(), [&](char* data, size_t bytes) {
     for (size_t begin = 0; begin < bytes; begin += kChunk) {
@@ -56,7 +56,7 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
       if (me == 0) {
         pass_on(length);
       } else {
-        exchange.Receive(speaker(me - bit), chunk, length, pass_on);
+        exchange.Receive(leader(me - bit), chunk, length, pass_on);
       }
     }
   });
@@ -88,8 +88,8 @@ void Broadcast(Fabric& fabric, Operation& operation) {
   }
   const size_t bytes = operation.out.bytes();
   const auto my_host = static_cast<size_t>(topology.host_of[static_cast<size_t>(topology.rank)]);
-  const int speaker = Speaker(topology, my_host, root);
-  const int place = topology.place_of[static_cast<size_t>(speaker)];
+  const int leader = LeaderOf(topology, my_host, root);
+  const int place = topology.place_of[static_cast<size_t>(leader)];
   const bool one_host = topology.hosts.size() == 1;
   const bool along = one_host && bytes <= Arrival::kBytes;
   const bool is_root = topology.rank == root;
@@ -112,7 +112,7 @@ void Broadcast(Fabric& fabric, Operation& operation) {
     });
     return;
   }
-  if (!one_host && topology.rank == speaker) BetweenSpeakers(fabric, operation, root);
+  if (!one_host && topology.rank == leader) BetweenLeaders(fabric, operation, root);
   if (host.size() > 1) OnHost(host, operation, place, operation.out.Const());
 }
 
