@@ -110,25 +110,25 @@ bool Exchange::Done() const {
 
 void Exchange::Wait() {
   std::vector<pollfd> polled;
-  bool rings = false;
+  bool signals = false;
   for (int rank = 0; rank < fabric_.topology.size; ++rank) {
     const Stream& stream = At(rank);
     if (stream.out.empty() && stream.in.empty()) continue;
     const int descriptor = fabric_.link(rank).descriptor();
     if (descriptor < 0) {
-      rings = true;
+      signals = true;
       continue;
     }
     const int events = (stream.out.empty() ? 0 : POLLOUT) | (stream.in.empty() ? 0 : POLLIN);
     polled.push_back({descriptor, static_cast<short>(events), 0});
   }
   if (!polled.empty()) {
-    poll(polled.data(), polled.size(), rings ? kMixedPollMilliseconds : kPollMilliseconds);
+    poll(polled.data(), polled.size(), signals ? kMixedPollMilliseconds : kPollMilliseconds);
     return;
   }
   Host& host = *fabric_.host;
   bool advanced = false;
-  WaitUntil([&] { return advanced = advanced || Advance(); }, host.bell(), host.patience(),
+  WaitUntil([&] { return advanced = advanced || Advance(); }, host.event(), host.spin_policy(),
             fabric_.guard);
 }
 

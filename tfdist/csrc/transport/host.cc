@@ -28,7 +28,7 @@ Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ra
       names_(std::move(names)),
       guard_(guard),
       recorder_(recorder),
-      patience_(Patience::For(size_)),
+      spin_policy_(SpinPolicy::For(size_)),
       awaited_(static_cast<size_t>(size_), 0) {}
 
 void Host::Arrive(const Fingerprint& fingerprint, const ConstBufferList& data) {
@@ -138,8 +138,8 @@ void Host::Wake() {
 }
 
 void Host::Wake(int rank) {
-  Bell& bell = segment_->progress(rank).bell;
-  if (bell.asleep.load(kInOrder)) bell.Ring();
+  FutexEvent& event = segment_->progress(rank).event;
+  if (event.asleep.load(kInOrder)) event.Signal();
 }
 
 }  // namespace tfdist

@@ -55,8 +55,8 @@ class Host {
   // Wakes sleeping ranks; called after each progress that another rank may wait for.
   void Wake();
   void Wake(int rank);
-  Bell& bell() { return segment_->progress(rank_).bell; }
-  const Patience& patience() const { return patience_; }
+  FutexEvent& event() { return segment_->progress(rank_).event; }
+  const SpinPolicy& spin_policy() const { return spin_policy_; }
 
   std::atomic<uint64_t> copied_bytes{0};  // copied into the segment
 
@@ -65,7 +65,7 @@ class Host {
   template <typename Ready>
   void Wait(Ready ready) {
     guard_.NoteProgress();
-    WaitUntil(ready, bell(), patience_, guard_);
+    WaitUntil(ready, event(), spin_policy_, guard_);
   }
 
   std::unique_ptr<Segment> segment_;
@@ -75,7 +75,7 @@ class Host {
   const std::vector<std::string> names_;
   Guard& guard_;
   Recorder& recorder_;
-  const Patience patience_;
+  const SpinPolicy spin_policy_;
   std::vector<uint64_t> awaited_;  // per rank, the last collective whose eager slot was read
   Fingerprint joined_;
   uint64_t arrivals_ = 0;

@@ -28,17 +28,17 @@ long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
 
 }  // namespace
 
-void Bell::Ring() {
-  rings.fetch_add(1, std::memory_order_seq_cst);
-  Futex(&rings, FUTEX_WAKE, 1, nullptr);
+void FutexEvent::Signal() {
+  signals.fetch_add(1, std::memory_order_seq_cst);
+  Futex(&signals, FUTEX_WAKE, 1, nullptr);
 }
 
-void Bell::Sleep(uint32_t seen) {
+void FutexEvent::Sleep(uint32_t seen) {
   const timespec nap{0, kNapNanoseconds};
-  Futex(&rings, FUTEX_WAIT, seen, &nap);
+  Futex(&signals, FUTEX_WAIT, seen, &nap);
 }
 
-Patience Patience::For(int ranks) {
+SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
   // A rank without a core must run first.
@@ -130,7 +130,7 @@ void Segment::Abort(const Error& error) {
     std::strncpy(header_->message, error.what(), sizeof(header_->message) - 1);
     header_->aborted.store(static_cast<uint32_t>(error.code()), std::memory_order_release);
   }
-  RingAll();
+  WakeAll();
 }
 
 Error Segment::abort_error() const {
@@ -139,8 +139,8 @@ Error Segment::abort_error() const {
   return Error(code, std::string(header_->message, length));
 }
 
-void Segment::RingAll() {
-  for (int rank = 0; rank < ranks_; ++rank) progress_[rank].bell.Ring();
+void Segment::WakeAll() {
+  for (int rank = 0; rank < ranks_; ++rank) progress_[rank].event.Signal();
 }
 
 }  // namespace tfdist

@@ -14,22 +14,22 @@ namespace tfdist {
 //
 // A rank's futex event, in shared memory. A rank that makes progress signals the events of sleeping
 // ranks.
-struct alignas(64) Bell {
+struct alignas(64) FutexEvent {
   std::atomic<uint32_t> asleep;
-  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> signals;
 
-  void Ring();
+  void Signal();
   // Sleeps until the event has been signaled since `seen`, at most briefly.
   void Sleep(uint32_t seen);
 };
 
 // How long to spin before sleeping, in rounds; depends on whether every rank has a core.
-struct Patience {
+struct SpinPolicy {
   int spins;
   int yields;
 
   // Args: the number of ranks on this host.
-  static Patience For(int ranks);
+  static SpinPolicy For(int ranks);
 };
 
 inline void Pause() {
@@ -44,19 +44,19 @@ void GiveCoreAway();
 
 // Waits until `ready()`; `mine` is the event of the waiting rank.
 template <typename Ready>
-void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) {
-  for (int i = 0; i < patience.spins; ++i) {
+void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Guard& guard) {
+  for (int i = 0; i < spin_policy.spins; ++i) {
     if (ready()) return;
     Pause();
   }
-  for (int i = 0; i < patience.yields; ++i) {
+  for (int i = 0; i < spin_policy.yields; ++i) {
     if (ready()) return;
     GiveCoreAway();
   }
   while (!ready()) {
     guard.Check();
     mine.asleep.store(1, std::memory_order_seq_cst);
-    const uint32_t seen = mine.rings.load(std::memory_order_seq_cst);
+    const uint32_t seen = mine.signals.load(std::memory_order_seq_cst);
     if (!ready()) mine.Sleep(seen);
     mine.asleep.store(0, std::memory_order_relaxed);
   }
@@ -74,7 +74,7 @@ struct alignas(128) Progress {
   std::atomic<uint64_t> published;  // chunks whose parts for other ranks are ready
   std::atomic<uint64_t> reduced;    // chunks whose own part is ready
   std::atomic<uint64_t> finished;   // chunks that are no longer read here
-  Bell bell;
+  FutexEvent event;
 };
 
 // A rank's eager slot for a collective: its fingerprint, and all of its data if small.
@@ -135,7 +135,7 @@ class Segment {
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
   Error abort_error() const;
   // Wakes sleeping ranks.
-  void RingAll();
+  void WakeAll();
 
  private:
   struct alignas(128) Header {
