@@ -71,7 +71,7 @@ class Rank {
       barrier_.words[other] = group[other].words_.data();
     }
     turn_ = 1 - turn_;
-    const Waiting waiting{&abort, &outcome, &ended, patience};
+    const Waiting waiting{&abort, &outcome, &ended, timeout};
     if (one_shot) {
       Launch(kernels.one_shot, kBlocks, kThreads, list_, staging_, Next(), waiting, divisor);
       return;
@@ -89,7 +89,7 @@ class Rank {
 
   std::vector<std::vector<char>> in, out;
   uint64_t abort = 0, outcome = 0, ended = 0;
-  uint64_t patience = kNever;
+  uint64_t timeout = kNever;
   std::function<void()> before_second_barrier;
 
  private:
@@ -223,7 +223,7 @@ void EveryWaitEnds() {
       };
       OnEach(group, [&](Rank& rank) {
         const bool missing = &rank == &group[1];
-        if (!missing && !told) rank.patience = 20'000'000;
+        if (!missing && !told) rank.timeout = 20'000'000;
         if (missing && barrier == 2) rank.before_second_barrier = [&] { leave(rank); };
         if (missing && barrier != 2) leave(rank);
         std::thread host([&] {

@@ -86,12 +86,12 @@ std::string FeedAnything(const uint8_t* data, size_t size) {
   const Fingerprint theirs = Counterpart(request.operation.fingerprint);
   const bool is_message = kind == Kind::kSend || kind == Kind::kReceive;
 
-  Arrival& arrival = segment.arrival(1, 1);
-  bytes.Take(arrival.data, 16);
+  EagerSlot& slot = segment.slot(1, 1);
+  bytes.Take(slot.data, 16);
   if (how & 16) {
-    arrival.fingerprint = theirs;
+    slot.fingerprint = theirs;
   } else {
-    bytes.Take(&arrival.fingerprint, sizeof(arrival.fingerprint));
+    bytes.Take(&slot.fingerprint, sizeof(slot.fingerprint));
   }
   Progress& progress = segment.progress(1);
   progress.arrived = bytes.Count();

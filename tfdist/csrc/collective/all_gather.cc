@@ -17,7 +17,7 @@ struct Sizes {
 };
 
 // The bytes of rows that fit into an eager slot after their number.
-constexpr size_t kMaxEagerRowBytes = Arrival::kBytes - sizeof(uint64_t);
+constexpr size_t kMaxEagerRowBytes = EagerSlot::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {
   const uint64_t own = operation.sent_rows.front();

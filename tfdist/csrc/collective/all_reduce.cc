@@ -49,7 +49,7 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
 
 // Reduces the inputs of all ranks of the host, read from their eager slots, into `out`, whose
 // elements are of `out_type`.
-void AmongArrivals(Host& host, const Operation& operation, double divisor, const BufferList& out,
+void ReduceEagerly(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
@@ -73,9 +73,9 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
   }
 }
 
-bool FitsArrivals(size_t bytes, int ranks) {
-  return ranks <= kMaxEagerRanks && bytes <= Arrival::kBytes &&
-         bytes * static_cast<size_t>(ranks) <= 8 * Arrival::kBytes;
+bool FitsEagerSlots(size_t bytes, int ranks) {
+  return ranks <= kMaxEagerRanks && bytes <= EagerSlot::kBytes &&
+         bytes * static_cast<size_t>(ranks) <= 8 * EagerSlot::kBytes;
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
@@ -143,7 +143,7 @@ class Hierarchical {
     if (max_ranks_ == 1) {
       AmongHosts(whole, 0);
     } else if (!operation_.compression && leaders_ == max_ranks_ &&
-               FitsArrivals(operation_.in.bytes(), host_.size())) {
+               FitsEagerSlots(operation_.in.bytes(), host_.size())) {
       Small(whole);
     } else {
       Large(whole);
@@ -175,7 +175,7 @@ class Hierarchical {
     BufferList sums = operation_.out;
     if (widens_) sums = BufferList(Take(2 * sums.bytes()), 2 * sums.bytes());
     const Transfer between = Between(whole, sums);
-    AmongArrivals(host_, operation_, 1.0, sums, between.type);
+    ReduceEagerly(host_, operation_, 1.0, sums, between.type);
     AmongHosts(between, 0);
     if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
@@ -268,13 +268,13 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   if ((algorithm == Algorithm::kShared && !one_host) || topology.size == 1) {
     algorithm = Algorithm::kHierarchical;
   }
-  const bool small = !operation.compression && FitsArrivals(operation.in.bytes(), host.size()) &&
+  const bool small = !operation.compression && FitsEagerSlots(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   host.Arrive(operation.fingerprint, small ? operation.in : ConstBufferList());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {
-    return AmongArrivals(host, operation, Divisor(operation, topology.size), operation.out,
+    return ReduceEagerly(host, operation, Divisor(operation, topology.size), operation.out,
                          operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);

@@ -91,7 +91,7 @@ void Broadcast(Fabric& fabric, Operation& operation) {
   const int leader = LeaderOf(topology, my_host, root);
   const int place = topology.place_of[static_cast<size_t>(leader)];
   const bool one_host = topology.hosts.size() == 1;
-  const bool along = one_host && bytes <= Arrival::kBytes;
+  const bool along = one_host && bytes <= EagerSlot::kBytes;
   const bool is_root = topology.rank == root;
 
   host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstBufferList());

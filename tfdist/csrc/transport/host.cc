@@ -33,42 +33,42 @@ Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ra
 
 void Host::Arrive(const Fingerprint& fingerprint, const ConstBufferList& data) {
   joined_ = fingerprint;
-  ++arrivals_;
+  ++collectives_;
   if (size_ == 1) return;
-  Arrival& arrival = segment_->arrival(rank_, arrivals_);
-  arrival.fingerprint = fingerprint;
+  EagerSlot& slot = segment_->slot(rank_, collectives_);
+  slot.fingerprint = fingerprint;
   copied_bytes.store(copied_bytes.load(std::memory_order_relaxed) + data.bytes(),
                      std::memory_order_relaxed);
-  char* to = arrival.data;
+  char* to = slot.data;
   data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
     std::memcpy(to, from, bytes);
     to += bytes;
   });
-  mine().arrived.store(arrivals_, kInOrder);
+  mine().arrived.store(collectives_, kInOrder);
   Wake();
 }
 
-const Arrival& Host::Await(int rank) {
+const EagerSlot& Host::Await(int rank) {
   const auto& arrived = segment_->progress(rank).arrived;
-  const bool waits = arrived.load(kInOrder) < arrivals_;
-  if (waits) Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
+  const bool waits = arrived.load(kInOrder) < collectives_;
+  if (waits) Wait([&] { return arrived.load(kInOrder) >= collectives_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
-  const Arrival& arrival = segment_->arrival(rank, arrivals_);
+  const EagerSlot& slot = segment_->slot(rank, collectives_);
   // A second read would hit this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
-  if (rank != rank_ && arrivals_ % kMeasured == 0 && awaited != arrivals_) {
+  if (rank != rank_ && collectives_ % kMeasured == 0 && awaited != collectives_) {
     // Limits the effect of an interruption on the measurement.
-    const unsigned long ticks = std::min(TicksToRead(&arrival), 4 * kFarTicks);
+    const unsigned long ticks = std::min(TicksToRead(&slot), 4 * kFarTicks);
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
-  awaited = arrivals_;
+  awaited = collectives_;
   const Fingerprint theirs =
-      arrival.fingerprint;  // a copy, since the other rank can change its memory
+      slot.fingerprint;  // a copy, since the other rank can change its memory
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
                        names_[static_cast<size_t>(rank)], theirs);
   }
-  return arrival;
+  return slot;
 }
 
 void Host::AwaitAll() {

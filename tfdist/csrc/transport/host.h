@@ -35,7 +35,7 @@ class Host {
 
   // Waits for a rank to join this rank's current collective, and returns its eager slot. Throws
   // Disagreement if it has joined another collective.
-  const Arrival& Await(int rank);
+  const EagerSlot& Await(int rank);
   void AwaitAll();
 
   // Copies into the segment such that the other ranks can read it fastest.
@@ -78,8 +78,8 @@ class Host {
   const SpinPolicy spin_policy_;
   std::vector<uint64_t> awaited_;  // per rank, the last collective whose eager slot was read
   Fingerprint joined_;
-  uint64_t arrivals_ = 0;
-  uint64_t chunks_ = 0;  // number of chunks taken so far; the first chunk is number 1
+  uint64_t collectives_ = 0;  // joined so far
+  uint64_t chunks_ = 0;       // number of chunks taken so far; the first chunk is number 1
   size_t room_next_ = 0;
   unsigned long ticks_ = 0;  // running mean of the time to read another rank's data
 };

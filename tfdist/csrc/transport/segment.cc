@@ -73,8 +73,9 @@ size_t RingBytes(int ranks) {
 size_t Segment::BytesFor(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   return RoundUp(sizeof(Header), kPage) + RoundUp(n * sizeof(Progress), kPage) +
-         RoundUp(n * kArrivals * sizeof(Arrival), kPage) + RoundUp(n * n * sizeof(Ring), kPage) +
-         n * n * RingBytes(ranks) + (kSlots + 1) * n * ChunkBytes(ranks) + kStreamWordBytes;
+         RoundUp(n * kEagerSlots * sizeof(EagerSlot), kPage) +
+         RoundUp(n * n * sizeof(Ring), kPage) + n * n * RingBytes(ranks) +
+         (kSlots + 1) * n * ChunkBytes(ranks) + kStreamWordBytes;
 }
 
 Segment::Segment(int descriptor, size_t bytes, int ranks)
@@ -118,7 +119,7 @@ void Segment::Lay() {
   };
   header_ = reinterpret_cast<Header*>(take(sizeof(Header)));
   progress_ = reinterpret_cast<Progress*>(take(n * sizeof(Progress)));
-  arrivals_ = reinterpret_cast<Arrival*>(take(n * kArrivals * sizeof(Arrival)));
+  eager_slots_ = reinterpret_cast<EagerSlot*>(take(n * kEagerSlots * sizeof(EagerSlot)));
   rings_ = reinterpret_cast<Ring*>(take(n * n * sizeof(Ring)));
   ring_data_ = take(n * n * ring_bytes_);
   rooms_ = take((kSlots + 1) * n * chunk_bytes_);

@@ -78,7 +78,7 @@ struct alignas(128) Progress {
 };
 
 // A rank's eager slot for a collective: its fingerprint, and all of its data if small.
-struct alignas(64) Arrival {
+struct alignas(64) EagerSlot {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
@@ -94,7 +94,7 @@ class Segment {
  public:
   // The maximum number of chunks in flight, and of eager slots per rank.
   static constexpr int kSlots = 3;
-  static constexpr int kArrivals = 8;
+  static constexpr int kEagerSlots = 8;
 
   // The bytes of the words that GPU streams wait for.
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
@@ -111,9 +111,9 @@ class Segment {
 
   int ranks() const { return ranks_; }
   Progress& progress(int rank) { return progress_[rank]; }
-  Arrival& arrival(int rank, uint64_t sequence) {
-    return arrivals_[(sequence % kArrivals) * static_cast<size_t>(ranks_) +
-                     static_cast<size_t>(rank)];
+  EagerSlot& slot(int rank, uint64_t sequence) {
+    return eager_slots_[(sequence % kEagerSlots) * static_cast<size_t>(ranks_) +
+                        static_cast<size_t>(rank)];
   }
 
   // A rank's room for chunks, and the maximum chunk size. There is room for one more chunk than are
@@ -154,7 +154,7 @@ class Segment {
   size_t ring_bytes_;
   Header* header_;
   Progress* progress_;
-  Arrival* arrivals_;
+  EagerSlot* eager_slots_;
   Ring* rings_;
   char* ring_data_;
   char* rooms_;
