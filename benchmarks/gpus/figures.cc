@@ -142,8 +142,8 @@ void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
       {{kReference, 2 * large}, [&] { stream.Copy(out.address(), in.address(), large); }}};
   Codec int8, random, half, means;
   random.stochastic = true;
-  half.form = Form::kHalf;
-  means.form = Form::kTwoMeans;
+  half.encoding = Encoding::kHalf;
+  means.encoding = Encoding::kTwoMeans;
   const std::pair<const char*, Codec> known[] = {
       {"int8", int8}, {"int8 at random", random}, {"half", half}, {"one bit", means}};
   const DeviceMemory encoded(gpu, large);

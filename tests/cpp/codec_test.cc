@@ -26,30 +26,30 @@ struct Known {
 };
 
 std::vector<Known> All() {
-  const auto make = [](Form form) {
+  const auto make = [](Encoding encoding) {
     Codec codec;
-    codec.form = form;
+    codec.encoding = encoding;
     return codec;
   };
-  Codec int8 = make(Form::kLevels), random8 = int8, four = int8, ternary = int8, norm = int8;
+  Codec int8 = make(Encoding::kLevels), random8 = int8, four = int8, ternary = int8, norm = int8;
   random8.stochastic = four.stochastic = ternary.stochastic = norm.stochastic = true;
   four.bits = norm.bits = 4;
   norm.euclidean = true;
   ternary.bits = 2;
   ternary.block = 512;
-  Codec votes = make(Form::kSigns);
+  Codec votes = make(Encoding::kSigns);
   votes.unit = true;
-  return {{"half", make(Form::kHalf), false, 0x1p-11f},
-          {"bfloat16", make(Form::kBfloat16), false, 0x1p-8f},
-          {"float8", make(Form::kFloat8), false, 0x1p-4f},
+  return {{"half", make(Encoding::kHalf), false, 0x1p-11f},
+          {"bfloat16", make(Encoding::kBfloat16), false, 0x1p-8f},
+          {"float8", make(Encoding::kFloat8), false, 0x1p-4f},
           {"int8", int8, false, 0.5f / 127 * 1.001f},
           {"int8 at random", random8, true, 1.001f / 127},
           {"int4 at random", four, true, 1.001f / 7},
           {"ternary", ternary, true, 1.001f},
           {"norm", norm, true, 0},
-          {"powers", make(Form::kPowers), true, 1.0f},
-          {"means", make(Form::kTwoMeans), false, 0},
-          {"signs", make(Form::kSigns), false, 0},
+          {"powers", make(Encoding::kPowers), true, 1.0f},
+          {"means", make(Encoding::kTwoMeans), false, 0},
+          {"signs", make(Encoding::kSigns), false, 0},
           {"votes", votes, false, 0}};
 }
 
@@ -164,10 +164,10 @@ void CheckUnit(const Known& known, EncodeOn encode, DecodeOn decode) {
   const std::vector<float> values = Normal(1003, 1);
   const std::vector<uint8_t> bytes = Encoded(known.codec, values);
   std::vector<float> back(values.size());
-  decode(known.codec, Decoding{bytes.data(), values.size(), back.data(), false});
+  decode(known.codec, DecodeArgs{bytes.data(), values.size(), back.data(), false});
   EXPECT(back == Decoded(known.codec, bytes, values.size()));
   std::vector<uint8_t> others(bytes.size(), 0x5a);
-  encode(known.codec, Encoding{values.data(), nullptr, values.size(), others.data(), 7});
+  encode(known.codec, EncodeArgs{values.data(), nullptr, values.size(), others.data(), 7});
   // A norm or a mean may differ in its last bit.
   const std::vector<float> far = Decoded(known.codec, others, values.size());
   size_t apart = 0;
@@ -195,7 +195,7 @@ void CheckGarbage(const Known& known) {
 // The values of a float8, and the ties between them.
 void CheckFloat8() {
   Codec codec;
-  codec.form = Form::kFloat8;
+  codec.encoding = Encoding::kFloat8;
   std::vector<float> held = {448};
   for (int exponent = -9; exponent < 9; ++exponent) {
     for (int eighth = 0; eighth < 8; ++eighth) {
@@ -223,7 +223,7 @@ void CheckRules() {
   EXPECT(refuses([](Codec& c) { c.block = 0; }));
   EXPECT(refuses([](Codec& c) { c.block = 12; }));
   EXPECT(refuses([](Codec& c) { c.block = 8192; }));
-  EXPECT(refuses([](Codec& c) { c.form = static_cast<Form>(99); }));
+  EXPECT(refuses([](Codec& c) { c.encoding = static_cast<Encoding>(99); }));
 }
 
 }  // namespace

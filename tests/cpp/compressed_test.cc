@@ -25,12 +25,12 @@ struct Case {
 
 std::vector<Case> Cases() {
   Codec half, int8, ternary, means, votes;
-  half.form = Form::kHalf;
+  half.encoding = Encoding::kHalf;
   ternary.bits = 2;
   ternary.stochastic = true;
   ternary.block = 1024;
-  means.form = Form::kTwoMeans;
-  votes.form = Form::kSigns;
+  means.encoding = Encoding::kTwoMeans;
+  votes.encoding = Encoding::kSigns;
   votes.unit = true;
   return {{"half", half, 0x1p-11f},
           {"int8", int8, 0.5f / 127},

@@ -24,10 +24,10 @@ constexpr int kMembers = 3, kMe = 1;
 // All codecs that have kernels.
 std::vector<Codec> Codecs() {
   std::vector<Codec> all;
-  for (int form = 0; form < kForms; ++form) {
+  for (int encoding = 0; encoding < kEncodings; ++encoding) {
     Codec codec;
-    codec.form = static_cast<Form>(form);
-    if (codec.form != Form::kLevels) {
+    codec.encoding = static_cast<Encoding>(encoding);
+    if (codec.encoding != Encoding::kLevels) {
       all.push_back(codec);
       continue;
     }
@@ -46,7 +46,7 @@ std::vector<Codec> Codecs() {
     }
   }
   Codec votes;
-  votes.form = Form::kSigns;
+  votes.encoding = Encoding::kSigns;
   votes.unit = true;
   all.push_back(votes);
   return all;
@@ -55,8 +55,8 @@ std::vector<Codec> Codecs() {
 std::string NameOf(const Codec& c) {
   char text[128];
   std::snprintf(text, sizeof(text),
-                "form %d, %d bits, stochastic %d, euclidean %d, unit %d, clip %g, block %u",
-                static_cast<int>(c.form), c.bits, c.stochastic, c.euclidean, c.unit, c.clip,
+                "encoding %d, %d bits, stochastic %d, euclidean %d, unit %d, clip %g, block %u",
+                static_cast<int>(c.encoding), c.bits, c.stochastic, c.euclidean, c.unit, c.clip,
                 c.block);
   return text;
 }
@@ -297,7 +297,7 @@ void Everything(bool small) {
   // Several chunks, each with its own seed, and more than one batch.
   Codec random, powers;
   random.stochastic = true;
-  powers.form = Form::kPowers;
+  powers.encoding = Encoding::kPowers;
   for (const Codec& codec : {random, powers}) compare(codec, 4096, 3 * 350'000, true);
   compare(random, 4096, 3 * 150'000, false);
 }

@@ -14,20 +14,21 @@
 namespace tfdist::testing {
 namespace {
 
-Codec CodecOf(Form form, uint32_t block = 64) {
+Codec CodecOf(Encoding encoding, uint32_t block = 64) {
   Codec codec;
-  codec.form = form;
+  codec.encoding = encoding;
   codec.block = block;
   return codec;
 }
 
 std::vector<Codec> Codecs() {
   std::vector<Codec> all;
-  for (int form = 0; form < kForms; ++form) all.push_back(CodecOf(static_cast<Form>(form)));
-  Codec random = CodecOf(Form::kLevels);
+  for (int encoding = 0; encoding < kEncodings; ++encoding)
+    all.push_back(CodecOf(static_cast<Encoding>(encoding)));
+  Codec random = CodecOf(Encoding::kLevels);
   random.bits = 4;
   random.stochastic = random.euclidean = true;
-  Codec votes = CodecOf(Form::kSigns);
+  Codec votes = CodecOf(Encoding::kSigns);
   votes.unit = true;
   all.push_back(random);
   all.push_back(votes);
@@ -151,7 +152,7 @@ void Launched(Communicator& c) {
   std::vector<std::unique_ptr<Compared>> sums;
   for (const size_t count : {1, 2, 5, 4, 3, 2, 1}) {
     const std::vector<size_t> counts(2000, count);
-    sums.push_back(std::make_unique<Compared>(c, memory, CodecOf(Form::kLevels), counts, true));
+    sums.push_back(std::make_unique<Compared>(c, memory, CodecOf(Encoding::kLevels), counts, true));
     sums.back()->OnDevice(true);
   }
   Await(c, memory);
@@ -165,14 +166,14 @@ void Values(Communicator& c, bool within_hosts) {
     SumOnDevice(c, memory, codec, {1, 0, 300, 5, 600}, within_hosts);
   }
   for (const size_t count : {size_t{0}, size_t{1}, size_t{2}}) {
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {count}, within_hosts);
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {count}, within_hosts);
   }
 }
 
 // Parts that are sent in several batches.
 void Large(Communicator& c) {
   Memory memory;
-  Codec random = CodecOf(Form::kLevels, 4096);
+  Codec random = CodecOf(Encoding::kLevels, 4096);
   random.stochastic = true;
   SumOnDevice(c, memory, random, {900'000, 3, 100'000});
 }
@@ -228,8 +229,8 @@ void WithoutKernels(const std::string& transport) {
 void Mismatches(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
-    const Codec other = CodecOf(Form::kLevels, c.rank() == 1 ? 512 : 256);
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000});
+    const Codec other = CodecOf(Encoding::kLevels, c.rank() == 1 ? 512 : 256);
     ExpectError([&] { SumOnDevice(c, memory, other, {5000}); }, Code::kMismatch,
                 {"The compression differs."});
   });
@@ -238,9 +239,9 @@ void Mismatches(const Plan& plan) {
     std::vector<char> values(4000), error(4000);
     const auto sum = [&] {
       if (c.rank() == 1) {
-        return c.Run(Sum(CodecOf(Form::kLevels), {1000}, values.data(), error.data(), true));
+        return c.Run(Sum(CodecOf(Encoding::kLevels), {1000}, values.data(), error.data(), true));
       }
-      SumOnDevice(c, memory, CodecOf(Form::kLevels), {1000});
+      SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {1000});
     };
     ExpectError(sum, Code::kMismatch, {"It is on a GPU on one of them alone."});
   });
@@ -252,7 +253,7 @@ void Refusals(const Plan& plan) {
     Memory memory;
     const cuda::Address at = memory.Take(400);
     const auto refuse = [&](const std::string& words, auto change) {
-      Operation wrong = Sum(CodecOf(Form::kLevels), {100}, Pointer(at), Pointer(at), true);
+      Operation wrong = Sum(CodecOf(Encoding::kLevels), {100}, Pointer(at), Pointer(at), true);
       wrong.device = memory.Ready();
       change(wrong);
       ExpectError([&] { c.Run(std::move(wrong)); }, Code::kInvalidArgument, {words});
@@ -260,7 +261,7 @@ void Refusals(const Plan& plan) {
     refuse("max of float32", [](Operation& o) { o.fingerprint.op = ReduceOp::kMax; });
     refuse("2, 4 or 8", [](Operation& o) { o.compression->codec.bits = 5; });
     refuse("as large as", [&](Operation& o) { o.compression->error = BufferList(Pointer(at), 8); });
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {100});
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {100});
   });
 }
 
@@ -270,7 +271,7 @@ void Lost(const Plan& plan) {
     const auto steps = [&] {
       for (int round = 0;; ++round) {
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
-        SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000, 3});
+        SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000, 3});
       }
     };
     ExpectError(steps, Code::kUnavailable, {"rank 1"});
@@ -284,8 +285,8 @@ void LostBesides(const Plan& plan) {
     const auto steps = [&] {
       for (int round = 0;; ++round) {
         memory.Clear();
-        Compared first(c, memory, CodecOf(Form::kLevels), {5000, 3}, true);
-        Compared second(c, memory, CodecOf(Form::kLevels), {4000}, true);
+        Compared first(c, memory, CodecOf(Encoding::kLevels), {5000, 3}, true);
+        Compared second(c, memory, CodecOf(Encoding::kLevels), {4000}, true);
         first.OnDevice(true);
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
         second.OnDevice(true);
@@ -301,10 +302,10 @@ void LostBesides(const Plan& plan) {
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000});
     if (c.rank() == 1) FailDriver("cuLaunchKernel", 2);
-    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
-                {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
+    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000}); },
+                Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
   });
 }
 
@@ -314,13 +315,13 @@ void WithoutRoom(const std::string& transport) {
   OnEachProcess(PlanFor(transport, 2, 2, As::kProcesses), -1, [by_nccl](Communicator& c) {
     Memory memory;
     if (c.rank() == 1) FailDriver("cuMemAlloc_v2", 2);
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {5000});
     EXPECT((Launches() > 0) == (c.rank() == 0) && Sent() == 0);
     FailDriver("cuMemAlloc_v2", 0);
     // The same amount of memory is not requested again.
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {5000});
     EXPECT(Sent() == 0);
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {4000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {4000});
     EXPECT((Sent() > 0) == by_nccl);
   });
 }
@@ -339,10 +340,10 @@ void WithoutRoomIsTold() {
   }
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {10});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {10});
     FailDriver("cuMemAlloc_v2", 2);
     for (const size_t count : {5000u, 6000u}) {
-      SumOnDevice(c, memory, CodecOf(Form::kHalf), {count});
+      SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {count});
     }
   });
   FailDriver("cuMemAlloc_v2", 0);
@@ -404,7 +405,7 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
 // of its first GPU.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
-  const Codec codec = CodecOf(Form::kLevels);
+  const Codec codec = CodecOf(Encoding::kLevels);
   OnEachRank(plan, [&](Communicator& c) {
     Gpus gpus(c);
     std::vector<char> sums(kCount * sizeof(float)), error = Brought(c.rank(), kCount, 0.1f);
@@ -434,7 +435,7 @@ void UnlikeParts(const Plan& plan) {
     std::vector<Operation> parts;
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
       char* const at = Pointer(gpus[gpu].Take(400));
-      const Codec codec = CodecOf(Form::kLevels, gpu == 1 ? 512 : 256);
+      const Codec codec = CodecOf(Encoding::kLevels, gpu == 1 ? 512 : 256);
       parts.push_back(Sum(codec, {100}, at, at, true));
       parts.back().device = gpus[gpu].Ready();
     }
@@ -453,7 +454,7 @@ void WithFakes() {
     Check(PlanFor(transport, 2, 2, As::kProcesses), false, By::kKernels);
   }
   Check(PlanFor("nccl", 4, 2, As::kProcesses), false, By::kNccl);
-  OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Form::kLevels), 1003, false);
+  OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Encoding::kLevels), 1003, false);
   Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("", 3, 3, As::kThreads), false, By::kKernels);
   for (const int ranks : {2, 3, 4}) {
@@ -470,7 +471,7 @@ void WithFakes() {
   Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
   for (const Codec& codec : Codecs()) {
-    if (codec.stochastic || codec.form == Form::kPowers)
+    if (codec.stochastic || codec.encoding == Encoding::kPowers)
       continue;  // The seed depends on the rank's number.
     OfSeveralGpus(WithGpus("nccl", 2, 2, As::kThreads, 2), codec, 1003, false);
     OfSeveralGpus(WithGpus("nccl", 3, 1, As::kThreads, 2), codec, 5, true);

@@ -91,13 +91,13 @@ extern "C" const char* all_reduce(const char* kernels, uint32_t ranks, const cud
 }
 
 // Encodes and decodes float32. Args: error: added before, and afterwards what was lost; 0 for none.
-extern "C" const char* encode_and_decode(const char* kernels, int form, int bits, int stochastic,
-                                         int euclidean, int unit, float clip, int block,
-                                         cuda::Address in, cuda::Address error, cuda::Address out,
-                                         size_t count, uint32_t seed) {
+extern "C" const char* encode_and_decode(const char* kernels, int encoding, int bits,
+                                         int stochastic, int euclidean, int unit, float clip,
+                                         int block, cuda::Address in, cuda::Address error,
+                                         cuda::Address out, size_t count, uint32_t seed) {
   return Said([&] {
     Opened& opened = Open(kernels);
-    const Codec codec = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
+    const Codec codec = MakeCodec(encoding, bits, stochastic, euclidean, unit, clip, block);
     const DeviceStream stream(opened.gpu);
     const DeviceMemory room(opened.gpu, KernelCodec::RoomBytes(count));
     const DeviceMemory encoded(opened.gpu, EncodedBytes(codec, count));

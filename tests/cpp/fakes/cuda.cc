@@ -141,7 +141,7 @@ std::map<std::string, Function> AllFunctions() {
   all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name); \
   all["tfdist_decode_" #name] = Bound(device::tfdist_decode_##name); \
   all["tfdist_sum_" #name] = Bound(device::tfdist_sum_##name);
-  TFDIST_FOR_ALL_FORMS(TFDIST_ADD)
+  TFDIST_FOR_ALL_ENCODINGS(TFDIST_ADD)
 #undef TFDIST_ADD
   all["tfdist_sum_votes"] = Bound(device::tfdist_sum_votes);
 #define TFDIST_ADD(name) all["tfdist_" #name] = Bound(device::tfdist_##name);

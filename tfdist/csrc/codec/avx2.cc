@@ -23,8 +23,8 @@ namespace {
 #include "codec/kernels.inc"
 }  // namespace
 
-void EncodeOnAvx2(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
-void DecodeOnAvx2(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+void EncodeOnAvx2(const Codec& codec, const EncodeArgs& args) { EncodeWith(codec, args); }
+void DecodeOnAvx2(const Codec& codec, const DecodeArgs& args) { DecodeWith(codec, args); }
 
 }  // namespace tfdist
 

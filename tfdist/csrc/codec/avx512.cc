@@ -24,8 +24,8 @@ namespace {
 #include "codec/kernels.inc"
 }  // namespace
 
-void EncodeOnAvx512(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
-void DecodeOnAvx512(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+void EncodeOnAvx512(const Codec& codec, const EncodeArgs& args) { EncodeWith(codec, args); }
+void DecodeOnAvx512(const Codec& codec, const DecodeArgs& args) { DecodeWith(codec, args); }
 
 }  // namespace tfdist
 

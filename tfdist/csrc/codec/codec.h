@@ -9,7 +9,7 @@
 
 namespace tfdist {
 
-enum class Form : uint8_t {
+enum class Encoding : uint8_t {
   kHalf,      // float16, scaled by a power of two, so that nothing overflows or vanishes
   kBfloat16,  // bfloat16; no header
   kFloat8,    // 8 bits with 4 of exponent and 3 of mantissa ("e4m3fn"), scaled
@@ -18,10 +18,10 @@ enum class Form : uint8_t {
   kTwoMeans,  // whether a value is negative; decoded to the mean of those on its side
   kSigns,     // whether a value is negative; decoded to one common magnitude
 };
-constexpr int kForms = 7;
+constexpr int kEncodings = 7;
 
 struct Codec {
-  Form form = Form::kLevels;
+  Encoding encoding = Encoding::kLevels;
   uint8_t bits = 8;         // of kLevels: 2, 4 or 8
   bool stochastic = false;  // kLevels: rounded up or down at random, unbiased, not to the nearest
   bool euclidean = false;   // kLevels: the scale is the block's norm, not its largest magnitude
@@ -35,8 +35,8 @@ constexpr uint32_t kMaxBlock = 4096;
 void CheckCodec(const Codec& codec);
 
 // Makes a codec from unchecked numbers. Throws like CheckCodec.
-Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, bool unit, float clip,
-                int64_t block);
+Codec MakeCodec(int64_t encoding, int64_t bits, bool stochastic, bool euclidean, bool unit,
+                float clip, int64_t block);
 
 // A hash that is never 0 and almost surely differs between codecs.
 uint32_t HashOf(const Codec& codec);
@@ -44,7 +44,7 @@ uint32_t HashOf(const Codec& codec);
 // The encoded size of `count` values, in bytes.
 size_t EncodedBytes(const Codec& codec, size_t count);
 
-struct Encoding {
+struct EncodeArgs {
   const float* in;
   // Added to `in` before encoding, then replaced by the encoding error; null for none. It is
   // unchanged in blocks that are not finite.
@@ -53,15 +53,15 @@ struct Encoding {
   uint8_t* out;
   uint32_t seed;  // seed of stochastic rounding
 };
-void Encode(const Codec& codec, const Encoding& encoding);
+void Encode(const Codec& codec, const EncodeArgs& args);
 
-struct Decoding {
+struct DecodeArgs {
   const uint8_t* in;
   size_t count;
   float* out;
   bool add;  // adds to `out` instead of overwriting it
 };
 // Yields the same bits on every processor, unless it adds.
-void Decode(const Codec& codec, const Decoding& decoding);
+void Decode(const Codec& codec, const DecodeArgs& args);
 
 }  // namespace tfdist

@@ -10,10 +10,10 @@ namespace tfdist {
 namespace {
 
 constexpr size_t HeaderBytes(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kBfloat16:
+  switch (codec.encoding) {
+    case Encoding::kBfloat16:
       return 0;
-    case Form::kTwoMeans:
+    case Encoding::kTwoMeans:
       return 8;
     default:
       return 4;
@@ -21,14 +21,14 @@ constexpr size_t HeaderBytes(const Codec& codec) {
 }
 
 constexpr size_t BitsOf(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kHalf:
-    case Form::kBfloat16:
+  switch (codec.encoding) {
+    case Encoding::kHalf:
+    case Encoding::kBfloat16:
       return 16;
-    case Form::kFloat8:
-    case Form::kPowers:
+    case Encoding::kFloat8:
+    case Encoding::kPowers:
       return 8;
-    case Form::kLevels:
+    case Encoding::kLevels:
       return codec.bits;
     default:
       return 1;

@@ -5,11 +5,11 @@
 
 namespace tfdist {
 
-void EncodeOnBaseline(const Codec& codec, const Encoding& encoding);
-void EncodeOnAvx2(const Codec& codec, const Encoding& encoding);
-void EncodeOnAvx512(const Codec& codec, const Encoding& encoding);
-void DecodeOnBaseline(const Codec& codec, const Decoding& decoding);
-void DecodeOnAvx2(const Codec& codec, const Decoding& decoding);
-void DecodeOnAvx512(const Codec& codec, const Decoding& decoding);
+void EncodeOnBaseline(const Codec& codec, const EncodeArgs& args);
+void EncodeOnAvx2(const Codec& codec, const EncodeArgs& args);
+void EncodeOnAvx512(const Codec& codec, const EncodeArgs& args);
+void DecodeOnBaseline(const Codec& codec, const DecodeArgs& args);
+void DecodeOnAvx2(const Codec& codec, const DecodeArgs& args);
+void DecodeOnAvx512(const Codec& codec, const DecodeArgs& args);
 
 }  // namespace tfdist

@@ -9,12 +9,12 @@ namespace {
 constexpr size_t kFloat = sizeof(float);
 constexpr size_t kChunkValues = 64 << 10;
 
-bool AreVotes(const Codec& codec) { return codec.form == Form::kSigns && codec.unit; }
+bool AreVotes(const Codec& codec) { return codec.encoding == Encoding::kSigns && codec.unit; }
 
 // A majority of signs may be a tie, which kSigns cannot represent.
 Codec ForSums(Codec codec) {
   if (AreVotes(codec)) {
-    codec.form = Form::kLevels;
+    codec.encoding = Encoding::kLevels;
     codec.bits = 2;
     codec.stochastic = codec.euclidean = false;
     codec.clip = 0;

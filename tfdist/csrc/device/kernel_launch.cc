@@ -168,20 +168,20 @@ constexpr unsigned kThreadsOfBlock = 16;  // per block of encoded values
 constexpr size_t kMaxBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kHalf:
+  switch (codec.encoding) {
+    case Encoding::kHalf:
       return "half";
-    case Form::kBfloat16:
+    case Encoding::kBfloat16:
       return "bfloat16";
-    case Form::kFloat8:
+    case Encoding::kFloat8:
       return "float8";
-    case Form::kLevels:
+    case Encoding::kLevels:
       return "levels" + std::to_string(codec.bits);
-    case Form::kPowers:
+    case Encoding::kPowers:
       return "powers";
-    case Form::kTwoMeans:
+    case Encoding::kTwoMeans:
       return "means";
-    case Form::kSigns:
+    case Encoding::kSigns:
       return "signs";
   }
   return "";
@@ -195,7 +195,7 @@ device::Room RoomAt(cuda::Address room, size_t count) {
 
 std::vector<const char*> CodecKernelNames() {
 #define TFDIST_NAMES(name, F) "tfdist_encode_" #name, "tfdist_decode_" #name, "tfdist_sum_" #name,
-  return {TFDIST_FOR_ALL_FORMS(TFDIST_NAMES) "tfdist_sum_votes"};
+  return {TFDIST_FOR_ALL_ENCODINGS(TFDIST_NAMES) "tfdist_sum_votes"};
 #undef TFDIST_NAMES
 }
 

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "device/kernels/coding.h"
+#include "device/kernels/encodings.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/forms.h"
 
 namespace tfdist::device {
 namespace {
@@ -148,7 +148,8 @@ using CodesOf =
 
 // A thread handles kPlaces contiguous places at once, and as many contiguous values in each plane.
 template <typename F, uint32_t kPlaces>
-void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* payload, float* out) {
+void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t* payload,
+                  float* out) {
   using P = Planes<F>;
   constexpr uint32_t kAtOnce = P::kCount < 4 / kPlaces ? P::kCount : 4 / kPlaces;
   const uint32_t places = P(block.count).places;
@@ -171,9 +172,9 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
         TFDIST_UNROLL
         for (uint32_t v = 0; v < kPlaces; ++v) {
           const float value = values[p].values[v];
-          const uint32_t code = form.Code(value, seed + i + v);
+          const uint32_t code = encoding.Code(value, seed + i + v);
           codes |= code << (v * P::kPlaceBits + (first + p) * P::kBits);
-          decoded.values[v] = F::Value(code, form.header());
+          decoded.values[v] = F::Value(code, encoding.header());
           left.values[v] = value - decoded.values[v];
         }
         if (block.error) PutPack(left, OfMemory(block.error) + i);
@@ -192,23 +193,23 @@ void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t*
   uint8_t* const payload = to + HeaderBytes(F::kCodec);
   if (block.largest >= kInfinity) {
     PutHeader<F>(F::NotFinite(), to);
-    constexpr uint32_t kCode = F::kCodec.form == Form::kBfloat16 ? kBfloat16Nan : 0;
+    constexpr uint32_t kCode = F::kCodec.encoding == Encoding::kBfloat16 ? kBfloat16Nan : 0;
     return ForCodes<F>(block.count, [&](uint32_t i, uint32_t place, uint32_t) {
       reinterpret_cast<CodesOf<P::kPlaceBits>*>(payload)[place] = kCode;
       if (out) out[i] = BitsToFloat(kNan);
     });
   }
-  const F form(codec, block);
-  PutHeader<F>(form.header(), to);
+  const F encoding(codec, block);
+  PutHeader<F>(encoding.header(), to);
   // As many codes as fit a word; for single bits, few enough that all threads have some.
   constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
   constexpr uint32_t kBytes = kTogether * sizeof(float);
   if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
       IsAligned(block.error, kBytes) && IsAligned(out, kBytes) &&
       IsAligned(payload, kTogether * P::kPlaceBits / 8)) {
-    EncodeValues<F, kTogether>(form, block, seed, payload, out);
+    EncodeValues<F, kTogether>(encoding, block, seed, payload, out);
   } else {
-    EncodeValues<F, 1>(form, block, seed, payload, out);
+    EncodeValues<F, 1>(encoding, block, seed, payload, out);
   }
 }
 

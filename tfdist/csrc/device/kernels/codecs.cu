@@ -2,8 +2,8 @@
 // more than 15 others. Nothing here waits for another GPU or for the host.
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
+#include "device/kernels/encodings.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/forms.h"
 #include "device/kernels/names.h"
 #include "device/kernels/windows.h"
 
@@ -103,11 +103,11 @@ void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const P
                                        Place out, Room room, uint8_t* to) {                 \
     SumAll<F, F, Exact>(batch, arrived, in, error, out, room, to);                          \
   }
-TFDIST_FOR_ALL_FORMS(TFDIST_CODE)
+TFDIST_FOR_ALL_ENCODINGS(TFDIST_CODE)
 
 TFDIST_WIDE_KERNEL tfdist_sum_votes(Batch batch, Arrived arrived, Place in, Place error, Place out,
                                     Room room, uint8_t* to) {
-  SumAll<SignsForm, LevelsForm<2>, Vote>(batch, arrived, in, error, out, room, to);
+  SumAll<SignsEncoding, LevelsEncoding<2>, Vote>(batch, arrived, in, error, out, room, to);
 }
 
 }  // namespace tfdist::device

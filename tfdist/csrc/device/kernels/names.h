@@ -4,16 +4,16 @@
 // The encodings for which there are kernels.
 
 // F(name, encoding).
-#define TFDIST_FOR_ALL_FORMS(F) \
-  F(half, HalfForm)             \
-  F(bfloat16, Bfloat16Form)     \
-  F(float8, Float8Form)         \
-  F(levels2, LevelsForm<2>)     \
-  F(levels4, LevelsForm<4>)     \
-  F(levels8, LevelsForm<8>)     \
-  F(powers, PowersForm)         \
-  F(means, MeansForm)           \
-  F(signs, SignsForm)
+#define TFDIST_FOR_ALL_ENCODINGS(F) \
+  F(half, HalfEncoding)             \
+  F(bfloat16, Bfloat16Encoding)     \
+  F(float8, Float8Encoding)         \
+  F(levels2, LevelsEncoding<2>)     \
+  F(levels4, LevelsEncoding<4>)     \
+  F(levels8, LevelsEncoding<8>)     \
+  F(powers, PowersEncoding)         \
+  F(means, MeansEncoding)           \
+  F(signs, SignsEncoding)
 
 // The reductions for which there are kernels.
 
