@@ -21,9 +21,9 @@ namespace tfdist::tf {
 namespace {
 
 // A point in TensorFlow's stream, whose order governs the use of its memory.
-class Turn {
+class StreamPoint {
  public:
-  Turn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
+  StreamPoint(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
       : gpu_(std::move(gpu)), stream_(stream), event_(*gpu_) {
     Take();
   }
@@ -66,20 +66,21 @@ CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream) {
   };
 }
 
-absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
-                      Operation* operation) {
+absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
+                          int64_t gpu, Operation* operation) {
   TF_RETURN_IF_ERROR(CheckGpu(group, gpu));
   cuda::Stream* stream = nullptr;
   TF_RETURN_IF_ERROR(FindStream(context, &stream));
-  const auto turn = std::make_shared<Turn>(group.gpus()[static_cast<size_t>(gpu)], stream);
-  operation->device = turn->event();
-  operation->kept = std::make_shared<std::pair<std::shared_ptr<Turn>, std::shared_ptr<void>>>(
-      turn, operation->kept);
+  const auto point = std::make_shared<StreamPoint>(group.gpus()[static_cast<size_t>(gpu)], stream);
+  operation->device = point->event();
+  operation->kept =
+      std::make_shared<std::pair<std::shared_ptr<StreamPoint>, std::shared_ptr<void>>>(
+          point, operation->kept);
   if (!operation->allocate) return absl::OkStatus();
-  operation->allocate = [turn = turn.get(), allocate = std::move(operation->allocate)](
+  operation->allocate = [point = point.get(), allocate = std::move(operation->allocate)](
                             const std::vector<size_t>& rows) {
     BufferList made = allocate(rows);
-    turn->Take();
+    point->Take();
     return made;
   };
   return absl::OkStatus();

@@ -18,8 +18,8 @@ namespace tfdist::tf {
 // Makes an operation wait for its GPU. Once this point of TensorFlow's stream has passed, the
 // inputs are computed and the outputs may be written. This also holds for memory allocated during
 // the operation.
-absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
-                      Operation* operation);
+absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
+                          int64_t gpu, Operation* operation);
 
 // Returns an error if a communicator has no such GPU.
 absl::Status CheckGpu(const Communicator& group, int64_t gpu);
@@ -40,7 +40,7 @@ class OnDevice : public Op {
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override {
     TF_RETURN_IF_ERROR(Op::Prepare(context, group, operation));
-    return TakeTurn(context, group, gpu_, operation);
+    return FollowStream(context, group, gpu_, operation);
   }
   void Enqueue(Communicator* group, Operation operation, Communicator::Done done) override {
     group->EnqueuePart(static_cast<size_t>(gpu_), std::move(operation), std::move(done));

@@ -19,7 +19,7 @@ struct Target {
 using Targets = TiledList<Target>;
 
 // Rows of different ranks are separated by indices that do not ascend. If they ascend across two
-// ranks, both ranks' rows encoding one run without repeated indices.
+// ranks, both ranks' rows form one run without repeated indices.
 struct RowRuns {
   uint32_t max_runs;  // the number of ranks
   uint32_t* wrong;    // nonzero if the rows are invalid
