@@ -12,8 +12,8 @@
 
 namespace tfdist::testing {
 
-constexpr size_t kCount =
-    24;  // floats per rank, or per pair of ranks if the collective distinguishes them
+// Floats per rank, or per pair of ranks if the collective distinguishes them.
+constexpr size_t kCount = 24;
 
 // Fails any wait that lasts: all data of the peer are already available.
 struct Impatient : Guard {

@@ -287,8 +287,8 @@ void Everything(bool small) {
   };
   for (const Codec& codec : Codecs()) {
     compare(codec, 256, 3 * 1003, false);
-    compare(codec, 256, 3 * 1024,
-            true);  // aligned and in whole blocks: handles several values at once
+    // Aligned values in whole blocks: threads handle several at once.
+    compare(codec, 256, 3 * 1024, true);
     compare(codec, 8, 3 * 45 + 1, true);
     compare(codec, 1000, 3 * 2500, true);
     for (const size_t count : {0u, 1u, 5u}) compare(codec, 64, count, false);

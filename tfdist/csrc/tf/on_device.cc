@@ -157,9 +157,8 @@ class HostCopies {
  public:
   HostCopies(OpKernelContext* context, const LocalWork& work)
       : context_(context), work_(work), copy_(CopyIn(work.gpu(), work.stream)) {
-    AwaitStream(
-        context,
-        work);  // Otherwise a copy to pageable memory would wait for the stream without a limit.
+    // Otherwise a copy to pageable memory would wait for the stream without a limit.
+    AwaitStream(context, work);
   }
 
   template <typename T>

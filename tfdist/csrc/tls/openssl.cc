@@ -27,8 +27,7 @@ void* Open() {
 Library Resolve() {
   void* const opened = Open();
   const auto find = [opened](const char* name) {
-    void* const found =
-        dlsym(opened, name);  // dlsym() also searches libcrypto, a dependency of libssl
+    void* const found = dlsym(opened, name);  // also in libcrypto, which libssl loads
     if (!found) {
       throw Error(Code::kInvalidArgument, std::string("TLS between the workers needs OpenSSL ") +
                                               "1.1.1 or newer; the one found lacks " + name +

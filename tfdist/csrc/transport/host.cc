@@ -62,8 +62,8 @@ const EagerSlot& Host::Await(int rank) {
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
   awaited = collectives_;
-  const Fingerprint theirs =
-      slot.fingerprint;  // a copy, since the other rank can change its memory
+  // A copy, since the other rank can change its memory.
+  const Fingerprint theirs = slot.fingerprint;
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
                        names_[static_cast<size_t>(rank)], theirs);

@@ -9,8 +9,7 @@
 namespace tfdist::device {
 
 constexpr uint32_t kMaxRanks = 16;
-constexpr uint32_t kMaxBlocks =
-    32;  // for a kernel whose blocks synchronize with the other ranks' blocks
+constexpr uint32_t kMaxBlocks = 32;  // if they synchronize with the other ranks' blocks
 constexpr uint32_t kBarrierWords = kMaxBlocks * kMaxRanks;
 
 // Why a rank stopped waiting; written to host memory.
@@ -46,8 +45,7 @@ struct Staging {
   char* of[kMaxRanks];  // per rank, as seen by this rank
   uint32_t rank;
   uint32_t ranks;
-  uint64_t
-      part;  // number of vectors that each rank reduces in two shots; the last ranks may have fewer
+  uint64_t part;  // vectors that each rank reduces in two shots; the last ranks may have fewer
 };
 
 }  // namespace tfdist::device
