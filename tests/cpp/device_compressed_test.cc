@@ -243,7 +243,7 @@ void Mismatches(const Plan& plan) {
       }
       SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {1000});
     };
-    ExpectError(sum, Code::kMismatch, {"It is on a GPU on one of them alone."});
+    ExpectError(sum, Code::kMismatch, {"Only one of them uses a GPU."});
   });
 }
 

@@ -31,7 +31,7 @@ void Mismatches(const Plan& plan) {
       if (c.rank() == 1) return Do(c, Kind::kAllReduce, 40, "gradients");
       AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
     };
-    ExpectError(reduce, Code::kMismatch, {"It is on a GPU on one of them alone."});
+    ExpectError(reduce, Code::kMismatch, {"Only one of them uses a GPU."});
   });
 }
 

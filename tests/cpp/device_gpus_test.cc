@@ -209,7 +209,7 @@ void MissingPart(Plan plan) {
     Gpus gpus(c);
     Operation part = OnDevice(gpus[1], Kind::kAllReduce, kFloat, ReduceOp::kSum, "gradients");
     ExpectError([&] { RunPart(c, 1, std::move(part)); }, Code::kUnavailable,
-                {"GPU 0 of this process has not come to all_reduce 'gradients'", "GPU 1"});
+                {"GPU 0 of this process has not joined all_reduce 'gradients'", "GPU 1"});
   });
 }
 
@@ -246,8 +246,9 @@ void UnlikeNumbers() {
   setups[1].device->gpus.push_back({2, "/dev/null"});
   OnEachThread(std::move(setups), [](Communicator& c) {
     Gpus gpus(c);
-    ExpectError([&] { AllReduce(gpus, kFloat, ReduceOp::kSum, 40); }, Code::kMismatch,
-                {"All workers need as many GPUs. Received: 2 on rank 0, 3 on rank 1."});
+    ExpectError(
+        [&] { AllReduce(gpus, kFloat, ReduceOp::kSum, 40); }, Code::kMismatch,
+        {"All workers must have the same number of GPUs. Received: 2 on rank 0, 3 on rank 1."});
   });
 }
 
@@ -265,8 +266,8 @@ void OutOfReach() {
     Gpus gpus(c);
     AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
   });
-  EXPECT(told.find("No GPU reads another one's memory, since on rank 0, its GPU 1 is out of reach "
-                   "for A GPU of threads") == 0);
+  EXPECT(told.find("The GPUs do not access each other's memory, since on rank 0, its GPU 1 cannot "
+                   "be accessed by A GPU of threads") == 0);
   unsetenv("FAKE_CUDA_LINKS");
 }
 

@@ -80,7 +80,7 @@ void ASharedGpu() {
       Told(PlanFor("", 2, 1, As::kThreads),
            [](int, DevicePath::Setup& setup) { setup.may_share_gpu = false; });
   EXPECT(told[0] ==
-         "No GPU reads another one's memory, since two ranks have the same GPU. "
+         "The GPUs do not access each other's memory, since two ranks have the same GPU. "
          "All-reduces go through the host's memory.");
   EXPECT(told[1].empty());
   Plan plan = PlanFor("own", 2, 1, As::kThreads);
@@ -106,7 +106,7 @@ void PartsOfAGpu() {
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
-                Code::kInvalidArgument, {"two ranks have parts of the same GPU"});
+                Code::kInvalidArgument, {"two ranks have partitions of the same GPU"});
   });
   unsetenv("FAKE_CUDA_PARTS");
 }
@@ -117,8 +117,8 @@ void BetweenHostsWithoutNccl() {
         setup.nccl = rank == 0 ? std::getenv("FAKE_NCCL") : "";
       });
   EXPECT(told[0] ==
-         "NCCL is not used, since rank 1 uses none. All-reduces of what is on GPUs go "
-         "through the host's memory.");
+         "NCCL is not used, since rank 1 uses none. All-reduces of GPU memory go through the "
+         "host's memory.");
   EXPECT(told[1].empty());
 }
 
@@ -144,7 +144,7 @@ std::string WithoutRoom(const Plan& plan) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT(told[1].empty());
-  EXPECT(told[0].find("on rank 1, 32768 bytes for kernels' buffers cannot be had on A GPU of "
+  EXPECT(told[0].find("on rank 1, 32768 bytes for kernels' buffers cannot be allocated on A GPU of "
                       "threads at 0000:00:00.0; lower TFDIST_DEVICE_BUFFERS, or set "
                       "TF_FORCE_GPU_ALLOW_GROWTH=true: cuMemAlloc_v2 ") != std::string::npos);
   return told[0];
@@ -152,12 +152,12 @@ std::string WithoutRoom(const Plan& plan) {
 
 void WithoutRoomAnywhere() {
   const std::string in_a_host = WithoutRoom(PlanFor("", 2, 1, As::kThreads));
-  EXPECT(in_a_host.find("No GPU reads another one's memory, since on rank 1, ") == 0);
+  EXPECT(in_a_host.find("The GPUs do not access each other's memory, since on rank 1, ") == 0);
   EXPECT(in_a_host.find("(CUDA_ERROR_OUT_OF_MEMORY). All-reduces go through NCCL.") !=
          std::string::npos);
   for (const Plan& plan : {PlanFor("", 2, 2, As::kThreads), PlanFor("nccl", 2, 1, As::kThreads)}) {
     const std::string told = WithoutRoom(plan);
-    EXPECT(told.find("Each small tensor goes through NCCL by itself, since on rank 1, ") == 0);
+    EXPECT(told.find("NCCL reduces each small tensor separately, since on rank 1, ") == 0);
   }
 }
 

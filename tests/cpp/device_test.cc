@@ -184,8 +184,8 @@ void Drivers() {
 
 void Errors() {
   EXPECT(Refusal([] { Gpu gpu(8); }) ==
-         "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES says which "
-         "it sees.");
+         "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES selects the "
+         "visible GPUs.");
   const Gpu gpu(1);
   EXPECT(gpu.name() == "A GPU of threads" && gpu.architecture() == "sm_90");
   FailDriver("cuMemAlloc_v2", 2);

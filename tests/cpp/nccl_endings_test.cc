@@ -54,7 +54,7 @@ void NeverComes() {
     ExpectError([&] { Rank rank(Waiting(number, 3, id, kShort)); }, Code::kUnavailable,
                 {"ncclCommInitRankConfig of NCCL has been in progress on rank " +
                      std::to_string(number) + " of 3 for 0.2 s",
-                 "other ranks have not come", "NCCL_DEBUG=INFO"});
+                 "other ranks have not joined", "NCCL_DEBUG=INFO"});
   });
 }
 
@@ -100,10 +100,9 @@ void DoesNotStart() {
   }
   {
     const Setting fails("ncclCommInitRankConfig", kSystem), memory("memory", 1);
-    ExpectError(
-        [] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
-        {"(Cuda failure 2 'out of memory'). NCCL needs memory of the GPU beside TensorFlow: "
-         "set TF_FORCE_GPU_ALLOW_GROWTH=true."});
+    ExpectError([] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
+                {"(Cuda failure 2 'out of memory'). NCCL needs GPU memory in addition to "
+                 "TensorFlow's: set TF_FORCE_GPU_ALLOW_GROWTH=true."});
   }
   {
     const Setting fails("ncclGetUniqueId", kSystem);

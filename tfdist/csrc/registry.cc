@@ -71,8 +71,8 @@ std::shared_ptr<Communicator> FindNamed(const std::string& name) {
   const std::lock_guard<std::mutex> lock(registry.mutex);
   if (auto found = Named(registry, name)) return found;
   throw Error(Code::kClosed, "There is no communicator '" + name +
-                                 "' in this process, or it has been closed. Make the strategy, or "
-                                 "split the group, before the function runs.");
+                                 "' in this process, or it has been closed. Create the strategy, "
+                                 "or split the group, before the function runs.");
 }
 
 std::shared_ptr<Communicator> Remove(int64_t number) {

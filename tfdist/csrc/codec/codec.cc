@@ -46,10 +46,10 @@ void CheckCodec(const Codec& codec) {
     Refuse("A codec needs a known encoding.", static_cast<uint32_t>(codec.encoding));
   }
   if (codec.bits != 2 && codec.bits != 4 && codec.bits != 8) {
-    Refuse("A codec has 2, 4 or 8 bits a value.", codec.bits);
+    Refuse("A codec must have 2, 4 or 8 bits per value.", codec.bits);
   }
   if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMaxBlock) {
-    Refuse("A codec's block is a multiple of 8 values, at most 4096.", codec.block);
+    Refuse("A codec's block must be a multiple of 8 values, at most 4096.", codec.block);
   }
 }
 

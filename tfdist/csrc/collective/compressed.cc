@@ -168,7 +168,7 @@ void CheckCompressible(const Operation& operation) {
                 "The result of an all-reduce must be as large as its input.");
   }
   if (error != 0 && operation.compression->codec.unit) {
-    throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
+    throw Error(Code::kInvalidArgument, "Majority votes do not support error feedback.");
   }
   if (error != 0 && error != operation.in.bytes()) {
     throw Error(Code::kInvalidArgument,

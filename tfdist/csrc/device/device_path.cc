@@ -269,8 +269,8 @@ void DevicePath::Poll() const {
     if (rank->nccl) rank->nccl->Poll();
     if (rank->own && rank->own->outcome() != device::Outcome::kRunning) {
       throw Error(Code::kUnavailable,
-                  "A GPU has waited too long for the others' in an all-reduce "
-                  "that all of them had begun.");
+                  "A GPU timed out waiting for the other GPUs in an all-reduce that all of them "
+                  "had begun.");
     }
   }
 }
@@ -288,8 +288,8 @@ void DevicePath::AwaitResult() {
                   return false;
                 }
                 throw Error(Code::kUnavailable,
-                            "The GPUs have not come to the end of a collective that all of them "
-                            "had begun, within the time that TFDIST_COLLECTIVE_TIMEOUT gives.");
+                            "The GPUs did not finish a collective that all of them had begun "
+                            "within TFDIST_COLLECTIVE_TIMEOUT.");
               });
   Poll();
   launched_.clear();

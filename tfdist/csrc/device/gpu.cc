@@ -95,7 +95,7 @@ Gpu::Gpu(int number) {
     throw Error(Code::kInvalidArgument,
                 "This process sees " + std::to_string(count) +
                     " GPUs, numbered from 0. Received: " + std::to_string(number) +
-                    ". CUDA_VISIBLE_DEVICES says which it sees.");
+                    ". CUDA_VISIBLE_DEVICES selects the visible GPUs.");
   }
   TFDIST_CALL(cuDeviceGet, &device_, number);
   char name[128] = {};
@@ -127,8 +127,8 @@ void Gpu::ReachInto(int number) const {
   int can = 0;
   TFDIST_CALL(cuDeviceCanAccessPeer, &can, device_, other);
   if (!can) {
-    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) + " is out of reach for " +
-                                        name_ + " at " + place_);
+    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) +
+                                        " cannot be accessed by " + name_ + " at " + place_);
   }
   cuda::Context* reached = nullptr;
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
@@ -141,7 +141,7 @@ void Gpu::ReachInto(int number) const {
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error) {
   return Error(error.code(), std::to_string(bytes) + " bytes for " + purpose +
-                                 " cannot be had on " + gpu.name() + " at " + gpu.place() +
+                                 " cannot be allocated on " + gpu.name() + " at " + gpu.place() +
                                  "; lower " + setting +
                                  ", or set TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
 }

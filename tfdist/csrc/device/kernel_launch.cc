@@ -139,9 +139,8 @@ void KernelAllReduce::AwaitRoom(cuda::Stream* stream, Guard& guard) {
   Await(room_, guard, [&] {
     if (static_cast<double>(Nanoseconds() - begin) < setup_.timeout_seconds * 1e9) return;
     throw Error(Code::kUnavailable,
-                "The GPUs have not come to the end of all-reduces that all of "
-                "them had begun, within the time that "
-                "TFDIST_COLLECTIVE_TIMEOUT gives.");
+                "The GPUs did not finish all-reduces that all of them had begun within "
+                "TFDIST_COLLECTIVE_TIMEOUT.");
   });
   room_.Record(stream);
 }

@@ -61,9 +61,9 @@ void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
     lock.unlock();
     guard.Check();
     if (Clock::now() - begin > std::chrono::duration<double>(seconds)) {
-      throw Error(Code::kUnavailable,
-                  "Another communicator has kept its turn to use the GPU for longer than "
-                  "TFDIST_COLLECTIVE_TIMEOUT gives.");
+      throw Error(
+          Code::kUnavailable,
+          "Another communicator has used the GPU for longer than TFDIST_COLLECTIVE_TIMEOUT.");
     }
     lock.lock();
   }
@@ -109,7 +109,7 @@ std::vector<Operation> Assembly::Await(double seconds, const std::function<bool(
     char waited[32];
     std::snprintf(waited, sizeof(waited), "%g s.", seconds);
     throw Error(Code::kUnavailable, Named(static_cast<size_t>(missing - parts_.begin())) +
-                                        " of this process has not come to " +
+                                        " of this process has not joined " +
                                         Describe(come->operation->fingerprint) + ", where " +
                                         Named(static_cast<size_t>(come - parts_.begin())) +
                                         " has waited for " + waited);

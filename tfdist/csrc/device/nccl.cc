@@ -51,7 +51,7 @@ Library Open(const std::string& library) {
   void* const opened = dlopen(name.c_str(), RTLD_NOW);
   if (!opened) {
     Refuse("there is no NCCL (" + std::string(dlerror()) +
-           "). Install the one that TensorFlow is made for: pip install tensorflow[and-cuda].");
+           "). Install TensorFlow's version: pip install tensorflow[and-cuda].");
   }
   const Library found = Resolve([&](const char* each) { return dlsym(opened, each); }, name);
   RefuseSecond(other, opened, found.version);
@@ -62,7 +62,7 @@ Library Open(const std::string& library) {
 
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name) {
   const std::string newer = " Install NCCL " + VersionOf(kOldest) +
-                            " or newer: pip install tensorflow[and-cuda] brings one.";
+                            " or newer: pip install tensorflow[and-cuda] includes one.";
   Library library;
 #define TFDIST_RESOLVE(function, result, arguments) \
   library.function = reinterpret_cast<result(*) arguments>(find(#function));
@@ -108,7 +108,7 @@ void Check(Result result, const char* function) {
                   (text ? text : "unknown error") + (more.empty() ? "" : " (" + more + ")") + "." +
                   (more.find("out of memory") == std::string::npos
                        ? ""
-                       : " NCCL needs memory of the GPU beside TensorFlow: set "
+                       : " NCCL needs GPU memory in addition to TensorFlow's: set "
                          "TF_FORCE_GPU_ALLOW_GROWTH=true."));
 }
 

@@ -253,12 +253,11 @@ void NcclGroup::Settle(const char* function) {
     CheckGuard();
     if (Clock::now() - begin >= Seconds(setup_.timeout_seconds)) {
       Abort();
-      throw Error(Code::kUnavailable,
-                  std::string(function) + " of NCCL has been in progress on " +
-                      Numbered(setup_.rank, setup_.size) + " for " +
-                      Rounded(setup_.timeout_seconds) +
-                      ": other ranks have not come, or cannot be reached. NCCL_DEBUG=INFO shows "
-                      "what NCCL does.");
+      throw Error(Code::kUnavailable, std::string(function) + " of NCCL has been in progress on " +
+                                          Numbered(setup_.rank, setup_.size) + " for " +
+                                          Rounded(setup_.timeout_seconds) +
+                                          ": other ranks have not joined, or cannot be reached. "
+                                          "NCCL_DEBUG=INFO shows what NCCL does.");
     }
     Pause(begin);
   }

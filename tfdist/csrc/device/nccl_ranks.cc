@@ -291,7 +291,7 @@ void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Set
   if (!lack.empty()) {
     for (const auto& rank : ranks_) rank->fusion = nullptr;
     if (setup.first == 0 && setup.warn) {
-      setup.warn("Each small tensor goes through NCCL by itself, since " + lack + ".");
+      setup.warn("NCCL reduces each small tensor separately, since " + lack + ".");
     }
   } else if (AllAgree(fabric, operation, from_nccl)) {
     const auto enter = [this](size_t i) {

@@ -78,10 +78,10 @@ std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operatio
   std::memcpy(counts.data(), told.data(), told.size());
   for (size_t process = 1; process < processes; ++process) {
     if (counts[process] == counts[0]) continue;
-    throw Error(Code::kMismatch,
-                "All workers need as many GPUs. Received: " + std::to_string(counts[0]) + " on " +
-                    topology.names[0] + ", " + std::to_string(counts[process]) + " on " +
-                    topology.names[process] + ".");
+    throw Error(Code::kMismatch, "All workers must have the same number of GPUs. Received: " +
+                                     std::to_string(counts[0]) + " on " + topology.names[0] + ", " +
+                                     std::to_string(counts[process]) + " on " +
+                                     topology.names[process] + ".");
   }
   const std::vector<char> all =
       Gather(fabric, operation, own.data(), own.size() * sizeof(PeerInfo));
@@ -163,10 +163,9 @@ Peers::Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank)
     try {
       opened_.push_back(std::make_unique<Opened>(gpu, each));
     } catch (const Error& error) {
-      throw Error(error.code(),
-                  std::string(error.what()) +
-                      " Workers in containers of their own need the host's IPC and PID "
-                      "namespaces (--ipc=host --pid=host)");
+      throw Error(error.code(), std::string(error.what()) +
+                                    " Workers in separate containers need the host's IPC and PID "
+                                    "namespaces (--ipc=host --pid=host)");
     }
     shared_.push_back({opened_.back()->staging.address(), opened_.back()->words.address()});
   }
@@ -245,7 +244,7 @@ std::string WhyNoKernels(const DeviceGroup& group) {
 }
 
 std::string WhyNoNccl(const DeviceGroup& group) {
-  if (group.tls) return "TLS is set, and NCCL sends in the clear";
+  if (group.tls) return "TLS is set, but NCCL does not encrypt";
   const bool may_share =
       group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
                                          [](const PeerInfo& rank) { return rank.nccl_shares; });
@@ -255,7 +254,7 @@ std::string WhyNoNccl(const DeviceGroup& group) {
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&
         !may_share) {
-      return "two ranks have parts of the same GPU";
+      return "two ranks have partitions of the same GPU";
     }
   }
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {

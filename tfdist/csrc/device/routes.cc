@@ -66,11 +66,10 @@ void Routes::ExchangeInfo(Fabric& fabric, const Operation& operation) {
   CheckTransports(group_);
   no_nccl_ = WhyNoNccl(group_);
   if (setup_.transport == "nccl" && !MayUseNccl()) {
-    throw Error(
-        Code::kInvalidArgument,
-        "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-        "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
-            no_nccl_ + "." + (version || group_.tls ? "" : " Here: " + no_nccl));
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, and one GPU "
+                "per rank (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
+                    no_nccl_ + "." + (version || group_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {
     const bool first = fabric.topology.rank == 0;
@@ -98,7 +97,8 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   };
   const auto need = [](bool good) {
     if (good) return;
-    throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
+    throw Error(Code::kUnavailable,
+                "data written by one GPU are wrong when another one reads them");
   };
   const bool good = try_to([&](DeviceRank& rank, size_t number) {
                       rank.peers = std::make_unique<Peers>(*rank.gpu, group_.ranks, number);
@@ -124,7 +124,7 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
 void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const {
   static_assert(StreamBarriers::kWordBytes <= Segment::kStreamWordBytes);
   if (!fabric.host->has_segment()) {
-    throw Error(Code::kUnavailable, "the ranks have the same GPU, and share no memory of the host");
+    throw Error(Code::kUnavailable, "the ranks have the same GPU, but no shared host memory");
   }
   rank.stream_barriers = std::make_unique<StreamBarriers>(
       *rank.gpu, fabric.host->segment().stream_words(), static_cast<uint32_t>(number),
@@ -134,8 +134,8 @@ void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number)
 // Explains once why all-reduces do not use the fastest transport.
 void Routes::Announce() const {
   if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
-  setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
-              (MayUseNccl() ? "NCCL." : "the host's memory."));
+  setup_.warn("The GPUs do not access each other's memory, since " + lack_ +
+              ". All-reduces go through " + (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
 // Only NCCL is fast between hosts.
@@ -143,7 +143,7 @@ void Routes::AnnounceNoNccl() const {
   const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
   setup_.warn("NCCL is not used, since " + no_nccl_ +
-              ". All-reduces of what is on GPUs go through the host's memory.");
+              ". All-reduces of GPU memory go through the host's memory.");
 }
 
 // Warns once per process.
@@ -163,8 +163,8 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (setup_.transport == "host") return Transport::kHost;
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " +
+                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that can access each other's memory. They "
+                "cannot, since " +
                     lack_ + ".");
   }
   const bool reduces = IsReduction(asked.kind);

@@ -126,7 +126,7 @@ void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<ui
 void Check(const Candidates& candidates) {
   if (candidates.count >= kMaxCandidates) {
     throw Error(Code::kInvalidArgument,
-                "A sparse gradient's tensor has fewer than 2^31 values. Received: " +
+                "A sparse gradient's tensor must have fewer than 2^31 values. Received: " +
                     std::to_string(candidates.count) + ".");
   }
 }
@@ -136,7 +136,7 @@ void Check(const Candidates& candidates) {
 void CheckThreshold(float threshold) {
   if (threshold > 0) return;
   throw Error(Code::kInvalidArgument,
-              "A threshold is positive. Received: " + std::to_string(threshold) + ".");
+              "A threshold must be positive. Received: " + std::to_string(threshold) + ".");
 }
 
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected) {

@@ -103,11 +103,10 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
 
 void CollectiveOp::Enqueue(Communicator* group, Operation operation, Communicator::Done done) {
   if (group->gpus().size() > 1 && operation.fingerprint.kind != Kind::kBarrier) {
-    const Error error(Code::kInvalidArgument, "The communicator '" + group->name() +
-                                                  "' is for what is on several GPUs of "
-                                                  "this process. Received: " +
-                                                  Describe(operation.fingerprint) +
-                                                  " in the host's memory.");
+    const Error error(Code::kInvalidArgument,
+                      "The communicator '" + group->name() +
+                          "' accepts only tensors on this process's GPUs. Received: " +
+                          Describe(operation.fingerprint) + " in the host's memory.");
     return done(&error);
   }
   group->Enqueue(std::move(operation), std::move(done));

@@ -115,8 +115,8 @@ class AllToAllOp : public CollectiveOp {
     }
     if (operation->sent_rows.empty() || impossible || total != tensor.dim_size(0)) {
       return absl::InvalidArgumentError(
-          "all_to_all needs, for each of " + std::to_string(group.size()) +
-          " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +
+          "all_to_all needs a number of rows for each of " + std::to_string(group.size()) +
+          " ranks, with the tensor's number of rows as their sum. Received: rows " +
           rows.SummarizeValue(64) + " for a tensor of shape " + tensor.shape().DebugString() + ".");
     }
     Tensor* received_rows = nullptr;

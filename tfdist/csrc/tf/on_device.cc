@@ -43,7 +43,7 @@ absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** str
   if (device && device->stream()) {
     *stream = static_cast<cuda::Stream*>(device->stream()->platform_specific_handle().stream);
   } else if (context->device()->device_type() != tensorflow::DEVICE_CPU) {
-    return absl::InternalError("TensorFlow gives no stream for an operation on " +
+    return absl::InternalError("TensorFlow provides no stream for an operation on " +
                                context->device()->name() + ".");
   }
   return absl::OkStatus();

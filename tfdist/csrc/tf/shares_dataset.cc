@@ -164,9 +164,9 @@ absl::Status BatchSource::Check(int64_t number) const {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].dims() == 0 || batch[i].dim_size(0) != RowsOf(batch)) {
       return absl::InvalidArgumentError(
-          "The components of a batch must have as many rows each, for "
-          "Elastic(batch=\"per_worker\") "
-          "to draw batches of another size from them. Received: shapes " +
+          "The components of a batch must have the same number of rows, for "
+          "Elastic(batch=\"per_worker\") to draw batches of another size from them. Received: "
+          "shapes " +
           batch[0].shape().DebugString() + " and " + batch[i].shape().DebugString() + "." + remedy);
     }
     tensorflow::TensorShape before = first[i].shape(), now = batch[i].shape();
@@ -174,8 +174,8 @@ absl::Status BatchSource::Check(int64_t number) const {
     now.RemoveDim(0);
     if (before != now) {
       return absl::InvalidArgumentError(
-          "The rows of all batches must have one shape, for Elastic(batch=\"per_worker\") to draw "
-          "batches of another size from them. Received: " +
+          "The rows of all batches must have the same shape, for Elastic(batch=\"per_worker\") to "
+          "draw batches of another size from them. Received: " +
           before.DebugString() + " and " + now.DebugString() + "." + remedy);
     }
   }

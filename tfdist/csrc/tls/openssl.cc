@@ -87,7 +87,7 @@ TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
   context_.reset(ssl.SSL_CTX_new(ssl.TLS_method()));
   openssl::SSL_CTX* const context = get();
   if (!context) {
-    throw Error(Code::kInternal, std::string("OpenSSL cannot begin: ") + openssl::Reason() + ".");
+    throw Error(Code::kInternal, std::string("OpenSSL cannot start: ") + openssl::Reason() + ".");
   }
   ssl.SSL_CTX_ctrl(context, openssl::kSetMinimumVersion, openssl::kTls13, nullptr);
   // Connections are never resumed.

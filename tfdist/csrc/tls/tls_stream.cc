@@ -74,7 +74,7 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
   const openssl::Library& ssl = openssl::Load();
   ssl_.reset(ssl.SSL_new(context.get()));
   openssl::BIO* const bio = ssl_ ? ssl.BIO_new(Callbacks::Method()) : nullptr;
-  if (!bio) throw Error(Code::kInternal, "OpenSSL has no room for another connection.");
+  if (!bio) throw Error(Code::kInternal, "OpenSSL cannot allocate another connection.");
   ssl.BIO_set_data(bio, this);
   ssl.BIO_set_init(bio, 1);
   ssl.SSL_set_bio(ssl_.get(), bio, bio);  // takes ownership of the BIO also
@@ -268,8 +268,9 @@ void ShakeHands(std::vector<Greeting> greetings, double seconds) {
     if (Clock::now() >= deadline) {
       char text[32];
       std::snprintf(text, sizeof(text), "%.1f s", seconds);
-      throw Error(Code::kUnavailable,
-                  *greetings.front().name + " did not begin TLS within " + text + ".");
+      throw Error(
+          Code::kUnavailable,
+          *greetings.front().name + " did not complete the TLS handshake within " + text + ".");
     }
     std::vector<pollfd> polled;
     for (const Greeting& greeting : greetings) {
