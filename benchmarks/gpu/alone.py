@@ -38,7 +38,7 @@ def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str,
         sys.exit("no GPU: CUDA_VISIBLE_DEVICES shows none")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [*compiling.sources(OWN), compiling.TESTS / "cpp/team.cc"]
+        sources = [*compiling.sources(OWN), compiling.TESTS / "cpp/ranks.cc"]
         program = compiling.build(folder, sources)
         files, made_by = compiling.kernels(folder, devices[0].architecture)
         words = [str(program), str(rounds), str(size), *(part for part in parts if part != ONE_BIT)]

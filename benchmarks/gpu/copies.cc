@@ -9,7 +9,7 @@
 namespace tfdist::benchmark {
 namespace {
 
-constexpr size_t kMost = size_t{64} << 20;
+constexpr size_t kMax = size_t{64} << 20;
 
 // One GPU reads another one's memory, and where it is `both`, that one its own meanwhile.
 struct Pair {
@@ -21,7 +21,7 @@ struct Pair {
 
 void MeasureCopies(Rank& rank) {
   const auto ranks = static_cast<size_t>(rank.task.ranks), own = static_cast<size_t>(rank.number);
-  const size_t bytes = std::min(kMost, rank.task.largest());
+  const size_t bytes = std::min(kMax, rank.task.largest());
   const std::vector<cuda::IpcHandle> handles = rank.Gather(rank.memory.Share());
   std::vector<std::unique_ptr<PeerMemory>> peers(ranks);
   std::vector<double> closed(ranks * ranks);

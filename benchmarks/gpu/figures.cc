@@ -22,9 +22,7 @@
 #include "comparing.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
-#include "device/kernel_all_reduce.h"
-#include "device/kernel_codec.h"
-#include "device/kernel_names.h"
+#include "device/kernel_launch.h"
 #include "messages.h"
 #include "product.h"
 #include "timing.h"
@@ -142,8 +140,8 @@ void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
       {{kReference, 2 * large}, [&] { stream.Copy(out.address(), in.address(), large); }}};
   Codec int8, random, half, means;
   random.stochastic = true;
-  half.form = Form::kHalf;
-  means.form = Form::kTwoMeans;
+  half.encoding = Encoding::kHalf;
+  means.encoding = Encoding::kTwoMeans;
   const std::pair<const char*, Codec> known[] = {
       {"int8", int8}, {"int8 at random", random}, {"half", half}, {"one bit", means}};
   const DeviceMemory encoded(gpu, large);
@@ -181,8 +179,8 @@ void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
     Operation operation;
     operation.fingerprint.kind = Kind::kAllReduce;
     operation.device = nullptr;
-    operation.in = ConstPieces(Pointer<char>(memory.address()), large);
-    operation.out = Pieces(Pointer<char>(memory.address()), large);
+    operation.in = ConstBufferList(Pointer<char>(memory.address()), large);
+    operation.out = BufferList(Pointer<char>(memory.address()), large);
     staged.Run(operation, {&operation}, [](Operation&) {});
   };
   Compare(stream,
@@ -206,17 +204,17 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
     std::unique_ptr<KernelAllReduce> all_reduce;
   };
   for (const bool one_shot : {true, false}) {
-    std::vector<std::unique_ptr<Rank>> team;
+    std::vector<std::unique_ptr<Rank>> group;
     std::vector<KernelAllReduce::Shared> shared;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      team.push_back(std::make_unique<Rank>(gpu, large));
-      shared.push_back({team[rank]->staging.address(), team[rank]->words.address()});
+      group.push_back(std::make_unique<Rank>(gpu, large));
+      shared.push_back({group[rank]->staging.address(), group[rank]->words.address()});
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       KernelAllReduce::Setup setup{&gpu, &kernels, rank, shared, large};
       setup.one_shot_bytes = one_shot ? large : 0;
       setup.timeout_seconds = 2;
-      team[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
+      group[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
     }
     bool done = true;
     for (const size_t bytes : {size_t{1} << 10, size_t{8} << 10, size_t{64} << 10, size_t{1} << 18,
@@ -232,7 +230,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
         std::vector<double> each(ranks);
         for (uint32_t rank = 0; rank < ranks; ++rank) {
           threads.emplace_back([&, rank] {
-            Rank& own = *team[rank];
+            Rank& own = *group[rank];
             const cuda::Address data = own.data.address();
             gpu.Use();
             ++ready;
@@ -249,7 +247,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks, con
         for (std::thread& thread : threads) thread.join();
         if (round >= 0) seconds.push_back(*std::max_element(each.begin(), each.end()));
       }
-      done = team[0]->all_reduce->outcome() == device::Outcome::kRunning;
+      done = group[0]->all_reduce->outcome() == device::Outcome::kRunning;
       // Each rank reads its own and writes it to staging. Then, in one shot, each reads what all
       // have and writes the result; in two, all together do, and each reads and writes that again.
       const size_t moved = one_shot ? ranks * (ranks + 3) : ranks * 4 + ranks + 1;

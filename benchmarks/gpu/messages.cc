@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "communicator.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "timing.h"
 
 namespace tfdist::benchmark {
@@ -32,8 +32,8 @@ void Pass(Communicator& rank, const DeviceMemory& memory, cuda::Event* ready, si
   message.device = ready;
   message.peer = 1 - rank.rank();
   char* const data = cuda::PointerTo<char>(memory.address());
-  if (sends) message.in = ConstPieces(data, bytes);
-  else message.out = Pieces(data, bytes);
+  if (sends) message.in = ConstBufferList(data, bytes);
+  else message.out = BufferList(data, bytes);
   rank.Run(std::move(message));
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSmall = size_t{64} << 10, kLarge = size_t{16} << 20;
 // All-reduces go on for longer than a product; so many at most.
-constexpr double kLonger = 1.5, kMost = 10000;
+constexpr double kLonger = 1.5, kMax = 10000;
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void MeasureProducts(Rank& rank) {
       reduce(way, Times(bytes));
       const double one = (Now() - start) / Times(bytes);
       const double enough = rank.Slowest({kLonger * alone / one})[0];
-      times[way] = static_cast<int>(std::clamp(enough, 1.0, kMost));
+      times[way] = static_cast<int>(std::clamp(enough, 1.0, kMax));
     }
     std::map<std::string, std::vector<double>> seconds;
     for (int round = -1; round < rank.task.rounds; ++round) {

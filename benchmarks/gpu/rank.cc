@@ -57,8 +57,8 @@ std::vector<double> Rank::Slowest(std::vector<double> seconds) {
   operation.fingerprint.type = DType::kFloat64;
   operation.fingerprint.op = ReduceOp::kMax;
   operation.fingerprint.AddShape({static_cast<int64_t>(seconds.size())});
-  operation.in = ConstPieces(data, bytes);
-  operation.out = Pieces(data, bytes);
+  operation.in = ConstBufferList(data, bytes);
+  operation.out = BufferList(data, bytes);
   control().Run(std::move(operation));
   return seconds;
 }
@@ -69,8 +69,8 @@ void Rank::GatherBytes(const void* own, void* all, size_t bytes) {
   operation.fingerprint.kind = Kind::kAllGather;
   operation.sent_rows = {bytes};
   operation.received_rows.assign(ranks, bytes);
-  operation.in = ConstPieces(static_cast<const char*>(own), bytes);
-  operation.out = Pieces(static_cast<char*>(all), bytes * ranks);
+  operation.in = ConstBufferList(static_cast<const char*>(own), bytes);
+  operation.out = BufferList(static_cast<char*>(all), bytes * ranks);
   control().Run(std::move(operation));
 }
 
@@ -93,8 +93,8 @@ void Rank::AllReduce(const std::string& way, size_t bytes) {
   operation.fingerprint.type = DType::kFloat32;
   operation.fingerprint.AddShape({static_cast<int64_t>(bytes / sizeof(float))});
   operation.device = nullptr;
-  operation.in = ConstPieces(Pointer(memory.address()), bytes);
-  operation.out = Pieces(Pointer(memory.address()), bytes);
+  operation.in = ConstBufferList(Pointer(memory.address()), bytes);
+  operation.out = BufferList(Pointer(memory.address()), bytes);
   communicators_.at(way)->Run(std::move(operation));
 }
 

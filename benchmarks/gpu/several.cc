@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "rank.h"
 
 namespace tfdist::benchmark {

@@ -33,7 +33,7 @@ def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
     devices, about = _found(ranks, options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        sources = [*compiling.sources(_OWN), compiling.TESTS / "cpp/team.cc"]
+        sources = [*compiling.sources(_OWN), compiling.TESTS / "cpp/ranks.cc"]
         program = compiling.build(folder, sources)
         files, about["kernels"] = compiling.kernels(folder, devices[0].architecture)
         environment = {**os.environ, **files, "NCCL_LIBRARY": about["nccl_library"]}

@@ -26,8 +26,8 @@ inline double Median(std::vector<double> values) {
 
 // How often something of so many bytes is done in one round, so that it takes a while.
 inline int Times(size_t bytes) {
-  constexpr size_t kMost = 50, kTogether = size_t{256} << 20;
-  return static_cast<int>(std::clamp<size_t>(kTogether / bytes, 1, kMost));
+  constexpr size_t kMax = 50, kTogether = size_t{256} << 20;
+  return static_cast<int>(std::clamp<size_t>(kTogether / bytes, 1, kMax));
 }
 
 // Waits until a point in a stream has passed; without sleep, which would be less exact. What never

@@ -1,4 +1,5 @@
-// What a process has spent its steps on: each case against the times in the records, and the spans.
+// How a process has spent the time of its steps: each case is compared with the times in the
+// records and spans.
 #include "control/activity.h"
 
 #include <functional>
@@ -16,7 +17,7 @@ Activity::Totals Totals() { return Activity::Instance().Read(); }
 
 void Sleep() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
-// A recorder of two ranks, and what is counted from now on.
+// A recorder of two ranks, and the times counted from now on.
 struct Counted {
   Recorder recorder{std::vector<int>{0, 1}};
   const Activity::Totals before = Totals();
@@ -35,7 +36,7 @@ struct Counted {
     recorder.Begin(fingerprint, beginning);
     Sleep();
   }
-  // The other rank has come.
+  // The other rank has arrived.
   void Arrive() {
     recorder.Arrived(1, true);
     Sleep();
@@ -44,7 +45,7 @@ struct Counted {
     recorder.End(failed);
     return recorder.Read(1).records.at(0);
   }
-  // Says something to the recorder; returns the moments before and after.
+  // Calls a function of the recorder; returns the times before and after.
   std::pair<int64_t, int64_t> Tell(const std::function<void()>& what) {
     const int64_t before_it = Nanoseconds();
     what();
@@ -62,12 +63,12 @@ struct Counted {
   }
 };
 
-// From between two moments to an end.
+// Whether a counted time spans from between two times to an end.
 bool Lasted(int64_t counted, std::pair<int64_t, int64_t> from, int64_t to) {
   return counted >= to - from.second && counted <= to - from.first;
 }
 
-// A step waits for a collective: for the other ranks until they have come, then for data.
+// A step waits for a collective: for the other ranks until they have arrived, then for data.
 void OneThatStalls() {
   Counted c;
   c.Begin("x", kStalls);
@@ -92,13 +93,13 @@ void OneThatOverlaps() {
   EXPECT(c.waiting() == 0 && c.moving() == 0);
 }
 
-// The step goes on beside it for a while.
+// The step continues during the collective for a while.
 void OneThatOverlapsAtFirst() {
   {
     Counted c;
     c.Begin("x", kOverlaps);
     const auto told = c.Stall();
-    c.Stall();  // No news.
+    c.Stall();  // changes nothing
     c.Arrive();
     const Record record = c.End();
     EXPECT(Lasted(c.waiting(), told, record.last_arrived));
@@ -121,7 +122,7 @@ void AStallBesideNothing() {
   EXPECT(c.waiting() == 0 && c.moving() == 0);
 }
 
-// The step waits from its last gradient on, also for the collectives before that one's.
+// The step waits from its last gradient on, also for the collectives before the last one.
 void TheLastOfSeveral() {
   Counted c;
   c.Ready("first", kOverlaps);
@@ -138,7 +139,7 @@ void TheLastOfSeveral() {
   EXPECT(c.moving() == so_far + last.ended - last.begun);
 }
 
-// The collective that a step waits for may never come once another one has failed.
+// A collective that a step waits for may never begin after another one has failed.
 void AFailure() {
   Counted c;
   c.Begin("first", kOverlaps);
@@ -149,12 +150,12 @@ void AFailure() {
   c.Begin("of the next step", kOverlaps);
   c.End();
   EXPECT(c.moving() == so_far);
-  // Only what has ended well is counted as moved.
+  // Only successful operations count as moved.
   constexpr auto kAllReduce = static_cast<size_t>(Kind::kAllReduce);
   EXPECT(Totals().operations[kAllReduce] == c.before.operations[kAllReduce] + 1);
 }
 
-// A step has failed between what told the recorder and the collectives, which never come.
+// A step has failed after it marked its collectives as ready, and they never begin.
 void AFailureOfTheStep() {
   Counted c;
   c.Ready("first", kOverlaps);
@@ -167,7 +168,7 @@ void AFailureOfTheStep() {
   const Record first = c.End();
   EXPECT(c.waiting() == 0 && c.moving() == 0);
   EXPECT(first.enqueued >= forgotten);
-  // What this rank waits for meanwhile goes on.
+  // A pending wait of another step continues.
   c.Begin("of another step", kStalls);
   c.recorder.Forget();
   const Record other = c.End();
@@ -210,12 +211,13 @@ void Input() {
   const Activity::Totals once = Totals();
   EXPECT(once.input_since == 0);
   EXPECT(once.steps == before.steps + 1 && once.input - before.input >= 1'000'000);
-  // Of a batch that nobody waited for, no time.
+  // A batch that nobody waited for adds no time.
   activity.InputEnds();
   EXPECT(Totals().steps == once.steps + 1 && Totals().input == once.input);
 }
 
-// What a step needs its input for may wait, and end, before it is noted that the input has come.
+// An operation that needs the input may begin to wait, and end, before the end of the input is
+// recorded.
 void InputThatIsNotedLate() {
   Activity& activity = Activity::Instance();
   const Activity::Totals before = Totals();
@@ -270,7 +272,7 @@ void BusBytes() {
 
 void SpansOfAStep() {
   Spans& spans = Spans::Instance();
-  constexpr size_t kMost = 1 << 18;
+  constexpr size_t kMax = 1 << 18;
   spans.Add("lane", "nobody asks", 1, 2);
   { const SpanScope scope("lane", "nobody asks"); }
   EXPECT(spans.Read().empty());
@@ -290,8 +292,8 @@ void SpansOfAStep() {
   EXPECT(all[2].name == "network" && all[2].begin == record.last_arrived &&
          all[2].end == record.ended);
   EXPECT(all[3].lane == "compression" && all[3].begin <= all[3].end);
-  for (size_t i = 0; i < kMost; ++i) spans.Add("lane", "many", 1, 2);
-  EXPECT(spans.Read().size() == kMost);
+  for (size_t i = 0; i < kMax; ++i) spans.Add("lane", "many", 1, 2);
+  EXPECT(spans.Read().size() == kMax);
   spans.Record(false);
   EXPECT(spans.Read().empty());
 }

@@ -10,7 +10,7 @@
 namespace tfdist::testing {
 namespace {
 
-constexpr size_t kMostMemory = 1 << 20;
+constexpr size_t kMaxMemory = 1 << 20;
 
 Fabric Make(const std::vector<int>& hosts, Guard& guard, Recorder& recorder) {
   Fabric fabric{Topology::From(0, {"rank 0", "rank 1"}, hosts), nullptr, {}, guard, recorder};
@@ -65,19 +65,19 @@ Request::Request(Kind kind, size_t count, bool allocates) : in(2 * count), out(2
   const bool twice_in = kind == Kind::kReduceScatter || kind == Kind::kAllToAll;
   const bool twice_out = kind == Kind::kAllGather || kind == Kind::kAllToAll;
   operation.peer = 1;
-  operation.in = ConstPieces(reinterpret_cast<char*>(in.data()), twice_in ? 2 * bytes : bytes);
-  operation.out = Pieces(reinterpret_cast<char*>(out.data()), twice_out ? 2 * bytes : bytes);
+  operation.in = ConstBufferList(reinterpret_cast<char*>(in.data()), twice_in ? 2 * bytes : bytes);
+  operation.out = BufferList(reinterpret_cast<char*>(out.data()), twice_out ? 2 * bytes : bytes);
   operation.row_bytes = sizeof(float);
   operation.sent_rows = operation.received_rows = {count, count};
   if (!allocates) return;
   operation.received_rows.clear();
   operation.allocate = [this](const std::vector<size_t>& rows) {
-    constexpr size_t kMostRows = static_cast<size_t>(PTRDIFF_MAX) / sizeof(float);
-    if (rows[0] > kMostRows || rows[1] > kMostRows - rows[0]) std::abort();
+    constexpr size_t kMaxRows = static_cast<size_t>(PTRDIFF_MAX) / sizeof(float);
+    if (rows[0] > kMaxRows || rows[1] > kMaxRows - rows[0]) std::abort();
     const size_t total = (rows[0] + rows[1]) * sizeof(float);
-    if (total > kMostMemory) throw std::bad_alloc();
+    if (total > kMaxMemory) throw std::bad_alloc();
     room.resize(total);
-    return Pieces(room.data(), total);
+    return BufferList(room.data(), total);
   };
 }
 

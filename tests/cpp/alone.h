@@ -1,4 +1,4 @@
-// One rank of two, without the other: what comes from a peer is what a test has laid ready.
+// One of two ranks, without the other: a test provides the peer's data in advance.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,19 @@
 
 namespace tfdist::testing {
 
-constexpr size_t kCount = 24;  // floats that each rank brings, for each rank where that matters
+// Floats per rank, or per pair of ranks if the collective distinguishes them.
+constexpr size_t kCount = 24;
 
-// A wait that lasts has failed: all that will ever come is there.
+// Fails any wait that lasts: all data of the peer are already available.
 struct Impatient : Guard {
   void Check() override { throw Error(Code::kUnavailable, "It would wait for ever."); }
 };
 
 // Rank 0.
 struct Alone {
-  // The other is on another host.
+  // For a peer on another host.
   explicit Alone(int descriptor);
-  // The other is on this host.
+  // For a peer on this host.
   explicit Alone(std::unique_ptr<Segment> segment);
 
   Impatient guard;
@@ -31,7 +32,7 @@ struct Alone {
   Fabric fabric;
 };
 
-// What rank 0 was asked for; where it allocates, without knowing the other's size.
+// An operation of rank 0. If it allocates, it does not know the peer's size.
 struct Request {
   Request(Kind kind, size_t count, bool allocates);
 
@@ -40,10 +41,10 @@ struct Request {
   Operation operation;
 };
 
-// What the other says where it has joined the same.
+// The fingerprint of a peer that has joined the same operation.
 Fingerprint Counterpart(const Fingerprint& fingerprint);
 
-// Runs it; returns what was thrown, or nothing. Anything but an Error is thrown on.
+// Runs it, and returns the message of the Error, or nothing. Other exceptions propagate.
 std::string Run(Fabric& fabric, Operation& operation, Algorithm algorithm);
 
 // Ends the program with a message, unless the condition holds.

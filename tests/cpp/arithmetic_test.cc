@@ -1,4 +1,5 @@
-// Results do not depend on the modes of threads, and the mean of equal values is that value.
+// Results do not depend on the floating-point modes of threads, and the mean of equal values is
+// that value.
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -20,8 +21,8 @@ std::vector<T> Reduced(Communicator& group, DType type, ReduceOp op, const std::
   operation.fingerprint.type = type;
   operation.fingerprint.op = op;
   operation.fingerprint.AddShape({static_cast<int64_t>(values.size())});
-  operation.in = ConstPieces(reinterpret_cast<const char*>(values.data()), bytes);
-  operation.out = Pieces(reinterpret_cast<char*>(out.data()), bytes);
+  operation.in = ConstBufferList(reinterpret_cast<const char*>(values.data()), bytes);
+  operation.out = BufferList(reinterpret_cast<char*>(out.data()), bytes);
   group.Run(std::move(operation));
   return out;
 }
@@ -42,7 +43,7 @@ void MeansOfEqualValues(int ranks, int hosts, const std::string& algorithm) {
   }
 }
 
-// As a thread is left by a library that was built with -ffast-math.
+// Sets the mode in which a library built with -ffast-math leaves a thread.
 void FlushDenormals() {
 #if defined(__x86_64__)
   _mm_setcsr(_mm_getcsr() | 0x8040);
@@ -58,7 +59,7 @@ void DenormalHalves(int hosts) {
     if (group.rank() == 0) FlushDenormals();
     const std::vector<uint16_t> tiny(9, 3), twice(9, 6);  // denormal float16
     EXPECT(Reduced(group, DType::kFloat16, ReduceOp::kSum, tiny) == twice);
-    const uint32_t smallest = 1;  // and float32
+    const uint32_t smallest = 1;  // denormal float32
     std::vector<float> values(5), sums(5);
     for (float& value : values) std::memcpy(&value, &smallest, sizeof(value));
     const std::vector<float> total = Reduced(group, DType::kFloat32, ReduceOp::kSum, values);

@@ -21,8 +21,8 @@ Call::Call(Communicator& c, Kind kind, size_t count, const std::string& name, DT
   }
   operation.sent_rows.assign(ranks, bytes);
   operation.received_rows.assign(ranks, bytes);
-  operation.in = ConstPieces(memory.data(), in);
-  operation.out = Pieces(memory.data() + memory.size() / 2, out);
+  operation.in = ConstBufferList(memory.data(), in);
+  operation.out = BufferList(memory.data() + memory.size() / 2, out);
 }
 
 void Do(Communicator& c, Kind kind, size_t count, const std::string& name, DType type) {

@@ -1,4 +1,4 @@
-// How far another rank's clock is ahead: by round trips of every kind, and between two ranks.
+// The offset of another rank's clock: from round trips of every kind, and between two ranks.
 #include "control/watch.h"
 
 #include <cmath>
@@ -13,9 +13,10 @@ namespace tfdist::testing {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000, kSecond = 1'000'000'000;
-constexpr int64_t kRounding = 2;  // nanoseconds, of halves
+constexpr int64_t kRounding = 2;  // nanoseconds, from halving
 
-// What this rank sees if the other's clock is ahead by so much, and frames take so long.
+// The round trip that this rank observes if the other clock is ahead by `ahead` and frames take the
+// given times.
 RoundTrip Trip(int64_t sent, int64_t ahead, int64_t there, int64_t dwell, int64_t back) {
   const int64_t received = sent + there;
   return {sent, received + ahead, received + dwell + ahead, received + dwell + back};
@@ -28,8 +29,8 @@ void OneTrip() {
       {0, 100, 0, 100},
       {5 * kSecond, 100'000, kSecond, 100'000},
       {-5 * kSecond, 100'000, kSecond, 100'000},
-      {123'456'789, kMillisecond, kMillisecond, 0},  // all of the way there
-      {123'456'789, 0, kMillisecond, kMillisecond},  // all of it back
+      {123'456'789, kMillisecond, kMillisecond, 0},  // the whole delay on the way there
+      {123'456'789, 0, kMillisecond, kMillisecond},  // the whole delay on the way back
       {-7, 3 * kSecond, 0, 1},
       {1, 1, 1, 1},
   };
@@ -41,7 +42,7 @@ void OneTrip() {
     EXPECT(clock.measured());
     const int64_t wrong = clock.uncertainty(trip.came);
     EXPECT(std::abs(clock.offset() - ahead) <= wrong + kRounding);
-    // No larger than what the way took, and 50 ppm of the time.
+    // At most half of the round trip, and 50 ppm of the time.
     EXPECT(wrong <= (there + back) / 2 + (trip.came - trip.sent) / 20000 + kRounding);
     EXPECT(clock.uncertainty(trip.came - kSecond) == wrong);
     EXPECT(clock.uncertainty(trip.came + 100 * kSecond) == wrong + 5 * kMillisecond);
@@ -55,12 +56,12 @@ void TheBestTripCounts() {
   EXPECT(first != 500);
   clock.Add(Trip(2 * kSecond, 500, 1000, 0, 1000));
   EXPECT(clock.offset() == 500);
-  // Worse ones do not, however often they come,
+  // Worse round trips do not change it, however often they occur,
   for (int i = 3; i < 10; ++i) {
     clock.Add(Trip(i * kSecond, 500, 10 * kMillisecond, 0, 2 * kMillisecond));
     EXPECT(clock.offset() == 500);
   }
-  // until the best is old.
+  // until the best one is old.
   clock.Add(Trip(1000 * kSecond, 500, 10 * kMillisecond, 0, 2 * kMillisecond));
   EXPECT(clock.offset() == first);
 }
@@ -81,7 +82,8 @@ void Nonsense() {
   refused([](RoundTrip& t) { t.answered = t.received + kSecond; });
 }
 
-// A clock that runs off by up to 50 ppm, over frames that take any time: off by no more than said.
+// A clock that drifts by up to 50 ppm, over frames of any delay: the error stays within the
+// reported uncertainty.
 void Drift() {
   std::mt19937_64 random(1);
   const auto any = [&](int64_t most) { return static_cast<int64_t>(random() % (most + 1)); };
@@ -106,7 +108,7 @@ void Drift() {
   }
 }
 
-// The mean time on the way is right, as far as the offset is.
+// The mean delay of a frame is right, up to the error of the offset.
 void Delays() {
   ClockOffset clock;
   OneWayDelay delay;
@@ -120,20 +122,20 @@ void Delays() {
   };
   come(Trip(10 * kSecond, kAhead, 1000, 0, 1000));
   EXPECT(delay.frames() == 1 && std::abs(delay.nanoseconds() - 1000) <= 2 * kRounding);
-  // A queue on the way back, not on the way there, whose trips do not change the offset.
+  // A queue in one direction only; these round trips do not change the offset.
   come(Trip(11 * kSecond, kAhead, 1000, 0, 40 * kMillisecond));
   come(Trip(12 * kSecond, kAhead, 40 * kMillisecond, 0, 1000));
   EXPECT(delay.frames() == 3);
   EXPECT(std::abs(delay.nanoseconds() - 40 * kMillisecond - 2000) <= 6 * kRounding);
 }
 
-// Whatever a peer says, no sum overflows.
+// No value from a peer overflows a sum.
 void HostileTimes() {
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kMin = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
   constexpr int64_t kBound = int64_t{1} << 61;
-  constexpr int64_t kTimes[] = {kLeast,  kLeast + 1, -kBound, -1,    0,        1,
-                                kSecond, kBound - 1, kBound,  kMost, kMost - 1};
+  constexpr int64_t kTimes[] = {kMin,    kMin + 1,   -kBound, -1,   0,       1,
+                                kSecond, kBound - 1, kBound,  kMax, kMax - 1};
   ClockOffset clock;
   int measured = 0;
   for (const int64_t echoed : kTimes) {
@@ -161,11 +163,11 @@ void HostileTimes() {
   EXPECT(measured > 0);
 }
 
-// On "two hosts" of this machine, which have one clock.
+// On "two hosts" of this machine, which share a clock.
 void BetweenRanks() {
   Plan plan;
   plan.hosts = 2;
-  plan.silence_warning_seconds = 1;  // statuses go out five times as often
+  plan.silence_warning_seconds = 1;  // sends statuses five times as often
   OnEachRank(plan, [](Communicator& c) {
     Watch::Known other;
     do {

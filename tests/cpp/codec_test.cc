@@ -1,5 +1,5 @@
-// Every form of a codec: what an encoding may lose, what is random, what is not finite, and that
-// all vector units agree.
+// Every encoding of the codecs: bounds of its error, its randomness, values that are not finite,
+// and agreement of all vector units.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -8,7 +8,7 @@
 
 #include "codec/codec.h"
 #include "codec/units.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "vector_unit.h"
 
 namespace tfdist::testing {
@@ -20,35 +20,36 @@ struct Known {
   const char* name;
   Codec codec;
   bool unbiased;
-  // The largest error of a value, as a part of its block's largest magnitude; 0: only on average.
+  // The largest error of a value, relative to its block's largest magnitude; 0 if only the average
+  // is bounded.
   float bound;
 };
 
 std::vector<Known> All() {
-  const auto make = [](Form form) {
+  const auto make = [](Encoding encoding) {
     Codec codec;
-    codec.form = form;
+    codec.encoding = encoding;
     return codec;
   };
-  Codec int8 = make(Form::kLevels), random8 = int8, four = int8, ternary = int8, norm = int8;
+  Codec int8 = make(Encoding::kLevels), random8 = int8, four = int8, ternary = int8, norm = int8;
   random8.stochastic = four.stochastic = ternary.stochastic = norm.stochastic = true;
   four.bits = norm.bits = 4;
   norm.euclidean = true;
   ternary.bits = 2;
   ternary.block = 512;
-  Codec votes = make(Form::kSigns);
+  Codec votes = make(Encoding::kSigns);
   votes.unit = true;
-  return {{"half", make(Form::kHalf), false, 0x1p-11f},
-          {"bfloat16", make(Form::kBfloat16), false, 0x1p-8f},
-          {"float8", make(Form::kFloat8), false, 0x1p-4f},
+  return {{"half", make(Encoding::kHalf), false, 0x1p-11f},
+          {"bfloat16", make(Encoding::kBfloat16), false, 0x1p-8f},
+          {"float8", make(Encoding::kFloat8), false, 0x1p-4f},
           {"int8", int8, false, 0.5f / 127 * 1.001f},
           {"int8 at random", random8, true, 1.001f / 127},
           {"int4 at random", four, true, 1.001f / 7},
           {"ternary", ternary, true, 1.001f},
           {"norm", norm, true, 0},
-          {"powers", make(Form::kPowers), true, 1.0f},
-          {"means", make(Form::kTwoMeans), false, 0},
-          {"signs", make(Form::kSigns), false, 0},
+          {"powers", make(Encoding::kPowers), true, 1.0f},
+          {"means", make(Encoding::kTwoMeans), false, 0},
+          {"signs", make(Encoding::kSigns), false, 0},
           {"votes", votes, false, 0}};
 }
 
@@ -62,7 +63,7 @@ std::vector<float> Normal(size_t count, float scale, unsigned seed = 1) {
 
 std::vector<uint8_t> Encoded(const Codec& codec, const std::vector<float>& values,
                              std::vector<float>* error = nullptr, uint32_t seed = 7) {
-  // One more byte, which must stay.
+  // One byte more, which must not change.
   std::vector<uint8_t> bytes(EncodedBytes(codec, values.size()) + 1, 0x5a);
   Encode(codec,
          {values.data(), error ? error->data() : nullptr, values.size(), bytes.data(), seed});
@@ -111,7 +112,7 @@ void CheckZeros(const Known& known) {
   }
 }
 
-// The mean of many encodings comes close to the values, as fast as independent ones do.
+// The mean of many encodings approaches the values as fast as the mean of independent ones.
 void CheckUnbiased(const Known& known) {
   if (!known.unbiased) return;
   constexpr int kTimes = 4000;
@@ -127,7 +128,7 @@ void CheckUnbiased(const Known& known) {
   for (size_t i = 0; i < values.size(); ++i) {
     const double mean = sum[i] / kTimes;
     const double deviation = std::sqrt(std::max(0.0, squares[i] / kTimes - mean * mean) / kTimes);
-    // What is rounded up only now and then may by chance never have been.
+    // A rarely rounded-up value may by chance never have been rounded up.
     EXPECT(std::fabs(mean - values[i]) <= 5 * deviation + 10.0 / kTimes);
   }
 }
@@ -163,10 +164,10 @@ void CheckUnit(const Known& known, EncodeOn encode, DecodeOn decode) {
   const std::vector<float> values = Normal(1003, 1);
   const std::vector<uint8_t> bytes = Encoded(known.codec, values);
   std::vector<float> back(values.size());
-  decode(known.codec, Decoding{bytes.data(), values.size(), back.data(), false});
+  decode(known.codec, DecodeArgs{bytes.data(), values.size(), back.data(), false});
   EXPECT(back == Decoded(known.codec, bytes, values.size()));
   std::vector<uint8_t> others(bytes.size(), 0x5a);
-  encode(known.codec, Encoding{values.data(), nullptr, values.size(), others.data(), 7});
+  encode(known.codec, EncodeArgs{values.data(), nullptr, values.size(), others.data(), 7});
   // A norm or a mean may differ in its last bit.
   const std::vector<float> far = Decoded(known.codec, others, values.size());
   size_t apart = 0;
@@ -181,7 +182,7 @@ void CheckUnits(const Known& known) {
 #endif
 }
 
-// What a peer sends may be anything.
+// A peer may send any bytes.
 void CheckGarbage(const Known& known) {
   std::mt19937 engine(3);
   for (int time = 0; time < 200; ++time) {
@@ -191,10 +192,10 @@ void CheckGarbage(const Known& known) {
   }
 }
 
-// Values that a float8 can hold, and the ties between them.
+// The values of a float8, and the ties between them.
 void CheckFloat8() {
   Codec codec;
-  codec.form = Form::kFloat8;
+  codec.encoding = Encoding::kFloat8;
   std::vector<float> held = {448};
   for (int exponent = -9; exponent < 9; ++exponent) {
     for (int eighth = 0; eighth < 8; ++eighth) {
@@ -222,7 +223,7 @@ void CheckRules() {
   EXPECT(refuses([](Codec& c) { c.block = 0; }));
   EXPECT(refuses([](Codec& c) { c.block = 12; }));
   EXPECT(refuses([](Codec& c) { c.block = 8192; }));
-  EXPECT(refuses([](Codec& c) { c.form = static_cast<Form>(99); }));
+  EXPECT(refuses([](Codec& c) { c.encoding = static_cast<Encoding>(99); }));
 }
 
 }  // namespace

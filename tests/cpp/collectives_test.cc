@@ -1,13 +1,12 @@
 // Usage: collectives_test [threads|processes|both|many] [quick]
 //
-// With "many" few values of few types, among so many threads that all ways of reducing are taken.
-// Every collective, type and algorithm, on every arrangement of ranks, against values known
-// beforehand.
+// Every collective, type and algorithm, on every arrangement of ranks, compared with known values.
+// With "many", few values of few types among so many threads that all algorithms are used.
 #include <sys/resource.h>
 
 #include <cstdio>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 
 namespace tfdist::testing {
@@ -17,8 +16,8 @@ Operation Make(Kind kind, DType type, const std::vector<char>& in, std::vector<c
   Operation operation;
   operation.fingerprint.kind = kind;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces(in.data(), in.size());
-  operation.out = Pieces(out.data(), out.size());
+  operation.in = ConstBufferList(in.data(), in.size());
+  operation.out = BufferList(out.data(), out.size());
   return operation;
 }
 
@@ -39,8 +38,10 @@ void CheckList(Communicator& c, size_t count) {
   Operation operation;
   operation.fingerprint.kind = Kind::kAllReduce;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces({{in.data(), cut}, {nullptr, 0}, {in.data() + cut, in.size() - cut}});
-  operation.out = Pieces({{out.data(), cut}, {nullptr, 0}, {out.data() + cut, out.size() - cut}});
+  operation.in =
+      ConstBufferList({{in.data(), cut}, {nullptr, 0}, {in.data() + cut, in.size() - cut}});
+  operation.out =
+      BufferList({{out.data(), cut}, {nullptr, 0}, {out.data() + cut, out.size() - cut}});
   operation.fingerprint.AddShape({static_cast<int64_t>(count / 3)});
   operation.fingerprint.AddShape({0});
   operation.fingerprint.AddShape({static_cast<int64_t>(count - count / 3)});
@@ -75,13 +76,13 @@ void CheckAllGather(Communicator& c, DType type, size_t count, bool equal) {
   operation.allocate = [&](const std::vector<size_t>& received) {
     EXPECT(received == sizes);
     out.resize(expected.size());
-    return Pieces(out.data(), out.size());
+    return BufferList(out.data(), out.size());
   };
   c.Run(std::move(operation));
   EXPECT(out == expected);
 }
 
-// Rows without bytes are rows, too: what is allocated depends on their number.
+// Rows without bytes count as rows: the size of the result depends on their number.
 void CheckEmptyRows(Communicator& c) {
   std::vector<size_t> expected(static_cast<size_t>(c.size()));
   for (size_t rank = 0; rank < expected.size(); ++rank) expected[rank] = 5 + rank;
@@ -94,7 +95,7 @@ void CheckEmptyRows(Communicator& c) {
     std::vector<size_t> received;
     operation.allocate = [&](const std::vector<size_t>& rows) {
       received = rows;
-      return Pieces();
+      return BufferList();
     };
     c.Run(std::move(operation));
     EXPECT(received == expected);
@@ -127,13 +128,13 @@ void CheckAllToAll(Communicator& c, DType type, size_t count, bool equal) {
   out.resize(expected.size());
   operation.fingerprint.kind = Kind::kAllToAll;
   operation.fingerprint.type = type;
-  operation.in = ConstPieces(in.data(), in.size());
-  operation.out = Pieces(out.data(), out.size());
+  operation.in = ConstBufferList(in.data(), in.size());
+  operation.out = BufferList(out.data(), out.size());
   c.Run(std::move(operation));
   EXPECT(out == expected);
 }
 
-// Around a ring, every rank sending to the next; the even ones send first.
+// Around a ring, each rank sends to the next; the even ranks send first.
 void CheckMessages(Communicator& c, DType type, size_t count) {
   if (c.size() < 2) return;
   const int next = (c.rank() + 1) % c.size(), previous = (c.rank() + c.size() - 1) % c.size();
@@ -149,7 +150,7 @@ void CheckMessages(Communicator& c, DType type, size_t count) {
     operation.peer = previous;
     c.Run(std::move(operation));
   };
-  // An odd number of ranks has two even neighbours; the last rank receives first.
+  // With an odd number of ranks, two even ranks are neighbors; the last rank receives first.
   const bool first = c.rank() % 2 == 0 && !(c.rank() == c.size() - 1);
   if (first) send();
   receive();
@@ -179,7 +180,7 @@ void CheckPairs(Communicator& c, size_t count) {
   }
 }
 
-// Fewer and smaller cases, for sanitizers that are slow.
+// Fewer and smaller cases, for slow sanitizers.
 bool quick = false;
 
 std::vector<size_t> Counts() {
@@ -213,7 +214,7 @@ void Everything(Communicator& c) {
   }
 }
 
-// Each type once in many chunks, the unequal sizes and all roots among them.
+// Each type once in many chunks, including unequal sizes and all roots.
 void Large(Communicator& c) {
   for (int t = 0; t < kDTypes; ++t) {
     const auto type = static_cast<DType>(t);
@@ -260,7 +261,7 @@ void MeansOfIntegersAreRefused(Communicator& c) {
     c.Run(std::move(operation));
     EXPECT(!"refused");
   } catch (const Error& error) { EXPECT(error.code() == Code::kInvalidArgument); }
-  CheckBarrier(c);  // and the communicator lives on
+  CheckBarrier(c);  // and the communicator still works
 }
 
 struct Arrangement {
@@ -307,7 +308,7 @@ void AmongMany(Communicator& c) {
   CheckBarrier(c);
 }
 
-// Each rank has two descriptors for each other one, all of them in this process.
+// Each rank has two descriptors per other rank, all in this process.
 void AllowDescriptors() {
   rlimit limit;
   EXPECT(getrlimit(RLIMIT_NOFILE, &limit) == 0);

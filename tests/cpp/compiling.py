@@ -31,7 +31,7 @@ _TEST = "_test.cc"
 _FAKES = _TESTS / "fakes"  # libraries that replace others
 # What the system knows the others by, where it matters whether one of them is loaded.
 _SONAMES = {"nccl": "libnccl.so.2"}
-_PREFIX = ("cpp/team.h", "cpp/values.h")
+_PREFIX = ("cpp/ranks.h", "cpp/values.h")
 # Sources include headers of the core, and of the tests as "cpp/...".
 _INCLUDE = ("-I.", f"-I{_TESTS.parent}")
 _HEADERS = (".h", ".inc", ".cu")

@@ -1,7 +1,7 @@
 // Usage: compressed_test [quick]
 //
-// All-reduces that send encoded values: the same bits on all ranks, nothing lost but into the
-// errors, and as many bytes on the wire as the codec says.
+// All-reduces that send encoded values: all ranks get the same bits, the errors hold all losses,
+// and the codec's number of bytes is sent.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -20,17 +20,17 @@ float Value(int rank, size_t i) {
 struct Case {
   const char* name;
   Codec codec;
-  float bound;  // of an encoding's error, as a part of the largest magnitude; 0: none is known
+  float bound;  // of an encoding's error, relative to the largest magnitude; 0 if unknown
 };
 
 std::vector<Case> Cases() {
   Codec half, int8, ternary, means, votes;
-  half.form = Form::kHalf;
+  half.encoding = Encoding::kHalf;
   ternary.bits = 2;
   ternary.stochastic = true;
   ternary.block = 1024;
-  means.form = Form::kTwoMeans;
-  votes.form = Form::kSigns;
+  means.encoding = Encoding::kTwoMeans;
+  votes.encoding = Encoding::kSigns;
   votes.unit = true;
   return {{"half", half, 0x1p-11f},
           {"int8", int8, 0.5f / 127},
@@ -57,9 +57,9 @@ Operation Make(const Case& c, Brought& b, bool within_hosts, bool in_place) {
   operation.fingerprint.kind = Kind::kAllReduce;
   operation.fingerprint.type = DType::kFloat32;
   operation.fingerprint.AddShape({static_cast<int64_t>(b.in.size())});
-  operation.in = Cut<ConstPieces>(b.in);
-  operation.out = in_place ? Cut<Pieces>(b.in) : Cut<Pieces>(b.out);
-  const Pieces error = c.codec.unit ? Pieces() : Cut<Pieces>(b.error);
+  operation.in = Cut<ConstBufferList>(b.in);
+  operation.out = in_place ? Cut<BufferList>(b.in) : Cut<BufferList>(b.out);
+  const BufferList error = c.codec.unit ? BufferList() : Cut<BufferList>(b.error);
   operation.compression = Compression{c.codec, error, 11, within_hosts};
   return operation;
 }
@@ -91,7 +91,7 @@ void CheckSum(const Case& c, const std::vector<Brought>& all, bool compressed, i
     } else if (c.codec.unit) {
       EXPECT(out == 1 || out == -1 || out == 0);
     } else {
-      // What came out is what was brought along, less what is left now, plus what was left before.
+      // The result equals the inputs, minus the new residuals, plus the earlier residuals.
       EXPECT(std::fabs(out - (sum + errors)) <= 1e-5f * ranks);
     }
     if (compressed && c.bound > 0) {
@@ -113,10 +113,10 @@ void CheckPlan(const Plan& plan, const Case& c, size_t count, bool within_hosts,
     sent[rank] = group.statistics().sent_bytes;
   });
   const bool compressed = plan.ranks > 1 && (within_hosts || plan.hosts > 1);
-  // An error is fed back by those who encode the value: once on each host, or by everyone.
+  // The encoding ranks keep the error of a value: one per host, or all.
   CheckSum(c, all, compressed, within_hosts ? plan.ranks : plan.hosts);
   if (plan.ranks == 2 && plan.hosts == 2 && !c.codec.unit) {
-    // Half of the values to the other rank, and half of the sums.
+    // Half of the values are sent to the other rank, and half of the sums.
     const size_t half = count / 2;
     const size_t bytes = EncodedBytes(c.codec, half) + EncodedBytes(c.codec, count - half);
     EXPECT(sent[0] == bytes + sizeof(Fingerprint) && sent[1] == sent[0]);
@@ -154,7 +154,7 @@ void CheckRefusals() {
     wrong.fingerprint.op = ReduceOp::kMax;
     ExpectError([&] { group.Run(std::move(wrong)); }, Code::kInvalidArgument, {"max of float32"});
     wrong = Make(Cases()[1], b, false, false);
-    wrong.compression->error = Pieces(reinterpret_cast<char*>(b.error.data()), 8);
+    wrong.compression->error = BufferList(reinterpret_cast<char*>(b.error.data()), 8);
     ExpectError([&] { group.Run(std::move(wrong)); }, Code::kInvalidArgument, {"as large as"});
     wrong = Make(Cases()[1], b, false, false);
     wrong.compression->codec.bits = 5;

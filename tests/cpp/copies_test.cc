@@ -1,4 +1,4 @@
-// Copies into shared memory: of any length, from and to any alignment, and nothing beside them.
+// Copies into shared memory: any length and alignment, and no write outside the range.
 #include <cstring>
 #include <vector>
 

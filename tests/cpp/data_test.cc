@@ -1,5 +1,5 @@
-// What a peer sends on a data connection, right and wrong: an Error at the worst. Also the entry
-// point of a fuzzer.
+// Valid and invalid bytes from a peer on a data connection, which cause at worst an Error. Also the
+// entry point of a fuzzer.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,8 +19,8 @@ using namespace tfdist::testing;
 constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kWhole, Algorithm::kDirect,
                                      Algorithm::kRing};
 
-// The first byte chooses a collective, the second an algorithm and how much of what follows is
-// preceded by a right fingerprint. Returns what was thrown, or nothing.
+// The first byte selects a collective, the second an algorithm and how much of the rest is preceded
+// by a valid fingerprint. Returns the message of the Error, or nothing.
 std::string FeedAnything(const uint8_t* data, size_t size) {
   if (size < 2) return "";
   const auto kind = static_cast<Kind>(data[0] % kKinds);
@@ -32,7 +32,7 @@ std::string FeedAnything(const uint8_t* data, size_t size) {
   const Fingerprint theirs = Counterpart(request.operation.fingerprint);
   const std::string greeting(reinterpret_cast<const char*>(&theirs), sizeof(theirs));
   std::string bytes(reinterpret_cast<const char*>(data) + 2, size - 2);
-  // The sizes come first, in an exchange of their own.
+  // The sizes precede the data, in a separate exchange.
   if (greets_twice && bytes.size() >= 8) bytes.insert(8, greeting);
   if (greets) bytes.insert(0, greeting);
   if (send(ends[1], bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) std::abort();
@@ -94,7 +94,7 @@ void Garbage(int rounds) {
   for (int round = 0; round < rounds; ++round) {
     std::string bytes(random() % 700, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
-    // Often a size that could be right, so that what follows it is looked at.
+    // Often a plausible size, so that the following bytes are read.
     if (random() % 2) bytes = Number(random() % 2 ? kCount : random() % 4096) + bytes;
     const std::string thrown =
         Feed(static_cast<Kind>(random() % kKinds), static_cast<int>(random() % 32), bytes);

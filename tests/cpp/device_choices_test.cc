@@ -1,4 +1,4 @@
-// What is decided before anything is launched: which way is faster, and which tensors go together.
+// Decisions before a launch: which transport is faster, and which tensors are fused.
 #include <map>
 #include <numeric>
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 using Seconds = std::function<double(bool first, size_t bytes)>;
 
-// Args: how often each size was tried, if that is of interest.
+// Args: tried: counts the trials of each size, if not null.
 size_t Found(const Seconds& seconds, std::map<size_t, int>* tried = nullptr) {
   return WhereFirstIsFaster(
       [&](bool first, size_t bytes) {
@@ -26,7 +26,7 @@ void Measuring() {
   const std::vector<size_t> sizes = TriedSizes();
   EXPECT(Found([](bool first, size_t) { return first ? 2.0 : 1.0; }) == 0);
   EXPECT(Found([](bool first, size_t) { return first ? 1.0 : 2.0; }) >= sizes.back());
-  // Faster up to 64 KiB; 256 KiB are nearer to the other side.
+  // Faster up to 64 KiB; 256 KiB is closer to the other side.
   const auto crossing = [](bool first, size_t bytes) {
     return first ? static_cast<double>(bytes) : 100e3;
   };
@@ -34,8 +34,8 @@ void Measuring() {
   const size_t most = Found(crossing, &tried);
   EXPECT(most >= (64 << 10) && most < (256 << 10));
   EXPECT(tried.begin()->first == sizes.front());
-  EXPECT(tried.rbegin()->first == 256 << 10);  // Twice as slow: larger ones are not tried.
-  // The slowest rank counts, and when it has had enough.
+  EXPECT(tried.rbegin()->first == 256 << 10);  // Twice as slow, so larger sizes are not tried.
+  // The slowest rank counts, and so does the first rank to reach the time limit.
   const size_t slow = WhereFirstIsFaster([](bool first, size_t) { return first ? 1.0 : 2.0; },
                                          [&sizes](const std::vector<double>& own) {
                                            static size_t rounds = 0;
@@ -57,7 +57,7 @@ std::vector<KernelAllReduce::Tensor> Tensors(const std::vector<size_t>& bytes) {
 
 void Fusing() {
   constexpr size_t kBuffer = 1 << 16;
-  // One alone, or as large as the buffer, gains nothing.
+  // A single tensor, or one as large as the buffer, is not fused.
   EXPECT(Fuse(Tensors({100}), kBuffer).lists.empty());
   EXPECT(Fuse(Tensors({100}), kBuffer).alone.size() == 1);
   const Fused mixed = Fuse(Tensors({100, kBuffer, 4, 17}), kBuffer);
@@ -65,7 +65,7 @@ void Fusing() {
   EXPECT(mixed.lists.size() == 1 && mixed.lists[0].count == 3);
   EXPECT(mixed.lists[0].vectors == 7 + 1 + 2);
   EXPECT(mixed.lists[0].spans[2].begin == 8);
-  // All of them are there once, in lists that the buffer holds.
+  // Each tensor is in exactly one list, and each list fits the buffer.
   const std::vector<size_t> many(300, 1000);
   const Fused fused = Fuse(Tensors(many), kBuffer);
   size_t bytes = 0;
@@ -75,7 +75,7 @@ void Fusing() {
   }
   for (const auto& tensor : fused.alone) bytes += tensor.bytes;
   EXPECT(bytes == std::accumulate(many.begin(), many.end(), size_t{0}));
-  // One megabyte moves by itself, however large the buffer is.
+  // Tensors of one megabyte are not fused, regardless of the buffer size.
   EXPECT(Fuse(Tensors({1 << 20, 1 << 20}), size_t{8} << 20).alone.size() == 2);
 }
 

@@ -1,7 +1,7 @@
 // Usage: device_codecs_test [small]
 //
-// Encoding, summing and decoding on a GPU: the bits of the processor, for every form of a codec,
-// however values lie in tensors. With FAKE_CUDA, the kernels run on the processor.
+// Encoding, summing and decoding on a GPU, bit-identical to the processor, for every encoding and
+// any division of values into tensors. With FAKE_CUDA, the kernels run on the processor.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "collective/coder.h"
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 #include "device/compressed_path.h"
 #include "device/kernel_launch.h"
 
@@ -21,13 +21,13 @@ namespace {
 constexpr size_t kFloat = sizeof(float);
 constexpr int kMembers = 3, kMe = 1;
 
-// All that there are kernels for.
+// All codecs that have kernels.
 std::vector<Codec> Codecs() {
   std::vector<Codec> all;
-  for (int form = 0; form < kForms; ++form) {
+  for (int encoding = 0; encoding < kEncodings; ++encoding) {
     Codec codec;
-    codec.form = static_cast<Form>(form);
-    if (codec.form != Form::kLevels) {
+    codec.encoding = static_cast<Encoding>(encoding);
+    if (codec.encoding != Encoding::kLevels) {
       all.push_back(codec);
       continue;
     }
@@ -46,7 +46,7 @@ std::vector<Codec> Codecs() {
     }
   }
   Codec votes;
-  votes.form = Form::kSigns;
+  votes.encoding = Encoding::kSigns;
   votes.unit = true;
   all.push_back(votes);
   return all;
@@ -55,13 +55,14 @@ std::vector<Codec> Codecs() {
 std::string NameOf(const Codec& c) {
   char text[128];
   std::snprintf(text, sizeof(text),
-                "form %d, %d bits, stochastic %d, euclidean %d, unit %d, clip %g, block %u",
-                static_cast<int>(c.form), c.bits, c.stochastic, c.euclidean, c.unit, c.clip,
+                "encoding %d, %d bits, stochastic %d, euclidean %d, unit %d, clip %g, block %u",
+                static_cast<int>(c.encoding), c.bits, c.stochastic, c.euclidean, c.unit, c.clip,
                 c.block);
   return text;
 }
 
-// Of any size: zeros, denormal numbers, the largest there are; and blocks that are not finite.
+// Values of all magnitudes: zeros, denormal numbers, the largest numbers; and blocks that are not
+// finite.
 std::vector<float> Values(size_t count, uint32_t block, std::mt19937& random) {
   std::normal_distribution<float> normal;
   std::vector<float> values(count);
@@ -79,16 +80,16 @@ std::vector<float> Values(size_t count, uint32_t block, std::mt19937& random) {
   return values;
 }
 
-// What one side has: the processor, or the GPU.
+// The data of one side: the processor or the GPU.
 struct Side {
-  std::vector<BasicPiece<char>> in, out, error;
+  std::vector<BasicBuffer<char>> in, out, error;
   Transfer transfer;
   Compression compression;
   Coder* coder = nullptr;
   uint8_t* encoded = nullptr;
 };
 
-// Tensors that values are cut into: some empty, some smaller than a block, some larger.
+// Divides values into tensors: some empty, some smaller than a block, some larger.
 std::vector<size_t> Cut(size_t count, bool once, std::mt19937& random) {
   std::vector<size_t> tensors;
   for (size_t rest = count; rest > 0;) {
@@ -117,9 +118,9 @@ class Comparison {
     memory.Clear();
     Side host, gpu;
     std::vector<float> in = in_, out = out_, error = error_;
-    host.in = Pieced(in.data());
-    host.out = Pieced(out.data());
-    host.error = Pieced(error.data());
+    host.in = Buffers(in.data());
+    host.out = Buffers(out.data());
+    host.error = Buffers(error.data());
     gpu.in = OnGpu(memory, in_);
     gpu.out = OnGpu(memory, out_);
     gpu.error = OnGpu(memory, error_);
@@ -141,54 +142,55 @@ class Comparison {
   }
 
  private:
-  std::vector<BasicPiece<char>> Pieced(float* values) const {
-    std::vector<BasicPiece<char>> pieces;
+  std::vector<BasicBuffer<char>> Buffers(float* values) const {
+    std::vector<BasicBuffer<char>> buffers;
     for (const size_t count : tensors_) {
-      pieces.push_back({reinterpret_cast<char*>(values), count * kFloat});
+      buffers.push_back({reinterpret_cast<char*>(values), count * kFloat});
       values += count;
     }
-    return pieces;
+    return buffers;
   }
 
-  // Every second one lies at no multiple of 16 bytes.
-  std::vector<BasicPiece<char>> OnGpu(Memory& memory, const std::vector<float>& values) const {
-    std::vector<BasicPiece<char>> pieces;
+  // Every second tensor is not aligned to 16 bytes.
+  std::vector<BasicBuffer<char>> OnGpu(Memory& memory, const std::vector<float>& values) const {
+    std::vector<BasicBuffer<char>> buffers;
     const auto* from = reinterpret_cast<const char*>(values.data());
     for (const size_t count : tensors_) {
-      const size_t shift = pieces.size() % 2 * kFloat;
+      const size_t shift = buffers.size() % 2 * kFloat;
       std::vector<char> bytes(shift + count * kFloat);
       if (count > 0) std::memcpy(bytes.data() + shift, from, count * kFloat);
       from += count * kFloat;
-      pieces.push_back({Pointer(memory.Put(bytes)) + shift, count * kFloat});
+      buffers.push_back({Pointer(memory.Put(bytes)) + shift, count * kFloat});
     }
-    return pieces;
+    return buffers;
   }
 
   void Prepare(Side& side) const {
     side.transfer.scatter = side.transfer.gather = true;
     side.transfer.type = DType::kFloat32;
-    side.transfer.in = Pieces(side.in).Const();
-    side.transfer.out = Pieces(side.out);
+    side.transfer.in = BufferList(side.in).Const();
+    side.transfer.out = BufferList(side.out);
     side.transfer.part_bytes = CutEvenly(count_ * kFloat, kFloat, kMembers, kMembers);
     side.compression.codec = codec_;
     side.compression.seed = 5;
-    if (feeds_back_) side.compression.error = Pieces(side.error);
+    if (feeds_back_) side.compression.error = BufferList(side.error);
   }
 
-  // Does the same on both sides, what others send included, and compares what this rank sends.
+  // Runs the same transfer on both sides, including the data from other ranks, and compares the
+  // sent data.
   void Run(Side& host, Side& gpu) {
     const CodedTransfer on_host(host.transfer, members_, host.compression, 0);
     const CodedTransfer on_gpu(gpu.transfer, members_, gpu.compression, 0);
     const Codec &codec = on_host.codec(), &sums_codec = on_host.sums_codec();
     const size_t own = on_host.Count(kMe), stride = EncodedBytes(codec, own);
-    size_t bytes = kMembers * stride;  // as a collective lays it out
+    size_t bytes = kMembers * stride;  // as laid out by a collective
     std::vector<size_t> sent, sums;
     for (int j = 0; j < kMembers; ++j) {
       sent.push_back(bytes);
       sums.push_back(sent.back() + EncodedBytes(codec, on_host.Count(j)));
       bytes = sums.back() + EncodedBytes(sums_codec, on_host.Count(j));
     }
-    EXPECT(bytes == on_host.EncodedBytes());
+    EXPECT(bytes == on_host.BufferBytes());
     host.encoded = host.coder->Begin(on_host);
     gpu.encoded = gpu.coder->Begin(on_gpu);
     const auto same = [&](size_t begin, size_t some) {
@@ -207,7 +209,7 @@ class Comparison {
       for (Side* side : {&host, &gpu}) {
         for_batches(*side, codec, sent[at], on_host.Count(j), [&](const Coder::Batch& batch) {
           side->coder->Foresee(j, batch);
-          side->coder->Encode(j, batch);
+          side->coder->EncodeBatch(j, batch);
         });
       }
       EXPECT(same(sent[at], EncodedBytes(codec, on_host.Count(j))));
@@ -225,26 +227,26 @@ class Comparison {
       Send(sums_codec, on_host.Count(j), sums[at], host, gpu);
       for (Side* side : {&host, &gpu}) {
         for_batches(*side, sums_codec, sums[at], on_host.Count(j),
-                    [&](const Coder::Batch& batch) { side->coder->Decode(j, batch); });
+                    [&](const Coder::Batch& batch) { side->coder->DecodeBatch(j, batch); });
       }
     }
   }
 
-  // What another rank has encoded.
+  // Provides another rank's encoded values.
   void Send(const Codec& codec, size_t count, size_t at, const Side& host, const Side& gpu) {
     const std::vector<float> values = Values(count, codec.block, random_);
     Encode(codec, {values.data(), nullptr, count, host.encoded + at, 3});
     std::memcpy(gpu.encoded + at, host.encoded + at, EncodedBytes(codec, count));
   }
 
-  // The same bits, or no number both.
-  static void ExpectSame(Memory& memory, const std::vector<BasicPiece<char>>& found,
+  // Expects the same bits, or NaN on both sides.
+  static void ExpectSame(Memory& memory, const std::vector<BasicBuffer<char>>& found,
                          const std::vector<float>& expected) {
     const auto* next = reinterpret_cast<const char*>(expected.data());
-    for (const BasicPiece<char>& piece : found) {
-      const auto address = reinterpret_cast<uintptr_t>(piece.data);
-      const std::vector<char> values = memory.Get(address, piece.bytes);
-      for (size_t at = 0; at < piece.bytes; at += kFloat, next += kFloat) {
+    for (const BasicBuffer<char>& buffer : found) {
+      const auto address = reinterpret_cast<uintptr_t>(buffer.data);
+      const std::vector<char> values = memory.Get(address, buffer.bytes);
+      for (size_t at = 0; at < buffer.bytes; at += kFloat, next += kFloat) {
         EXPECT(AreEqual(DType::kFloat32, values.data() + at, next));
       }
     }
@@ -285,16 +287,17 @@ void Everything(bool small) {
   };
   for (const Codec& codec : Codecs()) {
     compare(codec, 256, 3 * 1003, false);
-    compare(codec, 256, 3 * 1024, true);  // aligned, and all blocks whole: several values at once
+    // Aligned values in whole blocks: threads handle several at once.
+    compare(codec, 256, 3 * 1024, true);
     compare(codec, 8, 3 * 45 + 1, true);
     compare(codec, 1000, 3 * 2500, true);
     for (const size_t count : {0u, 1u, 5u}) compare(codec, 64, count, false);
   }
   if (small) return;
-  // Several chunks, of which each has its seed, and more than one batch.
+  // Several chunks, each with its own seed, and more than one batch.
   Codec random, powers;
   random.stochastic = true;
-  powers.form = Form::kPowers;
+  powers.encoding = Encoding::kPowers;
   for (const Codec& codec : {random, powers}) compare(codec, 4096, 3 * 350'000, true);
   compare(random, 4096, 3 * 150'000, false);
 }

@@ -1,5 +1,4 @@
-// Compressed all-reduces of memory on a GPU: the bits of those of the host's memory, and how they
-// end where something goes wrong.
+// Compressed all-reduces of GPU memory: bit-identical to those of host memory, and their failures.
 #include <dlfcn.h>
 
 #include <cmath>
@@ -10,25 +9,26 @@
 #include <vector>
 
 #include "cpp/gpu_parts.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {
 
-Codec CodecOf(Form form, uint32_t block = 64) {
+Codec CodecOf(Encoding encoding, uint32_t block = 64) {
   Codec codec;
-  codec.form = form;
+  codec.encoding = encoding;
   codec.block = block;
   return codec;
 }
 
 std::vector<Codec> Codecs() {
   std::vector<Codec> all;
-  for (int form = 0; form < kForms; ++form) all.push_back(CodecOf(static_cast<Form>(form)));
-  Codec random = CodecOf(Form::kLevels);
+  for (int encoding = 0; encoding < kEncodings; ++encoding)
+    all.push_back(CodecOf(static_cast<Encoding>(encoding)));
+  Codec random = CodecOf(Encoding::kLevels);
   random.bits = 4;
   random.stochastic = random.euclidean = true;
-  Codec votes = CodecOf(Form::kSigns);
+  Codec votes = CodecOf(Encoding::kSigns);
   votes.unit = true;
   all.push_back(random);
   all.push_back(votes);
@@ -46,16 +46,16 @@ std::vector<char> Brought(int rank, size_t count, float scale) {
 }
 
 template <typename P>
-P Pieced(char* data, const std::vector<size_t>& counts) {
-  std::vector<BasicPiece<std::remove_pointer_t<decltype(P().At(0).data)>>> pieces;
+P Buffers(char* data, const std::vector<size_t>& counts) {
+  std::vector<BasicBuffer<std::remove_pointer_t<decltype(P().At(0).data)>>> buffers;
   for (const size_t count : counts) {
-    pieces.push_back({data, count * sizeof(float)});
+    buffers.push_back({data, count * sizeof(float)});
     data += count * sizeof(float);
   }
-  return P(pieces);
+  return P(buffers);
 }
 
-// A sum in place of tensors that lie one behind the other, wherever that is.
+// A sum, in place, of tensors that are consecutive in memory.
 Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* values, char* error,
               bool within_hosts) {
   Operation operation;
@@ -65,14 +65,14 @@ Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* value
   for (const size_t count : counts) {
     operation.fingerprint.AddShape({static_cast<int64_t>(count)});
   }
-  operation.in = Pieced<ConstPieces>(values, counts);
-  operation.out = Pieced<Pieces>(values, counts);
-  const Pieces left = codec.unit ? Pieces() : Pieced<Pieces>(error, counts);
+  operation.in = Buffers<ConstBufferList>(values, counts);
+  operation.out = Buffers<BufferList>(values, counts);
+  const BufferList left = codec.unit ? BufferList() : Buffers<BufferList>(error, counts);
   operation.compression = Compression{codec, left, 11, within_hosts};
   return operation;
 }
 
-// But for the payloads of NaNs.
+// Ignores the payloads of NaNs.
 bool AreSame(const std::vector<char>& found, const std::vector<char>& expected) {
   bool same = found.size() == expected.size();
   for (size_t i = 0; same && i < expected.size(); i += sizeof(float)) {
@@ -87,7 +87,7 @@ void Add(const std::vector<char>& values, std::vector<char>* sums) {
   for (size_t i = 0; i < values.size() / sizeof(float); ++i) to[i] += from[i];
 }
 
-// A sum on the GPU, and the same on the host, whose bits it must have.
+// A sum on the GPU, and the same sum on the host for comparison.
 class Compared {
  public:
   Compared(Communicator& c, Memory& memory, const Codec& codec, const std::vector<size_t>& counts,
@@ -144,14 +144,15 @@ void Await(Communicator& c, Memory& memory) {
   c.Run(std::move(operation));
 }
 
-// One behind the other: of more values than before, and of more tensors than are listed at once.
+// Consecutive operations: with more values than before, and with more tensors than fit the lists at
+// once.
 void Launched(Communicator& c) {
   Memory memory;
   memory.Clear();
   std::vector<std::unique_ptr<Compared>> sums;
   for (const size_t count : {1, 2, 5, 4, 3, 2, 1}) {
     const std::vector<size_t> counts(2000, count);
-    sums.push_back(std::make_unique<Compared>(c, memory, CodecOf(Form::kLevels), counts, true));
+    sums.push_back(std::make_unique<Compared>(c, memory, CodecOf(Encoding::kLevels), counts, true));
     sums.back()->OnDevice(true);
   }
   Await(c, memory);
@@ -165,14 +166,14 @@ void Values(Communicator& c, bool within_hosts) {
     SumOnDevice(c, memory, codec, {1, 0, 300, 5, 600}, within_hosts);
   }
   for (const size_t count : {size_t{0}, size_t{1}, size_t{2}}) {
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {count}, within_hosts);
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {count}, within_hosts);
   }
 }
 
-// Of parts that are sent in several batches.
+// Parts that are sent in several batches.
 void Large(Communicator& c) {
   Memory memory;
-  Codec random = CodecOf(Form::kLevels, 4096);
+  Codec random = CodecOf(Encoding::kLevels, 4096);
   random.stochastic = true;
   SumOnDevice(c, memory, random, {900'000, 3, 100'000});
 }
@@ -184,25 +185,25 @@ int Launches() {
 }
 int Sent() { return FakeDriver().empty() ? 0 : Calls("ncclSend"); }
 
-void Meet(Communicator& c) {
+void DoBarrier(Communicator& c) {
   Operation barrier;
   barrier.fingerprint.kind = Kind::kBarrier;
   c.Run(std::move(barrier));
 }
 
-// What computes, and what carries encoded values.
+// The processor of encoded values, and their transport.
 enum class By { kHost, kKernels, kNccl };
 
-// The calls of a team while its members run `body`, and before any leaves.
+// Returns the means of a group's sums while its members run `body`, and before any leaves.
 By Taken(const Plan& plan, const std::function<void(Communicator&)>& body) {
   const int launches = Launches(), sent = Sent();
   By taken = By::kHost;
   OnEachRank(plan, [&](Communicator& c) {
     body(c);
-    Meet(c);
+    DoBarrier(c);
     if (c.rank() == 0 && Launches() > launches) taken = By::kKernels;
     if (c.rank() == 0 && Sent() > sent) taken = By::kNccl;
-    Meet(c);
+    DoBarrier(c);
   });
   return taken;
 }
@@ -212,8 +213,8 @@ void Check(const Plan& plan, bool within_hosts, By expected) {
   EXPECT(FakeDriver().empty() || plan.as == As::kProcesses || taken == expected);
 }
 
-// One of them has no kernels: it goes through the host, and so do the encoded values of all, to the
-// same bits.
+// One rank has no kernels: its sums and all encoded values pass through the host, with the same
+// bits.
 void WithoutKernels(const std::string& transport) {
   const Plan plan = PlanFor(transport, 2, 2, As::kThreads);
   Wiring wiring(plan);
@@ -228,8 +229,8 @@ void WithoutKernels(const std::string& transport) {
 void Mismatches(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
-    const Codec other = CodecOf(Form::kLevels, c.rank() == 1 ? 512 : 256);
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000});
+    const Codec other = CodecOf(Encoding::kLevels, c.rank() == 1 ? 512 : 256);
     ExpectError([&] { SumOnDevice(c, memory, other, {5000}); }, Code::kMismatch,
                 {"The compression differs."});
   });
@@ -238,29 +239,29 @@ void Mismatches(const Plan& plan) {
     std::vector<char> values(4000), error(4000);
     const auto sum = [&] {
       if (c.rank() == 1) {
-        return c.Run(Sum(CodecOf(Form::kLevels), {1000}, values.data(), error.data(), true));
+        return c.Run(Sum(CodecOf(Encoding::kLevels), {1000}, values.data(), error.data(), true));
       }
-      SumOnDevice(c, memory, CodecOf(Form::kLevels), {1000});
+      SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {1000});
     };
-    ExpectError(sum, Code::kMismatch, {"It is on a GPU on one of them alone."});
+    ExpectError(sum, Code::kMismatch, {"Only one of them uses a GPU."});
   });
 }
 
-// The next one is none of them.
+// The next operation is valid.
 void Refusals(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
     const cuda::Address at = memory.Take(400);
     const auto refuse = [&](const std::string& words, auto change) {
-      Operation wrong = Sum(CodecOf(Form::kLevels), {100}, Pointer(at), Pointer(at), true);
+      Operation wrong = Sum(CodecOf(Encoding::kLevels), {100}, Pointer(at), Pointer(at), true);
       wrong.device = memory.Ready();
       change(wrong);
       ExpectError([&] { c.Run(std::move(wrong)); }, Code::kInvalidArgument, {words});
     };
     refuse("max of float32", [](Operation& o) { o.fingerprint.op = ReduceOp::kMax; });
     refuse("2, 4 or 8", [](Operation& o) { o.compression->codec.bits = 5; });
-    refuse("as large as", [&](Operation& o) { o.compression->error = Pieces(Pointer(at), 8); });
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {100});
+    refuse("as large as", [&](Operation& o) { o.compression->error = BufferList(Pointer(at), 8); });
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {100});
   });
 }
 
@@ -270,22 +271,22 @@ void Lost(const Plan& plan) {
     const auto steps = [&] {
       for (int round = 0;; ++round) {
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
-        SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000, 3});
+        SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000, 3});
       }
     };
     ExpectError(steps, Code::kUnavailable, {"rank 1"});
   });
 }
 
-// The same beside what the others have only launched.
+// The same while the other ranks have pending launches.
 void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
     const auto steps = [&] {
       for (int round = 0;; ++round) {
         memory.Clear();
-        Compared first(c, memory, CodecOf(Form::kLevels), {5000, 3}, true);
-        Compared second(c, memory, CodecOf(Form::kLevels), {4000}, true);
+        Compared first(c, memory, CodecOf(Encoding::kLevels), {5000, 3}, true);
+        Compared second(c, memory, CodecOf(Encoding::kLevels), {4000}, true);
         first.OnDevice(true);
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
         second.OnDevice(true);
@@ -297,35 +298,35 @@ void LostBesides(const Plan& plan) {
   });
 }
 
-// A rank cannot launch any more, while the others wait for what it sends.
+// A rank can no longer launch, while the other ranks wait for its data.
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000});
     if (c.rank() == 1) FailDriver("cuLaunchKernel", 2);
-    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
-                {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
+    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Encoding::kLevels), {5000}); },
+                Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
   });
 }
 
-// A GPU has no memory left: its rank goes through the host, and the encoded values of all do.
+// A GPU has no memory left: its rank uses the host, and all encoded values pass through the host.
 void WithoutRoom(const std::string& transport) {
   const bool by_nccl = transport == "nccl";
   OnEachProcess(PlanFor(transport, 2, 2, As::kProcesses), -1, [by_nccl](Communicator& c) {
     Memory memory;
     if (c.rank() == 1) FailDriver("cuMemAlloc_v2", 2);
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {5000});
     EXPECT((Launches() > 0) == (c.rank() == 0) && Sent() == 0);
     FailDriver("cuMemAlloc_v2", 0);
-    // What takes as much is not tried again.
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    // The same amount of memory is not requested again.
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {5000});
     EXPECT(Sent() == 0);
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {4000});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {4000});
     EXPECT((Sent() > 0) == by_nccl);
   });
 }
 
-// It says so once.
+// The warning is given once.
 void WithoutRoomIsTold() {
   const Plan plan = PlanFor("", 2, 2, As::kThreads);
   Wiring wiring(plan);
@@ -339,10 +340,10 @@ void WithoutRoomIsTold() {
   }
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
-    SumOnDevice(c, memory, CodecOf(Form::kHalf), {10});
+    SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {10});
     FailDriver("cuMemAlloc_v2", 2);
     for (const size_t count : {5000u, 6000u}) {
-      SumOnDevice(c, memory, CodecOf(Form::kHalf), {count});
+      SumOnDevice(c, memory, CodecOf(Encoding::kHalf), {count});
     }
   });
   FailDriver("cuMemAlloc_v2", 0);
@@ -354,12 +355,12 @@ void WithoutRoomIsTold() {
   }
 }
 
-// What a rank of a group has at the end.
+// A rank's results.
 struct Result {
   std::vector<char> values, error;
 };
 
-// In the host's memory, of as many ranks as there are GPUs, each on the host of its process.
+// Runs in host memory, with one rank per GPU, on the host of its process.
 std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t count) {
   Plan plan;
   plan.ranks = processes * gpus;
@@ -373,8 +374,7 @@ std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t 
   return results;
 }
 
-// GPUs of a process sum exactly first, as ranks of a host do: each is the rank that has its
-// `number`.
+// GPUs of a process sum exactly first, like ranks of a host. `number` is a GPU's rank.
 void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool within_hosts) {
   const auto gpus_each = static_cast<int>(plan.device->gpus.size());
   const std::vector<Result> expected = OnHosts(plan.ranks, gpus_each, codec, count);
@@ -401,11 +401,11 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
   EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
 }
 
-// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error
-// is that of its first GPU.
+// Without NCCL, a process sums in host memory and is one rank of the compression. The error is that
+// of its first GPU.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
-  const Codec codec = CodecOf(Form::kLevels);
+  const Codec codec = CodecOf(Encoding::kLevels);
   OnEachRank(plan, [&](Communicator& c) {
     Gpus gpus(c);
     std::vector<char> sums(kCount * sizeof(float)), error = Brought(c.rank(), kCount, 0.1f);
@@ -428,14 +428,14 @@ void OfSeveralGpusThroughTheHost(const Plan& plan) {
   });
 }
 
-// One of a process's GPUs has another codec than the other.
+// The GPUs of one process have different codecs.
 void UnlikeParts(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
     std::vector<Operation> parts;
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
       char* const at = Pointer(gpus[gpu].Take(400));
-      const Codec codec = CodecOf(Form::kLevels, gpu == 1 ? 512 : 256);
+      const Codec codec = CodecOf(Encoding::kLevels, gpu == 1 ? 512 : 256);
       parts.push_back(Sum(codec, {100}, at, at, true));
       parts.back().device = gpus[gpu].Ready();
     }
@@ -445,7 +445,7 @@ void UnlikeParts(const Plan& plan) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   for (const char* transport : {"", "nccl"}) {
     Lost(PlanFor(transport, 3, 3, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 3, As::kProcesses));
@@ -454,7 +454,7 @@ void WithFakes() {
     Check(PlanFor(transport, 2, 2, As::kProcesses), false, By::kKernels);
   }
   Check(PlanFor("nccl", 4, 2, As::kProcesses), false, By::kNccl);
-  OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Form::kLevels), 1003, false);
+  OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Encoding::kLevels), 1003, false);
   Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("", 3, 3, As::kThreads), false, By::kKernels);
   for (const int ranks : {2, 3, 4}) {
@@ -462,7 +462,7 @@ void WithFakes() {
   }
   Check(PlanFor("nccl", 3, 1, As::kThreads), true, By::kNccl);
   Check(PlanFor("nccl", 3, 2, As::kThreads), true, By::kNccl);
-  // Ranks of one host sum exactly first, and what nobody else is to have is not encoded.
+  // Ranks of one host sum exactly first, and data without a destination are not encoded.
   Check(PlanFor("", 3, 2, As::kThreads), false, By::kHost);
   Check(PlanFor("nccl", 3, 2, As::kThreads), false, By::kNccl);
   Check(PlanFor("nccl", 5, 2, As::kThreads), false, By::kNccl);
@@ -471,8 +471,8 @@ void WithFakes() {
   Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
   for (const Codec& codec : Codecs()) {
-    if (codec.stochastic || codec.form == Form::kPowers)
-      continue;  // The seed is of the rank's number.
+    if (codec.stochastic || codec.encoding == Encoding::kPowers)
+      continue;  // The seed depends on the rank's number.
     OfSeveralGpus(WithGpus("nccl", 2, 2, As::kThreads, 2), codec, 1003, false);
     OfSeveralGpus(WithGpus("nccl", 3, 1, As::kThreads, 2), codec, 5, true);
   }

@@ -1,5 +1,5 @@
-// Collectives of memory on a GPU of which one goes wrong: other calls, a rank that is lost or
-// cannot go on.
+// Failures of collectives of GPU memory: mismatched calls, and ranks that are lost or cannot
+// continue.
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {
@@ -31,12 +31,12 @@ void Mismatches(const Plan& plan) {
       if (c.rank() == 1) return Do(c, Kind::kAllReduce, 40, "gradients");
       AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
     };
-    ExpectError(reduce, Code::kMismatch, {"It is on a GPU on one of them alone."});
+    ExpectError(reduce, Code::kMismatch, {"Only one of them uses a GPU."});
   });
 }
 
-// A rank is lost while the others' GPUs work on what they have only launched, and its memory is
-// theirs to read. What is next, or waits, says so.
+// A rank is lost while the other ranks' GPUs run pending operations and may read its memory. The
+// next operation, or the pending wait, reports it.
 void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
@@ -55,7 +55,7 @@ void LostBesides(const Plan& plan) {
   });
 }
 
-// One rank sends what the other one does not expect, or is lost.
+// One rank sends something that the other rank does not expect, or is lost.
 void Messages(const Plan& plan) {
   const auto pass = [](Communicator& c, Memory& memory, size_t count) {
     memory.Clear();
@@ -66,15 +66,15 @@ void Messages(const Plan& plan) {
                                  ReduceOp::kSum, "message");
     message.fingerprint.AddShape({static_cast<int64_t>(count)});
     message.peer = 1 - c.rank();
-    if (sends) message.in = ConstPieces(Pointer(at), values.size());
-    if (!sends) message.out = Pieces(Pointer(at), values.size());
+    if (sends) message.in = ConstBufferList(Pointer(at), values.size());
+    if (!sends) message.out = BufferList(Pointer(at), values.size());
     c.Run(std::move(message));
   };
   const bool on_host = plan.device->transport == "host";
   OnEachRank(plan, [&pass, on_host](Communicator& c) {
     Memory memory;
     pass(c, memory, 9000);
-    if (on_host) return;  // The sender may be gone before the other one comes.
+    if (on_host) return;  // The sender may be gone before the receiver arrives.
     ExpectError([&] { pass(c, memory, c.rank() ? 0 : 40); }, Code::kMismatch,
                 {"The ranks do not call the same collectives in the same order"});
   });
@@ -95,7 +95,7 @@ int Copies() {
   return reinterpret_cast<int (*)()>(dlsym(driver, "fake_copies"))();
 }
 
-// The sender or the receiver is lost in the middle of a message, of which chunks are under way.
+// The sender or the receiver is lost during a message, with chunks in flight.
 void LostInside(const Plan& plan) {
   for (const int lost : {0, 1}) {
     OnEachProcess(plan, lost, [lost](Communicator& c) {
@@ -113,8 +113,7 @@ void LostInside(const Plan& plan) {
   }
 }
 
-// One rank brings nothing, or a reduction that there is none of; the next operation finds both
-// again.
+// One rank passes no data, or an unsupported reduction; the next operation succeeds.
 void Refusals(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
@@ -126,7 +125,7 @@ void Refusals(const Plan& plan) {
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, counts); },
                 Code::kMismatch, {"The ranks do not call the same collectives in the same order"});
   });
-  // The same values, cut otherwise.
+  // The same values, divided differently into tensors.
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
     const std::vector<size_t> cut =
@@ -136,9 +135,9 @@ void Refusals(const Plan& plan) {
   });
 }
 
-// What is left of a group may use its GPU.
+// The remaining process of a group can use its GPU.
 void ExpectThatTheGpuWorksOn() {
-  const GpuTeam alone = MakeGpuTeam(1);
+  const GpuRanks alone = MakeGpuRanks(1);
   EXPECT(alone[0]->Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }
 
@@ -156,7 +155,7 @@ void Lost(const Plan& plan) {
   });
 }
 
-// A rank stands still, and its process lives on with all that it has on the GPU.
+// A rank is stopped, and its process lives on with its GPU resources.
 void Stopped(Plan plan) {
   plan.silence_warning_seconds = plan.silence_timeout_seconds = 5;
   auto* const stopped = static_cast<std::atomic<pid_t>*>(
@@ -174,12 +173,12 @@ void Stopped(Plan plan) {
     };
     ExpectError(steps, Code::kUnavailable, {"rank 1 is lost"});
     ExpectThatTheGpuWorksOn();
-    if (c.rank() == 0) kill(*stopped, SIGKILL);  // so that it ends, too
+    if (c.rank() == 0) kill(*stopped, SIGKILL);  // so that it also ends
   });
   munmap(stopped, sizeof(pid_t));
 }
 
-// A rank finds no room on its GPU for what the others send, who are told.
+// A rank's GPU has no memory for the other ranks' data, and they learn why.
 void WithoutMemory(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
@@ -191,11 +190,11 @@ void WithoutMemory(const Plan& plan) {
         OnDevice(memory, Kind::kAllGather, DType::kFloat32, ReduceOp::kSum, "gather");
     gather.row_bytes = 4;
     gather.sent_rows = {700};
-    gather.in = ConstPieces(Pointer(memory.Put(own)), own.size());
+    gather.in = ConstBufferList(Pointer(memory.Put(own)), own.size());
     gather.allocate = [&](const std::vector<size_t>& rows) {
       if (c.rank() == 1) DeviceMemory(gpu, size_t{1} << 50);
       const size_t bytes = rows.size() * own.size();
-      return Pieces(Pointer(memory.Take(bytes)), bytes);
+      return BufferList(Pointer(memory.Take(bytes)), bytes);
     };
     ExpectError([&] { c.Run(std::move(gather)); }, Code::kInternal,
                 {"cuMemAlloc_v2 of the GPU's driver has failed: out of memory"});
@@ -203,7 +202,7 @@ void WithoutMemory(const Plan& plan) {
   });
 }
 
-// A rank has arrived and then cannot launch, while the others wait on their GPUs.
+// A rank has arrived but cannot launch, while the other ranks wait on their GPUs.
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
@@ -214,7 +213,7 @@ void Broken(const Plan& plan) {
   });
 }
 
-// At the end, one rank has stopped before it says farewell.
+// At the end, a rank is stopped before it sends its farewell.
 void LeftAlone(const Plan& plan) {
   auto* const stopped = static_cast<std::atomic<pid_t>*>(
       mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -231,7 +230,7 @@ void LeftAlone(const Plan& plan) {
   munmap(stopped, 4096);
 }
 
-// A rank's GPU gets stuck after it has told the others that it has come, and its host lives on.
+// A rank's GPU hangs after the rank has signaled its arrival, and its process lives on.
 void Stuck(Plan plan) {
   plan.timeout_seconds = 5;
   OnEachProcess(plan, -1, [](Communicator& c) {
@@ -241,8 +240,8 @@ void Stuck(Plan plan) {
     const std::vector<char> values = Fill(DType::kFloat32, 5000, c.rank());
     char* const at = Pointer(memory.Put(values));
     Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
-    operation.in = ConstPieces(at, values.size());
-    operation.out = Pieces(at, values.size());
+    operation.in = ConstBufferList(at, values.size());
+    operation.out = BufferList(at, values.size());
     const auto run = [&] { c.Run(std::move(operation)); };
     if (c.rank() == 0) {
       return ExpectError(run, Code::kUnavailable, {"though all ranks have joined it"});
@@ -251,12 +250,12 @@ void Stuck(Plan plan) {
     try {
       run();
     } catch (const Error& error) { _exit(error.code() != Code::kUnavailable); }
-    _exit(1);  // Nothing but its end frees what is stuck.
+    _exit(1);  // Only the end of the process frees the stuck GPU.
   });
 }
 
-// NCCL fails on one rank alone, as it is called or when all have launched: all are told, and the
-// next group works.
+// NCCL fails on one rank, during the call or after all ranks have launched: all ranks learn of it,
+// and the next group works.
 void NcclFails(const Plan& plan, bool later) {
   constexpr int kSystem = 2;
   const char* const what = later ? "error" : "ncclAllReduce";
@@ -282,7 +281,7 @@ void NcclFails(const Plan& plan, bool later) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   std::vector<std::function<void()>> stops;
   for (const char* const transport : {"own", "nccl", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
@@ -323,7 +322,7 @@ void OnAGpu() {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
-  if (!Environment("NCCL_RANKS").empty()) {  // One that lets two ranks share a GPU.
+  if (!Environment("NCCL_RANKS").empty()) {  // a version that lets two ranks share a GPU
     Lost(PlanFor("nccl", 2, 1, As::kProcesses));
     Stopped(PlanFor("nccl", 2, 1, As::kProcesses));
     LostBesides(PlanFor("nccl", 2, 1, As::kProcesses));

@@ -1,5 +1,5 @@
-// Collectives of processes with several GPUs each: values, whichever way they go, and what one GPU
-// does otherwise than another.
+// Collectives of processes with several GPUs each: values by each transport, and failures of single
+// GPUs.
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr DType kFloat = DType::kFloat32;
 
-// Args: how many values each GPU brings.
+// Args: counts: the number of values of each GPU.
 void AllReduce(Gpus& gpus, DType type, ReduceOp op, const std::vector<size_t>& counts) {
   gpus.Clear();
   std::vector<Operation> parts;
@@ -26,8 +26,8 @@ void AllReduce(Gpus& gpus, DType type, ReduceOp op, const std::vector<size_t>& c
     places.push_back(gpus[gpu].Put(values));
     parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, type, op, "gradients"));
     parts.back().fingerprint.AddShape({static_cast<int64_t>(counts[gpu])});
-    parts.back().in = ConstPieces(Pointer(places.back()), values.size());
-    parts.back().out = Pieces(Pointer(places.back()), values.size());
+    parts.back().in = ConstBufferList(Pointer(places.back()), values.size());
+    parts.back().out = BufferList(Pointer(places.back()), values.size());
   }
   RunParts(gpus.communicator, std::move(parts));
   for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -50,8 +50,8 @@ void Broadcasts(Gpus& gpus) {
       places.push_back(gpus[gpu].Put(values));
       parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
       parts.back().fingerprint.root = root;
-      parts.back().in = ConstPieces(Pointer(places.back()), values.size());
-      parts.back().out = Pieces(Pointer(places.back()), values.size());
+      parts.back().in = ConstBufferList(Pointer(places.back()), values.size());
+      parts.back().out = BufferList(Pointer(places.back()), values.size());
     }
     RunParts(gpus.communicator, std::move(parts));
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -60,7 +60,7 @@ void Broadcasts(Gpus& gpus) {
   }
 }
 
-// Args: how many rows a GPU brings, by its number among all.
+// Args: rows: the number of rows by a GPU's number among all GPUs.
 void Gathers(Gpus& gpus, const std::function<size_t(int)>& rows) {
   gpus.Clear();
   std::vector<Operation> parts;
@@ -69,13 +69,13 @@ void Gathers(Gpus& gpus, const std::function<size_t(int)>& rows) {
     const std::vector<char> values = Fill(kFloat, rows(gpus.Rank(gpu)), gpus.Rank(gpu));
     char* const at = Pointer(gpus[gpu].Put(values));
     parts.push_back(OnDevice(gpus[gpu], Kind::kAllGather, kFloat, ReduceOp::kSum, "rows"));
-    parts.back().in = ConstPieces(at, values.size());
+    parts.back().in = ConstBufferList(at, values.size());
     parts.back().row_bytes = 4;
     parts.back().sent_rows = {values.size() / 4};
     parts.back().allocate = [&gpus, &places, gpu](const std::vector<size_t>& all) {
       const size_t total = std::accumulate(all.begin(), all.end(), size_t{0}) * 4;
       places[gpu] = gpus[gpu].Take(total);
-      return Pieces(Pointer(places[gpu]), total);
+      return BufferList(Pointer(places[gpu]), total);
     };
   }
   RunParts(gpus.communicator, std::move(parts));
@@ -99,8 +99,8 @@ void Scatters(Gpus& gpus, ReduceOp op) {
     char* const at = Pointer(gpus[gpu].Put(values));
     places.push_back(gpus[gpu].Take(kCount * 4));
     parts.push_back(OnDevice(gpus[gpu], Kind::kReduceScatter, kFloat, op, "parts"));
-    parts.back().in = ConstPieces(at, values.size());
-    parts.back().out = Pieces(Pointer(places.back()), kCount * 4);
+    parts.back().in = ConstBufferList(at, values.size());
+    parts.back().out = BufferList(Pointer(places.back()), kCount * 4);
   }
   RunParts(gpus.communicator, std::move(parts));
   for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -131,7 +131,7 @@ void Large(Communicator& c) {
   AllReduce(gpus, kFloat, ReduceOp::kSum, 2'500'000);
 }
 
-// GPUs of one process that bring different tensors.
+// The GPUs of one process pass different tensors.
 void UnlikeParts(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -140,7 +140,7 @@ void UnlikeParts(const Plan& plan) {
   });
 }
 
-// A root that there is not; the group goes on.
+// An invalid root; the group continues.
 void BadRoot(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -149,8 +149,8 @@ void BadRoot(const Plan& plan) {
       char* const data = Pointer(gpus[gpu].Put(Fill(kFloat, 9, 0)));
       parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
       parts.back().fingerprint.root = c.participants();
-      parts.back().in = ConstPieces(data, 36);
-      parts.back().out = Pieces(data, 36);
+      parts.back().in = ConstBufferList(data, 36);
+      parts.back().out = BufferList(data, 36);
     }
     ExpectError([&] { RunParts(c, std::move(parts)); }, Code::kInvalidArgument,
                 {"The root must be one of the group's"});
@@ -158,7 +158,7 @@ void BadRoot(const Plan& plan) {
   });
 }
 
-// Buffers of different sizes: NCCL's calls are cut alike all the same.
+// Buffers of different sizes: NCCL's calls are divided identically anyway.
 void UnlikeBuffers() {
   const Plan plan = WithGpus("nccl", 2, 2, As::kThreads, 2);
   Wiring wiring(plan);
@@ -171,14 +171,14 @@ void UnlikeBuffers() {
       std::vector<Operation> parts;
       std::vector<std::vector<cuda::Address>> places(gpus.size());
       for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
-        std::vector<BasicPiece<char>> pieces;
+        std::vector<BasicBuffer<char>> buffers;
         for (size_t tensor = 0; tensor < 6; ++tensor) {
           const std::vector<char> values = Fill(kFloat, count, gpus.Rank(gpu), tensor);
           places[gpu].push_back(gpus[gpu].Put(values));
-          pieces.push_back({Pointer(places[gpu].back()), values.size()});
+          buffers.push_back({Pointer(places[gpu].back()), values.size()});
         }
         parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, kFloat, ReduceOp::kSum, "x"));
-        parts.back().out = Pieces(pieces);
+        parts.back().out = BufferList(buffers);
         parts.back().in = parts.back().out.Const();
       }
       RunParts(c, std::move(parts));
@@ -192,7 +192,7 @@ void UnlikeBuffers() {
   });
 }
 
-// Whichever way turns out to be faster, at the first all-reduce.
+// The first all-reduce measures which transport is faster.
 void Measured() {
   Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
   plan.device->nccl = Environment("FAKE_NCCL");
@@ -202,18 +202,18 @@ void Measured() {
   });
 }
 
-// A GPU that never comes to an operation.
+// A GPU that never joins an operation.
 void MissingPart(Plan plan) {
   plan.timeout_seconds = 0.5;
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
     Operation part = OnDevice(gpus[1], Kind::kAllReduce, kFloat, ReduceOp::kSum, "gradients");
     ExpectError([&] { RunPart(c, 1, std::move(part)); }, Code::kUnavailable,
-                {"GPU 0 of this process has not come to all_reduce 'gradients'", "GPU 1"});
+                {"GPU 0 of this process has not joined all_reduce 'gradients'", "GPU 1"});
   });
 }
 
-// One that does not, since its step has been given up; the next step has both again.
+// A GPU does not join since its step was aborted; the next step includes both.
 void GivenUp(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
@@ -246,12 +246,13 @@ void UnlikeNumbers() {
   setups[1].device->gpus.push_back({2, "/dev/null"});
   OnEachThread(std::move(setups), [](Communicator& c) {
     Gpus gpus(c);
-    ExpectError([&] { AllReduce(gpus, kFloat, ReduceOp::kSum, 40); }, Code::kMismatch,
-                {"All workers need as many GPUs. Received: 2 on rank 0, 3 on rank 1."});
+    ExpectError(
+        [&] { AllReduce(gpus, kFloat, ReduceOp::kSum, 40); }, Code::kMismatch,
+        {"All workers must have the same number of GPUs. Received: 2 on rank 0, 3 on rank 1."});
   });
 }
 
-// GPUs that the driver does not let reach each other.
+// The driver does not allow access between the GPUs.
 void OutOfReach() {
   setenv("FAKE_CUDA_LINKS", "0-1:cut", 1);
   Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
@@ -265,8 +266,8 @@ void OutOfReach() {
     Gpus gpus(c);
     AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
   });
-  EXPECT(told.find("No GPU reads another one's memory, since on rank 0, its GPU 1 is out of reach "
-                   "for A GPU of threads") == 0);
+  EXPECT(told.find("The GPUs do not access each other's memory, since on rank 0, its GPU 1 cannot "
+                   "be accessed by A GPU of threads") == 0);
   unsetenv("FAKE_CUDA_LINKS");
 }
 
@@ -284,12 +285,12 @@ void Lost(const Plan& plan) {
 }
 
 void All() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(WithGpus(transport, 2, 1, As::kProcesses, 2), Values);
     Lost(WithGpus(transport, 3, 1, As::kProcesses, 2));
   }
-  // Each GPU is that of a rank of either process, whose streams wait.
+  // Each GPU is shared by a rank of either process, so the streams wait.
   Plan shared = WithGpus("own", 2, 1, As::kProcesses, 2);
   shared.device->may_share_gpu = false;
   OnEachRank(shared, Values);
@@ -314,7 +315,7 @@ void All() {
   OutOfReach();
 }
 
-// One process, all real GPUs.
+// One process with all real GPUs.
 void OnGpus() {
   int count = 0;
   cuda::Check(cuda::Load().cuDeviceGetCount(&count), "cuDeviceGetCount");

@@ -1,4 +1,4 @@
-// Why GPUs cannot go a way: what is refused, and what rank 0 says where another way is taken.
+// Unavailable transports of GPUs: errors, and the warnings of rank 0 about the fallback.
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 
 namespace tfdist::testing {
 namespace {
@@ -37,7 +37,7 @@ void Settings() {
   });
 }
 
-// Processes with one GPU whose streams cannot wait, or not by these words.
+// Processes with one GPU whose streams cannot wait, or not for these words.
 void WithoutStreams(const Plan& plan) {
   const auto refused = [](const std::vector<std::string>& parts) {
     return [parts](Communicator& c) {
@@ -56,7 +56,7 @@ void WithoutStreams(const Plan& plan) {
   });
 }
 
-// What ranks 0 and 1 are told, where the sums are right. Args: changes a rank's setup.
+// Returns the warnings on ranks 0 and 1, after correct sums. Args: change: changes a rank's setup.
 std::vector<std::string> Told(const Plan& plan,
                               const std::function<void(int, DevicePath::Setup&)>& change) {
   Wiring wiring(plan);
@@ -74,13 +74,13 @@ std::vector<std::string> Told(const Plan& plan,
   return told;
 }
 
-// Kernels and NCCL would wait for each other: all goes through the host, and rank 0 says so.
+// Kernels and NCCL would wait for each other: all data pass through the host, and rank 0 warns.
 void ASharedGpu() {
   const std::vector<std::string> told =
       Told(PlanFor("", 2, 1, As::kThreads),
            [](int, DevicePath::Setup& setup) { setup.may_share_gpu = false; });
   EXPECT(told[0] ==
-         "No GPU reads another one's memory, since two ranks have the same GPU. "
+         "The GPUs do not access each other's memory, since two ranks have the same GPU. "
          "All-reduces go through the host's memory.");
   EXPECT(told[1].empty());
   Plan plan = PlanFor("own", 2, 1, As::kThreads);
@@ -92,7 +92,7 @@ void ASharedGpu() {
   });
 }
 
-// Each has a part of one GPU, which NCCL refuses.
+// Each rank has a partition of one GPU, which NCCL refuses.
 void PartsOfAGpu() {
   setenv("FAKE_CUDA_PARTS", "1", 1);
   Plan plan = PlanFor("nccl", 2, 1, As::kThreads);
@@ -106,7 +106,7 @@ void PartsOfAGpu() {
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
-                Code::kInvalidArgument, {"two ranks have parts of the same GPU"});
+                Code::kInvalidArgument, {"two ranks have partitions of the same GPU"});
   });
   unsetenv("FAKE_CUDA_PARTS");
 }
@@ -117,12 +117,12 @@ void BetweenHostsWithoutNccl() {
         setup.nccl = rank == 0 ? std::getenv("FAKE_NCCL") : "";
       });
   EXPECT(told[0] ==
-         "NCCL is not used, since rank 1 uses none. All-reduces of what is on GPUs go "
-         "through the host's memory.");
+         "NCCL is not used, since rank 1 uses none. All-reduces of GPU memory go through the "
+         "host's memory.");
   EXPECT(told[1].empty());
 }
 
-// One GPU has no room for what kernels need; rank 0 says so. Returns what it says.
+// One GPU lacks memory for the kernels. Returns the warning of rank 0.
 std::string WithoutRoom(const Plan& plan) {
   Wiring wiring(plan);
   Communicator::Setup setups[] = {wiring.Take(0), wiring.Take(1)};
@@ -144,7 +144,7 @@ std::string WithoutRoom(const Plan& plan) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT(told[1].empty());
-  EXPECT(told[0].find("on rank 1, 32768 bytes for kernels' buffers cannot be had on A GPU of "
+  EXPECT(told[0].find("on rank 1, 32768 bytes for kernels' buffers cannot be allocated on A GPU of "
                       "threads at 0000:00:00.0; lower TFDIST_DEVICE_BUFFERS, or set "
                       "TF_FORCE_GPU_ALLOW_GROWTH=true: cuMemAlloc_v2 ") != std::string::npos);
   return told[0];
@@ -152,12 +152,12 @@ std::string WithoutRoom(const Plan& plan) {
 
 void WithoutRoomAnywhere() {
   const std::string in_a_host = WithoutRoom(PlanFor("", 2, 1, As::kThreads));
-  EXPECT(in_a_host.find("No GPU reads another one's memory, since on rank 1, ") == 0);
+  EXPECT(in_a_host.find("The GPUs do not access each other's memory, since on rank 1, ") == 0);
   EXPECT(in_a_host.find("(CUDA_ERROR_OUT_OF_MEMORY). All-reduces go through NCCL.") !=
          std::string::npos);
   for (const Plan& plan : {PlanFor("", 2, 2, As::kThreads), PlanFor("nccl", 2, 1, As::kThreads)}) {
     const std::string told = WithoutRoom(plan);
-    EXPECT(told.find("Each small tensor goes through NCCL by itself, since on rank 1, ") == 0);
+    EXPECT(told.find("NCCL reduces each small tensor separately, since on rank 1, ") == 0);
   }
 }
 
@@ -175,7 +175,7 @@ void UnlikeGpus() {
   }
 }
 
-// As in containers that keep processes apart.
+// As in containers that isolate processes.
 void WithoutIpc(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
@@ -198,7 +198,7 @@ void UnlikeNccl(const Plan& plan) {
   });
 }
 
-// NCCL shares a GPU where all ranks have set it to.
+// NCCL shares a GPU if all ranks allow it.
 void SharedByNccl(Plan plan) {
   plan.device->may_share_gpu = false;
   const auto set = [] {
@@ -219,7 +219,7 @@ void SharedByNccl(Plan plan) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   WithoutIpc(PlanFor("own", 2, 1, As::kProcesses));
   UnlikeNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   SharedByNccl(PlanFor("nccl", 2, 1, As::kProcesses));

@@ -1,6 +1,5 @@
-// Several communicators that use the same GPUs at once, whose programs come to them in unlike
-// orders. Each GPU runs what it is given in one order, so that what waits for another GPU holds up
-// all behind it.
+// Several communicators that use the same GPUs concurrently, called in different orders. Each GPU
+// runs its work in one order, so an operation that waits for another GPU delays all later work.
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -9,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 #include "device/launch_order.h"
 
 namespace tfdist::testing {
@@ -17,7 +16,7 @@ namespace {
 
 constexpr DType kFloat = DType::kFloat32;
 
-// The communicators of each rank, which has a GPU of its own.
+// The communicators of each rank, each with its own GPU.
 class Groups {
  public:
   Groups(const Plan& plan, size_t count) {
@@ -32,7 +31,7 @@ class Groups {
     }
   }
 
-  // Has each rank use each of its communicators in a thread of its own.
+  // Runs `body` for each communicator of each rank, each in its own thread.
   void Run(const std::function<void(Communicator&)>& body) {
     std::vector<std::future<void>> groups;
     for (auto& setups : setups_) {
@@ -55,10 +54,10 @@ void Gather(Communicator& c, Memory& memory, size_t rows) {
   Operation operation = OnDevice(memory, Kind::kAllGather, kFloat, ReduceOp::kSum, "rows");
   operation.row_bytes = sizeof(float);
   operation.sent_rows = {rows};
-  operation.in = ConstPieces(Pointer(in), values.size());
+  operation.in = ConstBufferList(Pointer(in), values.size());
   operation.allocate = [&](const std::vector<size_t>&) {
-    memory.Ready();  // behind whatever the GPU has to run by now
-    return Pieces(Pointer(out), values.size() * size);
+    memory.Ready();  // after the GPU's work so far
+    return BufferList(Pointer(out), values.size() * size);
   };
   c.Run(std::move(operation));
   std::vector<char> expected;
@@ -80,7 +79,7 @@ void Values(const std::string& transport, int hosts, size_t groups, int rounds) 
   });
 }
 
-// One of them fails; the other goes on.
+// One of them fails; the other continues.
 void AnotherFails(int rounds) {
   Groups groups(PlanFor("own", 2, 1, As::kThreads), 2);
   groups.Run([rounds](Communicator& c) {
@@ -100,7 +99,7 @@ struct Patient : Guard {
   void Check() override {}
 };
 
-// One that has only proposed a number may still come before what has a larger one.
+// A proposed number may still precede a larger one.
 void Turns() {
   LaunchOrder order;
   Patient guard;
@@ -111,7 +110,7 @@ void Turns() {
     early.Settle(7);
     ExpectError([&] { early.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
     late.Settle(7);
-    early.Await(guard, 60);  // by name
+    early.Await(guard, 60);  // decided by the names
     ExpectError([&] { late.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
   }
   late.Await(guard, 60);

@@ -1,8 +1,8 @@
-// Collectives of memory on a GPU: values, whichever way they go.
+// Collectives of GPU memory: values by each transport.
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 
 namespace tfdist::testing {
 namespace {
@@ -29,23 +29,23 @@ void OtherCollectives(Communicator& c, Memory& memory) {
 
   Operation broadcast = OnDevice(memory, Kind::kBroadcast, type, ReduceOp::kSum, "broadcast");
   broadcast.fingerprint.root = root;
-  broadcast.in = ConstPieces(data, bytes);
-  broadcast.out = Pieces(data, bytes);
+  broadcast.in = ConstBufferList(data, bytes);
+  broadcast.out = BufferList(data, bytes);
   c.Run(std::move(broadcast));
   EXPECT(memory.Has(reinterpret_cast<uintptr_t>(data), Fill(type, kCount, root)));
 
-  // Each rank has another number of rows; the room is made when all are known.
+  // Each rank has a different number of rows; memory is allocated once all numbers are known.
   const size_t rows = static_cast<size_t>(c.rank()) + 1;
   cuda::Address gathered = 0;
   Operation gather = OnDevice(memory, Kind::kAllGather, type, ReduceOp::kSum, "gather");
   gather.row_bytes = 4;
   gather.sent_rows = {rows};
-  gather.in = ConstPieces(data, rows * 4);
+  gather.in = ConstBufferList(data, rows * 4);
   gather.allocate = [&](const std::vector<size_t>& all) {
     size_t total = 0;
     for (const size_t each : all) total += each * 4;
     gathered = memory.Take(total);
-    return Pieces(Pointer(gathered), total);
+    return BufferList(Pointer(gathered), total);
   };
   c.Run(std::move(gather));
   std::vector<char> expected;
@@ -59,8 +59,8 @@ void OtherCollectives(Communicator& c, Memory& memory) {
   const cuda::Address whole = memory.Put(Fill(type, kCount * ranks, c.rank()));
   const cuda::Address part = memory.Take(bytes);
   Operation scatter = OnDevice(memory, Kind::kReduceScatter, type, ReduceOp::kSum, "scatter");
-  scatter.in = ConstPieces(Pointer(whole), bytes * ranks);
-  scatter.out = Pieces(Pointer(part), bytes);
+  scatter.in = ConstBufferList(Pointer(whole), bytes * ranks);
+  scatter.out = BufferList(Pointer(part), bytes);
   c.Run(std::move(scatter));
   const size_t offset = kCount * static_cast<size_t>(c.rank());
   EXPECT(memory.Has(part, Expected(type, ReduceOp::kSum, c.size(), kCount, offset)));
@@ -77,8 +77,8 @@ void Launched(Communicator& c, Memory& memory) {
     places.push_back(memory.Put(values));
     Operation operation = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");
     operation.launches = true;
-    operation.in = ConstPieces(Pointer(places.back()), values.size());
-    operation.out = Pieces(Pointer(places.back()), values.size());
+    operation.in = ConstBufferList(Pointer(places.back()), values.size());
+    operation.out = BufferList(Pointer(places.back()), values.size());
     c.Run(std::move(operation));
   }
   Operation await = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");
@@ -89,33 +89,33 @@ void Launched(Communicator& c, Memory& memory) {
   }
 }
 
-// A message comes first, so that nobody asks those who take no part in it.
+// A message comes first, so that no rank outside the message is asked to take part.
 void Values(Communicator& c) {
   Memory memory;
   Message(c, memory, 700);
   Reductions(c, memory);
-  // More than the buffers of a receiver hold, and nothing.
+  // More bytes than the receiver's buffers hold, and none.
   for (const size_t count : {40'000u, 0u, 9'000u, 5u}) Message(c, memory, count);
   OtherCollectives(c, memory);
   Launched(c, memory);
 }
 
-// Many chunks of messages, whose copies take long on one side.
+// Messages of many chunks, with slow copies on one side.
 void SlowSide(Communicator& c, int slow) {
   if (c.rank() == slow) setenv("FAKE_CUDA_SLOW_COPIES", "300", 1);  // µs
   Memory memory;
   for (const size_t count : {40'000u, 9'000u}) Message(c, memory, count);
 }
 
-// Several chunks, of tensors that end within them.
+// Several chunks, with tensors that end within them.
 void Large(Communicator& c) {
   Memory memory;
   AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {1'500'000, 3, 1'000'000});
   AllReduce(c, memory, DType::kFloat16, ReduceOp::kMean, {2 << 20});
 }
 
-// No message comes first, so that small tensors are put together in memory of NCCL's.
-// Args: its version, and how that registers this memory.
+// No message comes first, so that small tensors are fused in memory allocated by NCCL. Args:
+// version: NCCL's; registers: the function that registers this memory.
 void WithNccl(const char* version, const char* registers) {
   setenv("FAKE_NCCL_VERSION", version, 1);
   OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), [registers](Communicator& c) {
@@ -128,7 +128,7 @@ void WithNccl(const char* version, const char* registers) {
 }
 
 void WithFakes() {
-  // Processes first: none has a driver before it forks.
+  // Processes come first, since none may have a driver before it forks.
   for (const char* const transport : {"", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
@@ -151,7 +151,7 @@ void WithFakes() {
     Reductions(c, memory);
   });
   OnEachRank(PlanFor("host", 2, 1, As::kThreads), Large);
-  // Small ones by kernels, larger ones by NCCL, in one stream.
+  // Small operations by kernels, larger ones by NCCL, in one stream.
   Plan both = PlanFor("", 2, 1, As::kThreads);
   both.device->nccl = Environment("FAKE_NCCL");
   OnEachRank(both, [](Communicator& c) {
@@ -168,7 +168,7 @@ void OnAGpu() {
   }
   for (const int ranks : {2, 4}) OnEachRank(PlanForStreams(ranks, As::kProcesses), Values);
   OnEachRank(PlanFor("host", 2, 1, As::kProcesses), Large);
-  // One that lets two ranks share a GPU.
+  // a version that lets two ranks share a GPU
   if (!Environment("NCCL_RANKS").empty()) {
     OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), Values);
   }

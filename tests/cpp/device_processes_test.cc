@@ -1,6 +1,6 @@
 // All-reduces among the GPUs of several processes, which open each other's memory, and wait by
-// kernels or by streams; one of them is killed, stopped, or finds no memory on its GPU. See
-// `device_test.cc` for the driver; no process has one before it forks.
+// kernels or by streams. One process is killed, stopped, or lacks GPU memory. See `device_test.cc`
+// for the driver; no process has one before it forks.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,18 +12,18 @@
 
 #include "cpp/calls.h"
 #include "cpp/gpu_ranks.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/gpu.h"
 
 namespace tfdist::testing {
 namespace {
 
-// What becomes of the last rank before the others' last all-reduce.
+// The fate of the last rank before the other ranks' last all-reduce.
 enum class Fate { kLives, kIsKilled, kIsStopped, kLacksMemory };
 
 constexpr size_t kMoreThanThereIs = size_t{1} << 50;
 
-// Pipes from each process to each other one.
+// Pipes between all processes.
 class Pipes {
  public:
   explicit Pipes(uint32_t ranks) : ranks_(ranks), ends_(size_t{ranks} * ranks) {
@@ -56,7 +56,7 @@ class Pipes {
   std::vector<End> ends_;
 };
 
-// What another process shares.
+// The memory shared by another process.
 struct Peer {
   Peer(const Gpu& gpu, const cuda::IpcHandle& staging, const cuda::IpcHandle& words)
       : staging(gpu, staging), words(gpu, words) {}
@@ -83,7 +83,7 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, Fate fate, const StreamWor
     shared.push_back({peers.back()->staging.address(), peers.back()->words.address()});
   }
   gpu.Join(rank, shared, 600, words);
-  // Nobody is written to before it has cleared its words.
+  // No rank may be written to before it has cleared its words.
   for (uint32_t other = 0; other < ranks; ++other) {
     if (other != rank) pipes.Say(rank, other, {});
   }
@@ -117,7 +117,7 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, Fate fate, const StreamWor
     EXPECT(gpu.all_reduce->outcome() == device::Outcome::kAborted);
     watch.join();
   }
-  gpu.Join(0, {gpu.own()});  // The GPU works on.
+  gpu.Join(0, {gpu.own()});  // The GPU still works.
   EXPECT(gpu.Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }
 
@@ -139,7 +139,7 @@ void Processes(uint32_t ranks, Fate fate, bool streams_wait) {
   const bool is_lost = fate == Fate::kIsKilled || fate == Fate::kIsStopped;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     const bool is_last = rank == ranks - 1;
-    // Until then it has not moved, while all others have come to their end.
+    // It has been stopped so far, while all other ranks have finished.
     if (is_last && fate == Fate::kIsStopped) kill(children[rank], SIGKILL);
     int status = 0;
     waitpid(children[rank], &status, 0);

@@ -1,7 +1,7 @@
 // Usage: device_rounds_test ROUNDS
 //
-// Groups with GPUs that are made, used, aborted, lost or closed, and made again: nothing is left
-// behind, in the process, its driver or its NCCL. FAKE_CUDA and FAKE_NCCL are the paths of these.
+// GPU groups that are repeatedly created, used, aborted, lost or closed: no resources leak in the
+// process, its driver or its NCCL. FAKE_CUDA and FAKE_NCCL are the paths of these libraries.
 #include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
-#include "cpp/nccl_team.h"
+#include "cpp/device_calls.h"
+#include "cpp/nccl_threads.h"
 #include "cpp/rounds.h"
 
 namespace tfdist::testing {
@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kRoom = size_t{1} << 20;
 
-// What this process has of its driver and of its NCCL.
+// The resources that this process holds of its driver and of NCCL.
 std::string Held() { return HeldByDriver() + "; " + HeldByNccl(); }
 
 void RepeatOnGpus(int rounds, const std::function<void(int round)>& round, int closed = 0) {
@@ -43,8 +43,8 @@ void Reduce(Communicator& c, Memory& memory) {
   AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 7, 900});
 }
 
-// Closed after use, aborted in the middle, closed by one only, never used, closed with work
-// launched.
+// Closed after use, aborted during an operation, closed by one rank, never used, closed with
+// launched work.
 void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
   OnEachRank(plan, [&](Communicator& c) {
     Memory& memory = memories[static_cast<size_t>(c.rank())];
@@ -63,7 +63,8 @@ void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
   });
 }
 
-// A group whose rank 1 is another process, which stops until its turn: it has no driver before.
+// A group whose rank 1 is another process, forked before this process has a driver. It stops until
+// its turn.
 struct Pair {
   explicit Pair(const Plan& plan) : wiring(plan) {}
 
@@ -84,7 +85,7 @@ struct Pair {
   std::abort();
 }
 
-// This process goes on; rank 1 is killed, and a new one takes its place.
+// This process continues; rank 1 is killed, and a new process takes its place.
 void WithLosses(const Plan& plan, int rounds) {
   std::deque<std::unique_ptr<Pair>> pairs;
   for (int i = 0; i < kFirstRounds + rounds; ++i) pairs.push_back(std::make_unique<Pair>(plan));
@@ -108,13 +109,13 @@ void WithLosses(const Plan& plan, int rounds) {
         Code::kUnavailable, {"rank 1 is lost: its process has ended"});
     waitpid(pair->child, nullptr, 0);
   };
-  // A control socket's two ends, and a data socket's, or the memory of a host, for each host.
+  // Both ends of a control and a data socket, or the shared memory, per host.
   RepeatOnGpus(rounds, round, plan.hosts == 1 ? 3 : 6);
 }
 
 void Rounds(const std::function<Plan(As)>& plan, int rounds) {
   mallopt(M_ARENA_MAX, 1);
-  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // without it, some of what was large once is kept
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // otherwise the allocator keeps some large blocks
   WithLosses(plan(As::kProcesses), rounds / 10);
   std::deque<Memory> memories;
   for (int rank = 0; rank < 2; ++rank) memories.emplace_back(0, kRoom);
@@ -135,7 +136,7 @@ void All(int rounds) {
        }},
   };
   for (const auto& [name, plan] : ways) {
-    // Each has a driver of its own.
+    // Each in its own process, with its own driver.
     InParallel({[&plan = plan, rounds] { Rounds(plan, rounds); }});
     std::printf("%s: ok\n", name.c_str());
     std::fflush(stdout);

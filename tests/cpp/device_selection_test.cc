@@ -1,7 +1,7 @@
 // Usage: device_selection_test [small]
 //
-// What is selected on a GPU, what is kept, and sums of rows: the bits of the processor. With
-// FAKE_CUDA, the kernels run on the processor.
+// Selections on a GPU, residuals and sums of rows, bit-identical to the processor. With FAKE_CUDA,
+// the kernels run on the processor.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
 #include "error.h"
@@ -45,7 +45,7 @@ Floats Values(size_t count, Kind kind, std::mt19937& random) {
   return values;
 }
 
-// Tensors on one side, the processor's or the GPU's.
+// The tensors of one side: the processor or the GPU.
 struct Side {
   std::vector<Candidates> candidates;
   std::vector<Row> rows;
@@ -66,7 +66,7 @@ class Bench {
         kernels_(gpu_, KernelBinary().data(), KernelNames().data(), KernelNames().size()),
         stream_(gpu_) {}
 
-  // The next step's gradients go to what the ones before have left.
+  // Each step adds its gradients to the residuals of the steps before.
   void Compare(const Case& tried, int steps, unsigned seed) {
     std::mt19937 random(seed);
     memory_.Clear();
@@ -107,7 +107,7 @@ class Bench {
     }
   }
 
-  // Of each rank a part of all values, one of which has none.
+  // Each rank selects a part of all values; one rank selects none.
   void CompareSums(const std::vector<size_t>& sizes, size_t ranks, unsigned seed) {
     std::mt19937 random(seed);
     const size_t values = std::accumulate(sizes.begin(), sizes.end(), size_t{0});
@@ -129,7 +129,7 @@ class Bench {
     for (size_t i = 0; i < sizes.size(); ++i) ExpectSame(found[i], expected[i]);
   }
 
-  // What ranks do not send shows in all sums.
+  // Rows that no rank sends make all sums NaN.
   void CheckWrong(const std::vector<Row>& rows, size_t ranks) {
     for (const Floats& values : Sum(rows, {700, 0, 5}, ranks)) {
       for (const float value : values) EXPECT(std::isnan(value));
@@ -250,7 +250,7 @@ void Everything(bool small) {
       bench.Compare(tried, 2, ++seed);
     } catch (const Failure& failure) { throw Failure(NameOf(tried) + failure.what()); }
   };
-  std::vector<size_t> many;  // more than a list of a kernel has
+  std::vector<size_t> many;  // more than a kernel's list holds
   for (size_t i = 0; i < 70; ++i) many.push_back(i * 37 % 101);
   const std::vector<size_t> some{0, 1, 2, 3, 511, 0, 513, 5000, 0};
   const std::vector<std::vector<size_t>> all{{0}, {1}, {2}, {3}, {30'001}, many, some};
@@ -260,7 +260,7 @@ void Everything(bool small) {
     }
     for (const std::vector<size_t>& sizes : all) compare({sizes, Kind::kEqual, kept, 0.2});
   }
-  // None of a tensor.
+  // Selects nothing.
   bench.Compare({{3000, 5}, Kind::kNormal, Kept::kMomentum, -1}, 2, ++seed);
   bench.CheckThresholds();
   for (const size_t ranks : {size_t{1}, size_t{2}, size_t{5}}) {

@@ -1,6 +1,6 @@
-// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and an end
-// of every wait. On a real GPU, where the streams of a process may be queued behind each other,
-// only one rank launches anything; see `device_processes_test.cc` for processes.
+// All-reduces among ranks that share a GPU, whose streams wait for each other: values, and every
+// wait ends. On a real GPU, only one rank launches work, since streams of a process may be queued
+// behind each other; see `device_processes_test.cc` for processes.
 #include <dlfcn.h>
 
 #include <random>
@@ -19,9 +19,9 @@ namespace {
 
 using device::Outcome;
 
-constexpr size_t kListBytes = kGpuBuffer;  // of what is launched together
+constexpr size_t kListBytes = kGpuBuffer;  // bytes launched together
 
-// Those of the driver of threads.
+// The number of launches of the fake driver.
 int Launches() {
   if (FakeDriver().empty()) return 0;
   return reinterpret_cast<int (*)()>(
@@ -31,8 +31,8 @@ int Launches() {
 // Many rounds, of one list and of several.
 void Values(uint32_t ranks) {
   const StreamWords words;
-  GpuTeam team = MakeGpuTeam(ranks, 600, &words);
-  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+  GpuRanks group = MakeGpuRanks(ranks, 600, &words);
+  OnEachGpu(group, [&](GpuRank& gpu, int rank) {
     const auto reduces = [&](DType type, ReduceOp op, const std::vector<size_t>& counts) {
       EXPECT(gpu.Reduces(type, op, counts, rank, static_cast<int>(ranks)));
     };
@@ -46,12 +46,12 @@ void Values(uint32_t ranks) {
   });
 }
 
-// Those of the processor's code, of any values.
+// Bit-identical to the processor, for any values.
 void Bits() {
   constexpr int kRanks = 3;
   constexpr size_t kBytes = 3 * kListBytes / 2;
   const StreamWords words;
-  GpuTeam team = MakeGpuTeam(kRanks, 600, &words);
+  GpuRanks group = MakeGpuRanks(kRanks, 600, &words);
   std::mt19937 random(1);
   std::vector<std::vector<char>> given(kRanks, std::vector<char>(kBytes));
   for (auto& values : given) {
@@ -65,7 +65,7 @@ void Bits() {
     std::vector<char> expected(kBytes);
     tfdist::Reduce({type, op, op == ReduceOp::kMean ? kRanks : 1.0, in.data(), kRanks,
                     kBytes / SizeOf(type), expected.data()});
-    OnEachGpu(team, [&, type = type, op = op](GpuRank& gpu, int rank) {
+    OnEachGpu(group, [&, type = type, op = op](GpuRank& gpu, int rank) {
       const auto found = gpu.Reduce(type, op, {given[static_cast<size_t>(rank)]});
       EXPECT(found.size() == 1);
       for (size_t at = 0; at < kBytes; at += SizeOf(type)) {
@@ -75,49 +75,49 @@ void Bits() {
   }
 }
 
-// Rank 0, and the words of a rank 1 that a test stands for: its values are zero.
+// Rank 0, and the words of a simulated rank 1, whose values are zero.
 struct Pair {
-  explicit Pair(double seconds = 600) : team(MakeGpuTeam(2, seconds, &words)) {}
-  GpuRank& gpu() { return *team[0]; }
+  explicit Pair(double seconds = 600) : group(MakeGpuRanks(2, seconds, &words)) {}
+  GpuRank& gpu() { return *group[0]; }
   void Launch(size_t lists, Guard& guard) {
     const cuda::Address data = gpu().data.address();
     gpu().all_reduce->Launch({{data, data, lists * kListBytes}}, DType::kInt32, ReduceOp::kSum,
                              gpu().stream.get(), guard);
   }
-  // Rank 1 comes to meetings.
-  void Come(uint64_t first, uint64_t last) {
-    for (uint64_t meeting = first; meeting <= last; ++meeting) {
-      __atomic_store_n(words.At(0, meeting, 1), meeting, __ATOMIC_RELEASE);
+  // Rank 1 arrives at barriers.
+  void Arrive(uint64_t first, uint64_t last) {
+    for (uint64_t barrier = first; barrier <= last; ++barrier) {
+      __atomic_store_n(words.At(0, barrier, 1), barrier, __ATOMIC_RELEASE);
     }
   }
-  bool HasTold(uint64_t meeting) {
-    return __atomic_load_n(words.At(1, meeting, 0), __ATOMIC_ACQUIRE) == meeting;
+  bool HasSignaled(uint64_t barrier) {
+    return __atomic_load_n(words.At(1, barrier, 0), __ATOMIC_ACQUIRE) == barrier;
   }
 
   const StreamWords words;
-  GpuTeam team;
+  GpuRanks group;
 };
 
-// Given up at each wait of three lists: what comes behind it is not done, nor told to others, and
-// the end of the waits is final, whatever the other rank writes late.
+// Aborts at each wait of three lists. Later work is neither done nor signaled, and the end of the
+// waits is final, regardless of late writes by the other rank.
 void EachWait() {
   constexpr size_t kLists = 3;
-  constexpr uint64_t kMeetings = 2 * kLists;
-  for (uint64_t missed = 1; missed <= kMeetings; ++missed) {
+  constexpr uint64_t kBarriers = 2 * kLists;
+  for (uint64_t missed = 1; missed <= kBarriers; ++missed) {
     NoGuard guard;
     Pair pair;
     const std::vector<char> given(kLists * kListBytes, 1);
     pair.gpu().Upload(given, pair.gpu().data.address());
-    pair.Come(1, missed - 1);
+    pair.Arrive(1, missed - 1);
     pair.Launch(kLists, guard);
-    while (!pair.HasTold(missed)) std::this_thread::yield();
+    while (!pair.HasSignaled(missed)) std::this_thread::yield();
     EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kRunning);
     pair.gpu().all_reduce->Abort();
-    pair.Come(missed, kMeetings);
+    pair.Arrive(missed, kBarriers);
     pair.gpu().stream.Synchronize();
     EXPECT(pair.gpu().all_reduce->outcome() == Outcome::kAborted);
-    for (uint64_t later = missed + 1; later <= kMeetings; ++later) EXPECT(!pair.HasTold(later));
-    // Rank 1's half of a list is that of its zeros.
+    for (uint64_t later = missed + 1; later <= kBarriers; ++later) EXPECT(!pair.HasSignaled(later));
+    // Rank 1's half of a list holds its zeros.
     const std::vector<char> found = pair.gpu().Download(pair.gpu().data.address(), given.size());
     for (size_t list = 0; list < kLists; ++list) {
       const bool done = 2 * (list + 1) < missed;
@@ -130,21 +130,20 @@ void EachWait() {
   }
 }
 
-// All that may be under way ends at once, though the other rank writes what is smaller than the
-// end.
+// All pending waits end at once, although the other rank writes numbers smaller than the final one.
 void LateNumbers() {
   Pair pair;
-  StreamMeetings& meetings = *pair.gpu().meetings;
-  meetings.Release();
-  pair.Come(1, 2);
-  for (uint64_t meeting = 1; meeting <= StreamMeetings::kMost; ++meeting) {
-    meetings.Await(meeting, pair.gpu().stream.get());
+  StreamBarriers& stream_barriers = *pair.gpu().stream_barriers;
+  stream_barriers.Release();
+  pair.Arrive(1, 2);
+  for (uint64_t barrier = 1; barrier <= StreamBarriers::kMax; ++barrier) {
+    stream_barriers.Await(barrier, pair.gpu().stream.get());
   }
   pair.gpu().stream.Synchronize();
 }
 
-// More lists than may be under way, of a rank whose other one does not come: the host waits, not a
-// driver's full queue, until its guard or the deadline ends that.
+// More lists than may be pending, while the other rank does not arrive: the host waits, rather than
+// a driver's full queue, until its guard or the timeout ends the wait.
 void Room() {
   struct Impatience : Guard {
     void Check() override {
@@ -165,12 +164,12 @@ void Room() {
   NoGuard patience;
   Pair late(0.05);
   launch(late, patience, "TFDIST_COLLECTIVE_TIMEOUT");
-  // With the other one, there is room again and again.
+  // If the other rank arrives, there is always room again.
   Pair good;
   std::thread other([&] {
-    for (uint64_t meeting = 1; meeting <= 2 * kLists; ++meeting) {
-      while (!good.HasTold(meeting)) std::this_thread::yield();
-      good.Come(meeting, meeting);
+    for (uint64_t barrier = 1; barrier <= 2 * kLists; ++barrier) {
+      while (!good.HasSignaled(barrier)) std::this_thread::yield();
+      good.Arrive(barrier, barrier);
     }
   });
   good.Launch(kLists, patience);

@@ -1,6 +1,5 @@
-// All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path
-// of a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real
-// one.
+// All-reduces among GPUs: their launches, order and failures. With FAKE_CUDA, the path of a fake
+// driver, threads simulate a GPU; otherwise all ranks share a real one.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,7 +14,7 @@
 #include <vector>
 
 #include "cpp/gpu_ranks.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 #include "device/gpu.h"
 #include "device/kernel_launch.h"
@@ -27,15 +26,16 @@ namespace {
 
 using device::Outcome;
 
-// Of one real GPU: with more, a kernel may be queued behind another one that waits for it.
+// All ranks share a real GPU: with more than two, a kernel may be queued behind another one that
+// waits for it.
 int Ranks() { return FakeDriver().empty() ? 2 : 3; }
 
-// Small ones in one shot, larger ones in two, and those that do not fit in pieces.
+// Small tensors in one shot, larger ones in two, and those larger than the buffer in several lists.
 void Sizes() {
   const int ranks = Ranks();
-  GpuTeam team = MakeGpuTeam(static_cast<uint32_t>(ranks));
+  GpuRanks group = MakeGpuRanks(static_cast<uint32_t>(ranks));
   std::atomic<int> right{0};
-  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+  OnEachGpu(group, [&](GpuRank& gpu, int rank) {
     for (const auto& counts : std::vector<std::vector<size_t>>{
              {1}, {17, 3, 0, 5}, {600}, {5000, 7, 3000}, std::vector<size_t>(150, 9), {}}) {
       right += gpu.Reduces(DType::kFloat32, ReduceOp::kSum, counts, rank, ranks);
@@ -46,11 +46,11 @@ void Sizes() {
   EXPECT(right == ranks * 6 * 3);
 }
 
-// The bits of the processor's code, of any values.
+// Bit-identical to the processor, for any values.
 void Bits() {
   const int ranks = Ranks();
   constexpr size_t kSmall = 40, kLarge = 1200;  // in one shot, and in two
-  GpuTeam team = MakeGpuTeam(static_cast<uint32_t>(ranks));
+  GpuRanks group = MakeGpuRanks(static_cast<uint32_t>(ranks));
   std::mt19937 random(1);
   for (int t = 0; t < kDTypes; ++t) {
     const auto type = static_cast<DType>(t);
@@ -73,7 +73,7 @@ void Bits() {
         std::vector<char> expected(bytes);
         tfdist::Reduce({type, op, op == ReduceOp::kMean ? ranks : 1.0, in.data(), ranks,
                         bytes / SizeOf(type), expected.data()});
-        OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+        OnEachGpu(group, [&](GpuRank& gpu, int rank) {
           const auto found = gpu.Reduce(type, op, {given[static_cast<size_t>(rank)][which]});
           EXPECT(found.size() == 1);
           for (size_t at = 0; at < bytes; at += SizeOf(type)) {
@@ -85,27 +85,26 @@ void Bits() {
   }
 }
 
-// Every kernel by a single rank, which waits for nobody: a checker of memory has kernels run one
-// after the other.
+// Every kernel with a single rank, which waits for no other: a memory checker serializes kernels.
 void Alone() {
-  GpuTeam team = MakeGpuTeam(1);
+  GpuRanks group = MakeGpuRanks(1);
   for (int t = 0; t < kDTypes; ++t) {
     for (int o = 0; o < kReduceOps; ++o) {
       const auto type = static_cast<DType>(t);
       const auto op = static_cast<ReduceOp>(o);
       if (op == ReduceOp::kMean && !IsFloating(type)) continue;
-      EXPECT(team[0]->Reduces(type, op, {17, 3, 0, 5}, 0, 1));
-      EXPECT(team[0]->Reduces(type, op, {1200, 7, 900}, 0, 1));
+      EXPECT(group[0]->Reduces(type, op, {17, 3, 0, 5}, 0, 1));
+      EXPECT(group[0]->Reduces(type, op, {1200, 7, 900}, 0, 1));
     }
   }
 }
 
-// What the stream is given before is done before, and what it is given later, later.
+// Earlier work of the stream runs before, later work after.
 void Order() {
-  GpuTeam team = MakeGpuTeam(2);
+  GpuRanks group = MakeGpuRanks(2);
   std::vector<std::unique_ptr<DeviceStream>> streams;
-  for (int i = 0; i < 4; ++i) streams.push_back(std::make_unique<DeviceStream>(team[0]->gpu));
-  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+  for (int i = 0; i < 4; ++i) streams.push_back(std::make_unique<DeviceStream>(group[0]->gpu));
+  OnEachGpu(group, [&](GpuRank& gpu, int rank) {
     const cuda::Address data = gpu.data.address(), copy = data + 4096;
     cuda::Stream* const before = streams[static_cast<size_t>(rank) * 2]->get();
     const DeviceStream& behind = *streams[static_cast<size_t>(rank) * 2 + 1];
@@ -129,11 +128,11 @@ void Order() {
   });
 }
 
-// Rank 1 launches nothing. The others are told, or find out; a new team works afterwards.
+// Rank 1 launches nothing. The other ranks are aborted, or time out; a new group works afterwards.
 void Missing() {
   for (const bool told : {true, false}) {
-    GpuTeam team = MakeGpuTeam(3, told ? 600 : 0.05);
-    OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+    GpuRanks group = MakeGpuRanks(3, told ? 600 : 0.05);
+    OnEachGpu(group, [&](GpuRank& gpu, int rank) {
       if (rank == 1) return;
       std::thread host([&] {
         if (told) gpu.all_reduce->Abort();
@@ -143,10 +142,10 @@ void Missing() {
       EXPECT(gpu.all_reduce->outcome() == (told ? Outcome::kAborted : Outcome::kLate));
       host.join();
     });
-    team.erase(team.begin() + 1);
-    const std::vector<KernelAllReduce::Shared> shared{team[0]->own(), team[1]->own()};
-    for (const uint32_t rank : {0u, 1u}) team[rank]->Join(rank, shared);
-    OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+    group.erase(group.begin() + 1);
+    const std::vector<KernelAllReduce::Shared> shared{group[0]->own(), group[1]->own()};
+    for (const uint32_t rank : {0u, 1u}) group[rank]->Join(rank, shared);
+    OnEachGpu(group, [&](GpuRank& gpu, int rank) {
       EXPECT(gpu.Reduces(DType::kInt32, ReduceOp::kSum, {700}, rank, 2));
     });
   }
@@ -159,7 +158,7 @@ std::string Refusal(const std::function<void()>& body) {
   return "";
 }
 
-// In a process of its own, since a process has one driver.
+// In a separate process, since a process has one driver.
 void IsRefused(const std::function<void()>& body, const std::string& part) {
   const pid_t child = fork();
   if (child == 0) {
@@ -185,8 +184,8 @@ void Drivers() {
 
 void Errors() {
   EXPECT(Refusal([] { Gpu gpu(8); }) ==
-         "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES says which "
-         "it sees.");
+         "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES selects the "
+         "visible GPUs.");
   const Gpu gpu(1);
   EXPECT(gpu.name() == "A GPU of threads" && gpu.architecture() == "sm_90");
   FailDriver("cuMemAlloc_v2", 2);
@@ -207,7 +206,7 @@ void Errors() {
 }  // namespace
 }  // namespace tfdist::testing
 
-// Args: "alone", or nothing for all else.
+// Args: "alone", or none for all other tests.
 int main(int count, char** arguments) {
   using namespace tfdist::testing;
   const bool fake = !FakeDriver().empty();
@@ -221,7 +220,7 @@ int main(int count, char** arguments) {
     tfdist::cuda::Load(FakeDriver());
     if (fake) Errors();
     if (fake) Alone();
-    if (!fake) Bits();  // it would take minutes; `device_kernels_test` does that
+    if (!fake) Bits();  // it would take minutes; `device_kernels_test` covers it
     Sizes();
     Order();
     Missing();

@@ -1,6 +1,6 @@
 // Usage: endings_test [quick]
 //
-// Groups that end: by a deadline, by one rank's wish, in good order; all ranks learn why.
+// Groups that end by a timeout, by one rank's request, or normally; all ranks learn why.
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -26,7 +26,7 @@ void Deadline(Plan plan) {
   });
 }
 
-// While rank 1 has not joined, and in the middle of much data.
+// While rank 1 has not joined, and during a large transfer.
 void AbortedByOne(const Plan& plan, Kind kind, size_t count) {
   OnEachRank(plan, [&](Communicator& c) {
     Do(c, Kind::kBarrier, 0);
@@ -56,7 +56,7 @@ void LeftByOne(const Plan& plan, Kind kind) {
   });
 }
 
-// Who leaves after a collective does not fail those who are still in it.
+// A rank that leaves after a collective does not fail the ranks still in it.
 void LeftAfterwards(const Plan& plan, Kind kind) {
   for (int round = 0; round < 5; ++round) {
     OnEachRank(plan, [&](Communicator& c) {
@@ -66,7 +66,7 @@ void LeftAfterwards(const Plan& plan, Kind kind) {
   }
 }
 
-// Rank 1 says that its step has failed, before the others wait for it or while they do.
+// Rank 1 reports that its step has failed, before the other ranks wait for it or while they do.
 void StepFailsOnOne(const Plan& plan, Kind kind, bool goes_on) {
   std::atomic<int> waiting{plan.ranks - 1};
   OnEachRank(plan, [&](Communicator& c) {
@@ -79,7 +79,7 @@ void StepFailsOnOne(const Plan& plan, Kind kind, bool goes_on) {
   });
 }
 
-// Nobody waits for another one, so the group is as good as before.
+// No rank waits for another one, so the group stays usable.
 void StepFailsOnAll(const Plan& plan, Kind kind) {
   OnEachRank(plan, [&](Communicator& c) {
     for (int round = 0; round < 3; ++round) {
@@ -90,8 +90,8 @@ void StepFailsOnAll(const Plan& plan, Kind kind) {
   });
 }
 
-// Rank 1 gives up a collective that it has begun, since its step ends; then it says why, or does
-// not.
+// Rank 1 gives up a collective that it has begun, since its step ends; then it reports the cause,
+// or does not.
 void StepEndsAroundACollective(const Plan& plan, bool says_why) {
   std::atomic<bool> ended{false};
   OnEachRank(plan, [&](Communicator& c) {
@@ -107,7 +107,7 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
       ended = true;
     }
     while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    // What rank 1 had sent by then may do for one more.
+    // The data that rank 1 had already sent may suffice for one more collective.
     ExpectError(
         [&] {
           for (;;) Do(c, Kind::kAllReduce, 10);
@@ -116,7 +116,8 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
   });
 }
 
-// At the end of the data: the others join what rank 1's step has begun, and all go on.
+// At the end of the data, the other ranks join the operation that rank 1's step has begun, and all
+// continue.
 void StepEndsWhereAllHaveJoined(const Plan& plan, Kind kind) {
   OnEachRank(plan, [&](Communicator& c) {
     Do(c, Kind::kBarrier, 0);

@@ -1,7 +1,8 @@
 // Usage: flight_log_test [threads | FOLDER]
 //
-// The flight log: who writes it, when and why; whole or not at all. With "threads" only what goes
-// on in one process; with a folder the logs of the ranks stay there, for other programs to read.
+// The flight log: who writes it, when and why; it is written completely or not at all. With
+// "threads", only the tests within one process; with a folder, the ranks' logs are kept there for
+// other programs to read.
 #include "control/flight_log.h"
 
 #include <fcntl.h>
@@ -53,7 +54,7 @@ bool Whole(const std::string& text) {
          text.compare(text.size() - end.size(), end.size(), end) == 0;
 }
 
-// Waits until the log has all of this.
+// Waits until the log contains all parts.
 std::string Await(const std::string& path, const std::vector<std::string>& parts) {
   for (;;) {
     const std::string text = Read(path);
@@ -94,7 +95,7 @@ class Folder {
   std::vector<std::string> files_;
 };
 
-// What has been warned of.
+// The warnings so far.
 struct Warnings {
   std::mutex mutex;
   std::vector<std::string> all;
@@ -126,7 +127,7 @@ void Ask(const char* kind, const std::string& message) {
 
 void Flush() { FlightLog::Instance().Flush(3600); }
 
-// Answers what the log wants, as Python does; never ends.
+// Provides stacks on request, as Python does; never ends.
 void GiveStacks(const std::string& stacks) {
   std::thread([stacks] {
     for (uint64_t count;;) {
@@ -137,7 +138,7 @@ void GiveStacks(const std::string& stacks) {
   }).detach();
 }
 
-// Ranks as processes, each with a log of its own.
+// Ranks as processes, each with its own log.
 void OnRanks(const Plan& plan, const std::string& base,
              const std::function<void(Communicator&, const std::string& path)>& body) {
   OnEachProcess(plan, -1, [&](Communicator& c) {
@@ -182,13 +183,13 @@ void AMismatch(const Plan& plan, const std::string& base) {
                 {"rank 1"});
     const std::string text = Await(path, {Reason("error")});
     EXPECT(Has(text, "The ranks do not call the same collectives in the same order"));
-    // Of ranks 0 and 2, one may learn of it before its own call.
+    // One of ranks 0 and 2 may learn of it before its own call.
     const bool joined = c.rank() == 1 || Has(text, R"("kind":"all_reduce")");
     EXPECT(!joined || Has(text, c.rank() == 1 ? R"("shape":[10])" : R"("shape":[20])"));
   });
 }
 
-// The one that is waited for writes as well, and by that time it has not come.
+// The awaited rank also writes a log, and has not arrived by then.
 void AStall(Plan plan, const std::string& base) {
   plan.stall_seconds = 0.3;
   OnRanks(plan, base, [&](Communicator& c, const std::string& path) {
@@ -217,7 +218,7 @@ void ASignal(const Plan& plan, const std::string& base) {
     FlightLog::Instance().AskOnSignal(SIGUSR1);
     FlightLog::Instance().AskOnSignal(SIGUSR1);  // Once.
     raise(SIGUSR1);
-    // What was there before runs as well.
+    // The earlier handler runs also.
     EXPECT(handled == 1);
     Await(path, {Reason("signal"), "Thread of rank " + std::to_string(c.rank())});
     Do(c, Kind::kBarrier, 0);
@@ -228,7 +229,7 @@ void ASignal(const Plan& plan, const std::string& base) {
   signal(SIGUSR1, SIG_DFL);
 }
 
-// A rank that ends well has nothing to tell.
+// A rank that ends normally writes no log.
 void NothingHappens(const Plan& plan, const std::string& base) {
   OnRanks(plan, base, [](Communicator& c, const std::string& path) {
     Do(c, Kind::kAllReduce, 1000);
@@ -247,7 +248,7 @@ void BeforeTheStart() {
   EXPECT(sigaction(SIGUSR1, nullptr, &action) == 0 && action.sa_handler == SIG_DFL);
 }
 
-// What has stalled can be asked for once, by whoever tells others of it.
+// One request per stall, by the thread that reports it.
 void Stalls() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -264,14 +265,14 @@ void Stalls() {
   EXPECT(Has(text, R"(,"session":{"name":"session","records":[1]},"stacks":)"));
   EXPECT(FlightLog::Instance().TakeStalled() == "first.");
   EXPECT(FlightLog::Instance().TakeStalled() == "");
-  // The session as it was told of last.
+  // The session, as last reported.
   FlightLog::Instance().SetSession("{}");
   Ask("error", "boom");
   Flush();
   EXPECT(Has(Read(path), R"(,"session":{},"stacks":)"));
 }
 
-// The first reasons stay, and the last one.
+// The first reasons are kept, and the last one.
 void ManyReasons() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -283,7 +284,7 @@ void ManyReasons() {
   EXPECT(Whole(text) && Count(text, Reason("stall")) == 16);
   for (int i = 0; i < 15; ++i) EXPECT(Has(text, "number " + std::to_string(i) + "."));
   EXPECT(!Has(text, "number 15.") && Has(text, "number 4999."));
-  // Of many ranks that wait, one is enough for a while.
+  // If many ranks wait, one request suffices for a while.
   const std::string before = Read(path);
   Ask("waited", "first.");
   for (int i = 0; i < 5000; ++i) Ask("waited", "another one.");
@@ -291,7 +292,7 @@ void ManyReasons() {
   EXPECT(Has(Read(path), "first.") && !Has(Read(path), "another one."));
 }
 
-// A locale with a decimal comma, where there is one, changes nothing.
+// A locale with a decimal comma, if installed, changes nothing.
 void Numbers() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -307,12 +308,12 @@ void Numbers() {
   EXPECT(written.find_first_not_of("0123456789.") == std::string::npos);
 }
 
-// Readers find the old log or the new one; and so do those who come after it has been killed.
+// Readers find the old log or the new one, even after the process has been killed.
 void Atomic() {
   Folder folder;
   const std::string path = folder.File("flight.json");
   const auto write_on = [&](int ready) {
-    // So large that it takes several pages.
+    // Large enough to take several pages.
     Start(path, [] { return "[\"" + std::string(300000, 'x') + "\"]"; });
     GiveStacks("stacks");
     if (write(ready, "", 1) != 1) _exit(1);
@@ -336,7 +337,7 @@ void Atomic() {
     close(ready[1]);
     std::atomic<bool> over{false};
     std::thread killer([&] {
-      // At least the first one has written a log.
+      // The first round has written at least one log.
       while (round == 0 && !Exists(path)) Nap();
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
       kill(child, SIGKILL);
@@ -367,7 +368,7 @@ void NowhereToWrite() {
                                               "file or directory. Set TFDIST_FLIGHT_DIR to"));
 }
 
-// The log stays as it was, and is written once there is room.
+// The log stays unchanged, and is written once there is room.
 void NoRoom() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -396,7 +397,7 @@ void NoRoom() {
   EXPECT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
 }
 
-// Where what it is to hold cannot be had, nothing but a warning comes of it.
+// If memory for the log cannot be allocated, the only effect is a warning.
 void NoMemory() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -408,7 +409,8 @@ void NoMemory() {
   EXPECT(Has(warnings.all[0], "Cannot allocate memory"));
 }
 
-// What it has it writes at once; stacks come when Python gives them; a newer reason does not wait.
+// It writes the available data at once; stacks follow when Python provides them; a newer reason
+// does not wait for them.
 void Stacks() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -419,7 +421,7 @@ void Stacks() {
   EXPECT(poll(&wanted, 1, -1) == 1 && wanted.revents == POLLIN);
   FlightLog::Instance().GiveStacks("File \"train.py\", line 3");
   Await(path, {R"("stacks":"File \"train.py\", line 3")"});
-  // None are given from here on.
+  // No stacks are provided from here on.
   for (int i = 0; i < 5; ++i) {
     const std::string message = "number " + std::to_string(i) + ".";
     Ask("error", message);
@@ -427,7 +429,7 @@ void Stacks() {
   }
 }
 
-// A forked child has no log; neither its errors nor its signals are its parent's.
+// A forked child has no log; its errors and signals are not its parent's.
 void InAForkedChild() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -452,7 +454,8 @@ void InAForkedChild() {
   EXPECT(Has(text, "the parent's") && !Has(text, "the child's") && !Has(text, Reason("signal")));
 }
 
-// Communicators at work, errors and stalls from many threads, stacks and a signal, all at once.
+// Working communicators, errors and stalls from many threads, stacks and a signal, all
+// concurrently.
 void FromAllSides() {
   Folder folder;
   const std::string path = folder.File("flight.json");
@@ -517,7 +520,7 @@ void OfRanks(const std::string& kept) {
     add("signal", [](Plan p, const std::string& at) { ASignal(p, at); });
     add("nothing", [](Plan p, const std::string& at) { NothingHappens(p, at); });
   }
-  // One after the other, each in a process of its own, of which each has one log.
+  // One after the other, each in its own process, since a process has one log.
   for (const auto& test : tests) InParallel({test});
 }
 

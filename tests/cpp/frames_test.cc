@@ -1,4 +1,4 @@
-// What a peer sends on a control connection, right and wrong; also the entry point of a fuzzer.
+// Valid and invalid bytes from a peer on a control connection; also the entry point of a fuzzer.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -46,8 +46,8 @@ void Expect(bool condition, const char* what) {
   std::exit(1);
 }
 
-// Feeds bytes in pieces; whatever they are, the reader must stay within bounds, and what it gives
-// out must be describable.
+// Feeds arbitrary bytes in pieces. The reader must stay within bounds, and its frames must be
+// describable.
 void FeedAnything(const uint8_t* data, size_t size) {
   FrameReader reader;
   size_t at = 0;
@@ -96,7 +96,7 @@ Frame Decoded(const Frame& sent) {
   return decoded;
 }
 
-// Times that no clock shows count as none.
+// Times out of the clock's range count as none.
 void Times() {
   for (const int64_t wrong : {INT64_MIN, int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {
     for (const auto time : {&Frame::sent, &Frame::echoed, &Frame::echo_received}) {
@@ -110,7 +110,7 @@ void Times() {
   }
 }
 
-// What somebody waits in is cut, and printed as it is.
+// The description of a wait is truncated and made printable.
 void Waited() {
   Frame frame = Sample(4);
   Expect(frame.kind == FrameKind::kWaited, "The sample is another one.");
@@ -129,8 +129,8 @@ void Refusals() {
       std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),   // a status of two gigabytes
       std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),   // an abort of a megabyte
       std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),  // an abort without a reason's code
-      std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),   // somebody waits in a megabyte
-      std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),   // a kind that comes after all
+      std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),   // a description of a megabyte
+      std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),   // a kind out of range
   };
   for (const auto& bytes : wrong) {
     FrameReader reader;
@@ -145,7 +145,7 @@ void Garbage(int rounds) {
     std::vector<uint8_t> bytes(random() % 512);
     for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
     if (round % 2) {
-      // Right frames with one byte changed.
+      // Valid frames with one changed byte.
       const std::string right = Encode(Sample(round)) + Encode(Sample(round + 1));
       bytes.assign(right.begin(), right.end());
       bytes[random() % bytes.size()] = static_cast<uint8_t>(random());

@@ -1,4 +1,4 @@
-// A rank whose bytes are no protocol's, in a group that runs: an error on every rank that names it.
+// A rank that sends bytes of no protocol in a running group: an error that names it on every rank.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 namespace tfdist::testing {
 namespace {
 
-// Connections of rank 1, to write to behind its back.
+// Copies of rank 1's connections, to write to without its knowledge.
 class Intruder {
  public:
   explicit Intruder(const std::vector<int>& descriptors) {
@@ -24,7 +24,7 @@ class Intruder {
     std::string bytes;
     for (int i = 0; i < 1000; ++i) bytes += static_cast<char>(0xa5 + 7 * i);
     for (const int copy : copies_) {
-      // Those who have heard of it from others are closing already.
+      // Ranks that have learned of the failure from others are closing already.
       (void)!send(copy, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     }
   }
@@ -33,7 +33,7 @@ class Intruder {
   std::vector<int> copies_;
 };
 
-// After `rounds` right collectives.
+// After `rounds` valid collectives.
 void Intrude(const Plan& plan, bool control, Kind kind, int rounds) {
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "cpp/device_team.h"
+#include "cpp/device_calls.h"
 
 namespace tfdist::testing {
 
@@ -20,7 +20,7 @@ inline Plan WithGpus(const std::string& transport, int ranks, int hosts, As as, 
   return plan;
 }
 
-// This process's GPUs, each with its memory and its number among all.
+// This process's GPUs, each with its memory and its number among all GPUs.
 struct Gpus {
   explicit Gpus(Communicator& c) : communicator(c) {
     for (size_t gpu = 0; gpu < c.gpus().size(); ++gpu) {
@@ -40,12 +40,13 @@ struct Gpus {
   std::vector<std::unique_ptr<Memory>> memories;
 };
 
-// The end of one GPU's part, told by another thread.
+// The completion of one GPU's part, set by another thread.
 class End {
  public:
   Communicator::Done Done() {
     return [this](const Error* error) {
-      // Not the error itself, whose text threads would share behind the sanitizer's back.
+      // Copies the error, whose text threads would otherwise share without the sanitizer's
+      // knowledge.
       if (error) told_.emplace(error->code(), std::string(error->what()).c_str());
       end_.set_value();
     };
@@ -60,7 +61,7 @@ class End {
   std::optional<std::pair<Code, std::string>> told_;
 };
 
-// Each GPU comes with its part, the last one first; throws the first error.
+// Each GPU joins with its part, the last GPU first; throws the first error.
 inline void RunParts(Communicator& c, std::vector<Operation> parts) {
   std::vector<End> ends(parts.size());
   for (size_t gpu = parts.size(); gpu-- > 0;) {
@@ -70,7 +71,7 @@ inline void RunParts(Communicator& c, std::vector<Operation> parts) {
   for (const End& end : ends) end.Check();
 }
 
-// One alone does.
+// Only one GPU joins.
 inline void RunPart(Communicator& c, size_t gpu, Operation part) {
   End end;
   c.EnqueuePart(gpu, std::move(part), end.Done());

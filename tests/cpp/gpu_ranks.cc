@@ -10,7 +10,7 @@
 #include <iterator>
 #include <thread>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "cpp/values.h"
 
 namespace tfdist::testing {
@@ -44,16 +44,16 @@ std::string HeldByDriver() {
 }
 
 StreamWords::StreamWords()
-    : words_(mmap(nullptr, StreamMeetings::kWordBytes, PROT_READ | PROT_WRITE,
+    : words_(mmap(nullptr, StreamBarriers::kWordBytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
   EXPECT(words_ != MAP_FAILED);
 }
 
-StreamWords::~StreamWords() { munmap(words_, StreamMeetings::kWordBytes); }
+StreamWords::~StreamWords() { munmap(words_, StreamBarriers::kWordBytes); }
 
-uint64_t* StreamWords::At(uint32_t owner, uint64_t meeting, uint32_t writer) const {
-  return static_cast<uint64_t*>(words_) + owner * device::kMeetingWords +
-         meeting % StreamMeetings::kMost * device::kMostRanks + writer;
+uint64_t* StreamWords::At(uint32_t owner, uint64_t barrier, uint32_t writer) const {
+  return static_cast<uint64_t*>(words_) + owner * device::kBarrierWords +
+         barrier % StreamBarriers::kMax * device::kMaxRanks + writer;
 }
 
 GpuRank::GpuRank()
@@ -71,12 +71,12 @@ void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, do
   setup.one_shot_bytes = kGpuOneShot;
   setup.timeout_seconds = seconds;
   all_reduce = nullptr;
-  meetings = nullptr;
+  stream_barriers = nullptr;
   if (stream_words) {
     const auto count = static_cast<uint32_t>(setup.ranks.size());
-    meetings = std::make_unique<StreamMeetings>(gpu, stream_words->get(), rank, count);
+    stream_barriers = std::make_unique<StreamBarriers>(gpu, stream_words->get(), rank, count);
   }
-  setup.meetings = meetings.get();
+  setup.stream_barriers = stream_barriers.get();
   all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
 }
 
@@ -130,24 +130,24 @@ bool GpuRank::Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts
          all_reduce->outcome() == device::Outcome::kRunning;
 }
 
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds, const StreamWords* words) {
-  GpuTeam team;
+GpuRanks MakeGpuRanks(uint32_t ranks, double seconds, const StreamWords* words) {
+  GpuRanks group;
   std::vector<KernelAllReduce::Shared> shared;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
-    team.push_back(std::make_unique<GpuRank>());
-    shared.push_back(team.back()->own());
+    group.push_back(std::make_unique<GpuRank>());
+    shared.push_back(group.back()->own());
   }
-  for (uint32_t rank = 0; rank < ranks; ++rank) { team[rank]->Join(rank, shared, seconds, words); }
-  return team;
+  for (uint32_t rank = 0; rank < ranks; ++rank) { group[rank]->Join(rank, shared, seconds, words); }
+  return group;
 }
 
-void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body) {
+void OnEachGpu(GpuRanks& group, const std::function<void(GpuRank&, int rank)>& body) {
   std::vector<std::thread> threads;
-  std::vector<std::exception_ptr> failures(team.size());
-  for (size_t rank = 0; rank < team.size(); ++rank) {
+  std::vector<std::exception_ptr> failures(group.size());
+  for (size_t rank = 0; rank < group.size(); ++rank) {
     threads.emplace_back([&, rank] {
       try {
-        body(*team[rank], static_cast<int>(rank));
+        body(*group[rank], static_cast<int>(rank));
       } catch (...) { failures[rank] = std::current_exception(); }
     });
   }

@@ -1,4 +1,4 @@
-// Ranks of one host with GPUs: those of a driver made of threads, or one real GPU for all of them.
+// Ranks of one host with GPUs: simulated by threads of a fake driver, or sharing one real GPU.
 #pragma once
 
 #include <functional>
@@ -17,24 +17,24 @@ namespace tfdist::testing {
 constexpr size_t kGpuBuffer = 4096;
 constexpr size_t kGpuOneShot = 1024;
 
-// The driver that stands for CUDA's, FAKE_CUDA in the environment; "" for the real one.
+// The path of the fake CUDA driver, FAKE_CUDA in the environment; "" for the real one.
 std::string FakeDriver();
 
-// Has a function of that driver fail from now on, with a status; 0 to succeed again.
+// Makes a function of the fake driver fail from now on, with a status; 0 to succeed again.
 void FailDriver(const char* function, int status);
 
-// What that driver has handed out in this process, and has not got back.
+// The resources that the fake driver has handed out in this process and not got back.
 std::string HeldByDriver();
 
-// The compiled kernels, which are in the file GPU_KERNELS for a real GPU.
+// The compiled kernels: for a real GPU, in the file GPU_KERNELS.
 std::string KernelBinary();
 
-// Ends no wait.
+// Never ends a wait.
 struct NoGuard : Guard {
   void Check() override {}
 };
 
-// By which the streams of ranks wait for each other, also those of forked processes.
+// The words with which the streams of ranks wait for each other, also in forked processes.
 class StreamWords {
  public:
   StreamWords();
@@ -43,50 +43,51 @@ class StreamWords {
   StreamWords& operator=(const StreamWords&) = delete;
 
   void* get() const { return words_; }
-  // What a rank has told another one of a meeting.
-  uint64_t* At(uint32_t owner, uint64_t meeting, uint32_t writer) const;
+  // The word in which a rank signals another one at a barrier.
+  uint64_t* At(uint32_t owner, uint64_t barrier, uint32_t writer) const;
 
  private:
   void* const words_;
 };
 
-// One rank, and what the others reach of its memory. All memory is there from the start: to free
-// some would wait for kernels that wait.
+// One rank, and the memory that other ranks access. All memory is allocated at the start: freeing
+// some would wait for waiting kernels.
 class GpuRank {
  public:
   GpuRank();
   KernelAllReduce::Shared own() const { return {staging.address(), words.address()}; }
 
-  // Makes `all_reduce`, once all ranks are known. After a round that failed, too.
-  // Args: where streams wait, not kernels.
+  // Creates `all_reduce`, once all ranks are known; also after a failed round. Args: stream_words:
+  // set if streams wait instead of kernels.
   void Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds = 600,
             const StreamWords* stream_words = nullptr);
 
   void Upload(const std::vector<char>& values, cuda::Address to);
   std::vector<char> Download(cuda::Address from, size_t bytes);
 
-  // Reduces tensors in place, every second of which lies at no multiple of anything; returns what
-  // has become of them, nothing if a wait has ended.
+  // Reduces tensors in place, every second of them unaligned. Returns the results, or nothing if a
+  // wait was aborted.
   std::vector<std::vector<char>> Reduce(DType type, ReduceOp op,
                                         const std::vector<std::vector<char>>& tensors);
 
-  // The same with tensors of so many values of `Fill`; returns whether all is right.
+  // The same with tensors of the given numbers of values, from `Fill`; returns whether all results
+  // are right.
   bool Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts, int rank, int ranks);
 
   Gpu gpu;
   KernelModule kernels;
   DeviceMemory staging, words, data;
   DeviceStream stream;
-  std::unique_ptr<StreamMeetings> meetings;
+  std::unique_ptr<StreamBarriers> stream_barriers;
   std::unique_ptr<KernelAllReduce> all_reduce;
 };
 
-using GpuTeam = std::vector<std::unique_ptr<GpuRank>>;
+using GpuRanks = std::vector<std::unique_ptr<GpuRank>>;
 
 // Ranks of this process, which have joined.
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds = 600, const StreamWords* words = nullptr);
+GpuRanks MakeGpuRanks(uint32_t ranks, double seconds = 600, const StreamWords* words = nullptr);
 
-// Calls `body` with each rank in a thread of its own.
-void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body);
+// Calls `body` for each rank in its own thread.
+void OnEachGpu(GpuRanks& group, const std::function<void(GpuRank&, int rank)>& body);
 
 }  // namespace tfdist::testing

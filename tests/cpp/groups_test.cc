@@ -1,4 +1,4 @@
-// Several groups at once, and several callers of one.
+// Several concurrent groups, and several callers of one group.
 #include <atomic>
 #include <cstdio>
 #include <future>
@@ -11,19 +11,19 @@
 namespace tfdist::testing {
 namespace {
 
-// The sum over the ranks of what each rank brings, its number plus one.
+// The sum over the ranks of each rank's number plus one.
 void CheckSum(Communicator& c, size_t count, const std::string& name) {
   Call call(c, Kind::kAllReduce, count, name);
   std::vector<float> in(count, static_cast<float>(c.rank() + 1)), out(count);
-  call.operation.in = ConstPieces(reinterpret_cast<char*>(in.data()), count * sizeof(float));
-  call.operation.out = Pieces(reinterpret_cast<char*>(out.data()), count * sizeof(float));
+  call.operation.in = ConstBufferList(reinterpret_cast<char*>(in.data()), count * sizeof(float));
+  call.operation.out = BufferList(reinterpret_cast<char*>(out.data()), count * sizeof(float));
   c.Run(std::move(call.operation));
   const auto sum = static_cast<float>(c.size() * (c.size() + 1) / 2);
   EXPECT(out == std::vector<float>(count, sum));
 }
 
-// Four ranks and their two halves, one after the other and both at once. The whole outlives a half
-// that is aborted.
+// Four ranks and their two halves, consecutively and concurrently. The whole group outlives an
+// aborted half.
 void Subgroups(int hosts) {
   Wiring all(Arranged(4, hosts, As::kThreads)), low(Arranged(2, 1, As::kThreads)),
       high(Arranged(2, hosts, As::kThreads));
@@ -57,7 +57,7 @@ void Subgroups(int hosts) {
   });
 }
 
-// Many collectives in the queue at once, called back in order; and none from a callback.
+// Many queued collectives, whose callbacks run in order; a callback may not start one.
 void Queue(const Plan& plan) {
   OnEachRank(plan, [&](Communicator& c) {
     constexpr int kMany = 200;
@@ -90,7 +90,7 @@ void Queue(const Plan& plan) {
   });
 }
 
-// What waits in the queue when the group is lost, and what comes after it is closed.
+// Operations in the queue when the group is lost, and later ones after it is closed.
 void QueueThatFails(const Plan& plan) {
   OnEachRank(plan, [&](Communicator& c) {
     std::atomic<int> unavailable{0}, closed{0};
@@ -110,7 +110,7 @@ void QueueThatFails(const Plan& plan) {
   });
 }
 
-// Whatever an operation throws is its own failure.
+// An exception of an operation fails only that operation.
 void QueueOfAnOperationThatThrows() {
   OperationQueue queue("one", [](Operation&) { throw std::bad_alloc(); });
   queue.Start();

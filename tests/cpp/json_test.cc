@@ -1,4 +1,4 @@
-// JSON as text: commas where they belong, and strings that any reader takes.
+// JSON as text: commas in the right places, and strings that every reader accepts.
 #include "control/communicator_state.h"
 
 #include "cpp/calls.h"
@@ -22,17 +22,17 @@ void Strings() {
       {"a \"quoted\" back\\slash", R"("a \"quoted\" back\\slash")"},
       {std::string("\n\t\x1f\0", 4), R"("\n\u0009\u001f\u0000")"},
       {"\x7f", "\"\x7f\""},
-      // Two, three and four bytes; the last of all characters.
+      // Characters of two, three and four bytes, and the last valid one.
       {"Gr\xc3\xb6\xc3\x9f"
        "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf",
        "\"Gr\xc3\xb6\xc3\x9f"
        "e \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\""},
-      // What a cut leaves of a character, at the end and at the beginning.
+      // The rest of a truncated character, at the end and at the beginning.
       {"x\xe2\x82", R"("x\ufffd\ufffd")"},
       {"\x82\xacy", R"("\ufffd\ufffdy")"},
       {"\xc3", R"("\ufffd")"},
       {"\xc3\"", R"("\ufffd\"")"},
-      // No characters: too long, half of a pair, beyond the last, no first byte.
+      // Invalid encodings: overlong, a surrogate, out of range, no first byte.
       {"\xc0\xaf", R"("\ufffd\ufffd")"},
       {"\xe0\x80\xaf", R"("\ufffd\ufffd\ufffd")"},
       {"\xed\xa0\x80", R"("\ufffd\ufffd\ufffd")"},

@@ -1,6 +1,6 @@
 // Usage: losses_test kill|stop [quick|one]
 //
-// A rank dies or stops: an error on every other rank that names it, whatever they are in.
+// A rank dies or stops: an error that names it on every other rank, in any operation.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ namespace {
 
 enum class Phase { kFirst, kBetween, kMiddle };
 
-// What the ranks do again and again. Rank 1 brings much to each of them.
+// The ranks' repeated operation. Rank 1 contributes much data to each.
 void Step(Communicator& c, Kind kind, size_t count) {
   if (kind == Kind::kSend) {
     DoMessage(c, count);
@@ -39,7 +39,7 @@ uint64_t Traffic(Communicator& c) {
   _exit(1);
 }
 
-// When half of a step's bytes have passed.
+// After half of a step's bytes have been transferred.
 void FallInTheMiddle(Communicator& c, Kind kind, size_t count, int signal) {
   const uint64_t before = Traffic(c);
   Step(c, kind, count);
@@ -69,7 +69,7 @@ void Lose(const Plan& plan, Kind kind, Phase phase, int signal, const std::strin
           for (;;) Step(c, kind, count);
         },
         Code::kUnavailable, {"rank 1 is lost", word, "It was noticed in "});
-    // One that only stopped must end, too, once all have noticed that it stopped.
+    // A stopped rank must also end, once all have noticed that it stopped.
     std::this_thread::sleep_for(std::chrono::milliseconds(signal == SIGSTOP ? 500 : 0));
     if (c.rank() == 0) kill(*victim, SIGKILL);
   });

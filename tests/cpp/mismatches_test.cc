@@ -1,7 +1,7 @@
 // Usage: mismatches_test [quick]
 //
-// Ranks that do not call the same collective: an error on every rank that names both sides; never
-// a hang, never a wrong sum.
+// Ranks that do not call the same collective: an error on every rank that names both sides; never a
+// hang, never a wrong sum.
 #include <cstdio>
 
 #include "cpp/calls.h"
@@ -21,7 +21,7 @@ void Reshape(Call& call, const std::vector<int64_t>& shape) {
   f.AddShape(shape);
 }
 
-// Rank 1 does something else than the others.
+// Rank 1 calls something else than the other ranks.
 void Odd(const Plan& plan, const char* what, Kind kind, size_t count,
          const std::function<void(Communicator&)>& odd) {
   try {
@@ -29,7 +29,7 @@ void Odd(const Plan& plan, const char* what, Kind kind, size_t count,
       Do(c, Kind::kBarrier, 0);
       ExpectError([&] { c.rank() == 1 ? odd(c) : Do(c, kind, count); }, Code::kMismatch,
                   {"rank 1", "rank "});
-      // What follows fails with the same reason.
+      // Later operations fail with the same reason.
       ExpectError([&] { Do(c, kind, count); }, Code::kMismatch, {"rank 1"});
     });
   } catch (const Failure& failure) {
@@ -77,7 +77,7 @@ void Order(const Plan& plan, Kind kind, size_t count) {
   });
 }
 
-// A short message leaves before anybody compares: what follows it then fails.
+// A short message is sent before the ranks compare: the next operation then fails.
 void Messages(const Plan& plan, size_t count) {
   const auto failing = [&](const std::function<void(Communicator&)>& odd) {
     OnEachRank(plan, [&](Communicator& c) {

@@ -1,5 +1,5 @@
-// How groups of NCCL end: ranks that do not come, faults, aborts. FAKE_CUDA and FAKE_NCCL are the
-// paths of what stands for CUDA's driver and for NCCL. A real NCCL has two processes, on one GPU.
+// How groups of NCCL end: ranks that do not join, failures, aborts. FAKE_CUDA and FAKE_NCCL are the
+// paths of the fake driver and the fake NCCL. A real NCCL has two processes on one GPU.
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -9,7 +9,7 @@
 
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "error.h"
 
 namespace tfdist::testing {
@@ -17,9 +17,9 @@ namespace {
 
 constexpr int kSystem = 2;
 constexpr int kForEver = 1 << 30;
-constexpr double kShort = 0.2;  // of waits that are in vain
+constexpr double kShort = 0.2;  // for waits that time out
 
-// For as long as it lives.
+// Sets a setting during its lifetime.
 struct Setting {
   Setting(const char* name, int value) : name(name) { Set(name, value); }
   ~Setting() { Set(name, 0); }
@@ -54,11 +54,11 @@ void NeverComes() {
     ExpectError([&] { Rank rank(Waiting(number, 3, id, kShort)); }, Code::kUnavailable,
                 {"ncclCommInitRankConfig of NCCL has been in progress on rank " +
                      std::to_string(number) + " of 3 for 0.2 s",
-                 "other ranks have not come", "NCCL_DEBUG=INFO"});
+                 "other ranks have not joined", "NCCL_DEBUG=INFO"});
   });
 }
 
-// It comes when the others have asked for it many times.
+// It joins after the others have polled many times.
 void ComesLate() {
   const nccl::UniqueId id = NcclGroup::NewId();
   const int before = Calls("ncclCommGetAsyncError");
@@ -76,7 +76,7 @@ struct Impatience : Guard {
   int checks = 0;
 };
 
-// Whoever watches the ranks knows before NCCL does.
+// The guard knows of a lost rank before NCCL does.
 void IsToldWhileWaiting() {
   Impatience guard;
   NcclGroup::Setup setup = Waiting(0, 2, NcclGroup::NewId());
@@ -100,10 +100,9 @@ void DoesNotStart() {
   }
   {
     const Setting fails("ncclCommInitRankConfig", kSystem), memory("memory", 1);
-    ExpectError(
-        [] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
-        {"(Cuda failure 2 'out of memory'). NCCL needs memory of the GPU beside TensorFlow: "
-         "set TF_FORCE_GPU_ALLOW_GROWTH=true."});
+    ExpectError([] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
+                {"(Cuda failure 2 'out of memory'). NCCL needs GPU memory in addition to "
+                 "TensorFlow's: set TF_FORCE_GPU_ALLOW_GROWTH=true."});
   }
   {
     const Setting fails("ncclGetUniqueId", kSystem);
@@ -130,7 +129,7 @@ void FailsLater() {
     }
     ExpectError([&] { Reduce(rank); }, Code::kUnavailable, {"ncclAllReduce of NCCL"});
     const int aborts = Calls("ncclCommAbort");
-    rank.group.reset();  // which cannot be finalized
+    rank.group.reset();  // it cannot be finalized
     EXPECT(Calls("ncclCommAbort") == aborts + 1);
   }
   Rank next(Waiting(0, 1, NcclGroup::NewId()));
@@ -146,7 +145,7 @@ void LaunchTakesTooLong() {
   ExpectAborted(rank);
 }
 
-// What a stream runs waits for rank 2, which never gives it any work.
+// A stream's work waits for rank 2, which never submits any.
 void AbortsWhatHangs() {
   OnEachOf(3, [](Rank& rank) {
     if (rank.number == 2) return rank.group->Abort();
@@ -163,7 +162,7 @@ void AbortsWhatHangs() {
   });
 }
 
-// While one thread gives work, or waits for a call to be done with, others ask and abort.
+// While one thread submits work, or waits for a call to finish, others poll and abort.
 void AbortsBesideCalls() {
   for (const int polls : {0, 3, kForEver}) {
     Rank rank(Waiting(0, 1, NcclGroup::NewId()));
@@ -199,7 +198,7 @@ void EndsWithWorkUnderWay() {
   });
 }
 
-// A group of calls that is not whole must not run: others would wait for the rest.
+// An incomplete group of calls must not run: other ranks would wait for the rest.
 void ThrowsInTheMiddle() {
   Rank rank(Waiting(0, 1, NcclGroup::NewId()));
   const cuda::Address data = rank.Put({}, 40);
@@ -212,7 +211,7 @@ void ThrowsInTheMiddle() {
       },
       Code::kInvalidArgument, {"A mean is defined for floating types"});
   ExpectAborted(rank);
-  // What this thread calls from now on is by itself again.
+  // This thread's later calls are no longer part of the group.
   Rank next(Waiting(0, 1, NcclGroup::NewId()));
   const std::vector<char> values(40, 'x');
   const cuda::Address in = next.Put(values), out = next.Put({}, 40);
@@ -220,7 +219,7 @@ void ThrowsInTheMiddle() {
   EXPECT(next.Has(out, values));
 }
 
-// What is left can use its GPU, and NCCL.
+// The remaining process can use its GPU and NCCL.
 void WorksOnAlone() {
   OnEachOf(1, [](Rank& rank) {
     Reduce(rank);
@@ -229,15 +228,15 @@ void WorksOnAlone() {
   });
 }
 
-// What rank 0 has launched waits for another process, which is there and launches nothing; both are
-// told, and join a new group.
+// Rank 0's launched work waits for another process, which lives and launches nothing. Both are
+// aborted, and join a new group.
 void APeerThatDoesNothing() {
   OnEachNcclProcess(2, [](NcclProcess& process) {
     {
       Rank rank(process.NextGroup());
       Reduce(rank);
       rank.stream.Synchronize();
-      process.Meet();
+      process.Synchronize();
       if (rank.number == 0) {
         Reduce(rank);
         DeviceEvent behind(rank.gpu);
@@ -246,7 +245,7 @@ void APeerThatDoesNothing() {
         rank.group->Abort();
         rank.stream.Synchronize();
       }
-      process.Meet();
+      process.Synchronize();
       rank.group->Abort();
       ExpectAborted(rank);
     }
@@ -256,7 +255,7 @@ void APeerThatDoesNothing() {
   });
 }
 
-// What NCCL says of a process that is gone differs; an abort ends everything.
+// NCCL's reports of a dead process differ; an abort ends everything.
 void APeerThatIsKilled() {
   const auto killed = [](NcclProcess& process) {
     Rank rank(process.NextGroup());

@@ -1,4 +1,4 @@
-// How NCCL is found, and which is refused. FAKE_NCCL is the path of the one that stands for it.
+// How NCCL is found, and which libraries are refused. FAKE_NCCL is the path of the fake one.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cpp/calls.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/nccl.h"
 
 namespace tfdist::testing {
@@ -28,7 +28,7 @@ void Set(void* opened, const char* name, int value) {
   reinterpret_cast<void (*)(const char*, int)>(dlsym(opened, "fake_nccl_set"))(name, value);
 }
 
-// In a process of its own, since a process has one NCCL.
+// In a separate process, since a process has one NCCL.
 void Apart(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -53,7 +53,7 @@ void Missing() {
   Apart([] {
     IsRefused("/no/libnccl.so.2", {"The GPUs cannot be used", "there is no NCCL (/no/libnccl.so.2",
                                    "pip install tensorflow[and-cuda]"});
-    // It is looked for again: nothing has been loaded.
+    // It is searched again, since nothing has been loaded.
     IsRefused("libdl.so.2", {"libdl.so.2 lacks ncclGetVersion. Install NCCL 2.21.0 or newer"});
   });
 }
@@ -87,7 +87,7 @@ void Versions() {
   }
 }
 
-// What a build may lack, and what none may.
+// Functions that a build may lack, and functions that it must have.
 void Functions() {
   void* const opened = Opened(library);
   const auto without = [&](const std::string& part) {
@@ -103,7 +103,7 @@ void Functions() {
               {"libnccl.so.2 lacks ncclCommAbort. Install NCCL 2.21.0 or newer"});
 }
 
-// A copy under another path is another library, as that of another Python package would be.
+// A copy under another path is another library, like that of another Python package.
 void Second() {
   const std::string copy = "/tmp/nccl-" + std::to_string(getpid()) + ".so";
   std::filesystem::copy_file(library, copy, std::filesystem::copy_options::overwrite_existing);

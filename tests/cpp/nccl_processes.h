@@ -1,5 +1,5 @@
-// Processes that each have a rank of the same groups of NCCL; all of them have one GPU, where it is
-// a real one.
+// Processes that each have a rank in the same groups of NCCL; all of them share one GPU if it is
+// real.
 #pragma once
 
 #include <sys/wait.h>
@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "cpp/calls.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "device/nccl_group.h"
 
 namespace tfdist::testing {
 
-// One of them. Each has a pipe to each other one.
+// One of the processes. There is a pipe between every two of them.
 class NcclProcess {
  public:
   using Pipes = std::vector<std::array<int, 2>>;
@@ -24,23 +24,24 @@ class NcclProcess {
   NcclProcess(int number, int size, const Pipes& pipes)
       : number(number), size(size), pipes_(pipes) {
     for (int i = 0; i < size * size; ++i) {
-      if (i / size != number) close(pipes_[static_cast<size_t>(i)][1]);  // so that an end is seen
+      if (i / size != number)
+        close(pipes_[static_cast<size_t>(i)][1]);  // so that the end of the pipe is noticed
     }
   }
 
-  // What all need to join the next group, whose identifier rank 0 makes.
+  // The setup with which all join the next group; rank 0 creates its identifier.
   NcclGroup::Setup NextGroup() {
     NcclGroup::Setup setup{nullptr, {}, number, size};
     if (number == 0) setup.id = NcclGroup::NewId();
-    for (int other = 1; number == 0 && other < size; ++other) Tell(other, setup.id);
+    for (int other = 1; number == 0 && other < size; ++other) Send(other, setup.id);
     if (number != 0) EXPECT(Hear(0, &setup.id));
     return setup;
   }
-  // Waits for all.
-  void Meet() {
+  // Waits for all processes.
+  void Synchronize() {
     nccl::UniqueId nothing{};
     for (int other = 0; other < size; ++other) {
-      if (other != number) Tell(other, nothing);
+      if (other != number) Send(other, nothing);
     }
     for (int other = 0; other < size; ++other) {
       if (other != number) EXPECT(Hear(other, &nothing));
@@ -57,7 +58,7 @@ class NcclProcess {
   const std::array<int, 2>& Pipe(int from, int to) const {
     return pipes_[static_cast<size_t>(from * size + to)];
   }
-  void Tell(int to, const nccl::UniqueId& id) {
+  void Send(int to, const nccl::UniqueId& id) {
     EXPECT(write(Pipe(number, to)[1], &id, sizeof(id)) == ssize_t{sizeof(id)});
   }
   bool Hear(int from, nccl::UniqueId* id) {
@@ -67,7 +68,8 @@ class NcclProcess {
   const Pipes& pipes_;
 };
 
-// Each rank's body in a process; before this one has a driver. Args: the rank that kills itself.
+// Runs each rank's body in a process; called before this process has a driver. Args: killed: the
+// rank that kills itself.
 inline void OnEachNcclProcess(int size, const std::function<void(NcclProcess&)>& body,
                               int killed = -1) {
   NcclProcess::Pipes pipes(static_cast<size_t>(size * size));

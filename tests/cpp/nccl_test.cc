@@ -1,6 +1,6 @@
-// Groups of NCCL whose ranks are threads or processes: values, order, and one group after another.
-// See `nccl_team.h` for the libraries. With a real NCCL there is one rank, or as many processes as
-// NCCL_RANKS says, on one GPU.
+// Groups of NCCL whose ranks are threads or processes: values, order, and consecutive groups. See
+// `nccl_threads.h` for the libraries. A real NCCL has one rank, or NCCL_RANKS processes, on one
+// GPU.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 #include "cpp/calls.h"
 #include "cpp/nccl_processes.h"
-#include "cpp/nccl_team.h"
+#include "cpp/nccl_threads.h"
 #include "cpp/values.h"
 #include "error.h"
 
@@ -18,10 +18,10 @@ namespace tfdist::testing {
 namespace {
 
 constexpr int kRanks = 3, kSystem = 2;
-constexpr size_t kCount = 1500;  // more than goes at once
+constexpr size_t kCount = 1500;  // more than one round transfers
 constexpr size_t kRegistered = size_t{8} << 20;
 
-// One after the other, as `Fill` makes them for each rank.
+// The values of `Fill` for all ranks, concatenated.
 std::vector<char> Joined(DType type, int ranks, size_t count) {
   std::vector<char> all;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -53,7 +53,7 @@ void Reductions(Rank& rank) {
     EXPECT(rank.Has(out, expected) && rank.Has(in, own));
     reduce(in);
     EXPECT(rank.Has(in, expected));
-    // Each takes its part of the whole, in place.
+    // Each rank takes its part of the whole, in place.
     const size_t part = kCount / static_cast<size_t>(rank.size), bytes = part * SizeOf(type);
     const cuda::Address whole = rank.Put(own);
     const cuda::Address mine = whole + static_cast<size_t>(rank.number) * bytes;
@@ -79,7 +79,7 @@ void OtherCollectives(Rank& rank) {
   rank.stream.Synchronize();
 }
 
-// Messages between all ranks, themselves included, beside two reductions, in one launch.
+// Messages between all ranks, including each to itself, and two reductions, in one launch.
 void Groups(Rank& rank) {
   const DType type = DType::kFloat32;
   const size_t bytes = kCount * SizeOf(type);
@@ -101,7 +101,7 @@ void Groups(Rank& rank) {
   rank.group->Grouped([] {});
 }
 
-// Memory of NCCL's, which all ranks register: as a window where it has any.
+// Memory allocated by NCCL, which all ranks register: as a window if supported.
 void Registration(Rank& rank) {
   const DType type = DType::kFloat32;
   const std::vector<char> own = Fill(type, kCount, rank.number);
@@ -114,7 +114,7 @@ void Registration(Rank& rank) {
   rank.group->Free(data);
 }
 
-// What the stream is given before is done before, and what it is given later, later.
+// Earlier work of the stream runs before, later work after.
 void Order(Rank& rank) {
   const cuda::Address data = rank.Put({}, 2000), copy = rank.Put({}, 2000);
   DeviceStream before(rank.gpu), behind(rank.gpu);
@@ -142,10 +142,10 @@ void Everything(Rank& rank) {
   rank.group->Poll();
 }
 
-// Nothing is left of groups that have come and gone.
+// Groups that have ended leave nothing behind.
 constexpr int kTimes = 100;
 
-// Processes, whose groups come and go, too.
+// The same with processes, in consecutive groups.
 void InProcesses(int ranks) {
   OnEachNcclProcess(ranks, [](NcclProcess& process) {
     {
@@ -164,7 +164,7 @@ void InProcesses(int ranks) {
   });
 }
 
-// What cannot be had, or registered, is done without.
+// Memory that cannot be allocated or registered by NCCL is replaced by other memory.
 void WithoutRegistration() {
   Set("ncclCommRegister", kSystem);
   OnEachOf(2, Registration);
@@ -174,7 +174,7 @@ void WithoutRegistration() {
   Set("ncclMemAlloc", 0);
 }
 
-// Every call is in progress for a while, a group of calls too.
+// Every call is in progress for a while, and so is a group of calls.
 void Slow() {
   Set("polls", 20);
   const int before = Calls("ncclCommGetAsyncError");
@@ -186,7 +186,7 @@ void Slow() {
   Set("polls", 0);
 }
 
-// Each call in a thread of its own, which ends before the next.
+// Each call in its own thread, which ends before the next.
 void Threads() {
   std::unique_ptr<Rank> rank;
   const auto apart = [](const std::function<void()>& body) { OnEach(1, [&](int) { body(); }); };
@@ -199,7 +199,7 @@ void Threads() {
   EXPECT(Calls("ncclCommAbort") == aborts);
 }
 
-// A rank that does not come is not waited for for ever, and an aborted group does nothing more.
+// The wait for a missing rank ends, and an aborted group does nothing more.
 void Ends() {
   const NcclGroup::Setup alone{nullptr, NcclGroup::NewId(), 0, 2, 2};
   ExpectError([&] { Rank rank(alone); }, Code::kUnavailable, {"for 2.0 s"});
@@ -219,7 +219,7 @@ void Anew(int ranks) {
   if (AreFake()) EXPECT(HeldByNccl().empty());
 }
 
-// How long a call takes that does not wait for its result.
+// The time of a call that does not wait for its result.
 void Launches(Rank& rank) {
   const cuda::Address data = rank.Put({}, 8192);
   const auto now = [] { return std::chrono::steady_clock::now(); };

@@ -1,5 +1,5 @@
-// An all-reduce of memory on a GPU by a communicator that member.py has made, and what has failed,
-// or "".
+// Runs an all-reduce of GPU memory in a communicator created by member.py. Returns the error, or
+// "".
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -26,8 +26,8 @@ extern "C" const char* all_reduce_on_gpu(int64_t number, const char* name, size_
   operation.fingerprint.SetName(name);
   operation.fingerprint.AddShape({static_cast<int64_t>(count)});
   operation.device = ready.get();
-  operation.in = ConstPieces(data, bytes);
-  operation.out = Pieces(data, bytes);
+  operation.in = ConstBufferList(data, bytes);
+  operation.out = BufferList(data, bytes);
   said.clear();
   *code = 0;
   try {

@@ -1,4 +1,4 @@
-// What is no mismatch, though it looks like one for a while; and one that is hard to see.
+// Orders that look like a mismatch for a while but are none; and a mismatch that is hard to see.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -28,12 +28,13 @@ void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer =
   operation.peer = peer;
   operation.fingerprint.root = kind == Kind::kBroadcast ? 1 : 0;
   if (kind != Kind::kReceive)
-    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
-  if (kind != Kind::kSend) operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+    operation.in = ConstBufferList(reinterpret_cast<char*>(values.data()), bytes);
+  if (kind != Kind::kSend)
+    operation.out = BufferList(reinterpret_cast<char*>(values.data()), bytes);
   group.Run(std::move(operation));
 }
 
-// The sender's last word is that it sends, long after that has ended.
+// The sender's last status says that it sends, long after that has ended.
 void ASlowMessageBeforeACollective(int hosts) {
   Plan plan;
   plan.hosts = hosts;
@@ -51,7 +52,7 @@ void ASlowMessageBeforeACollective(int hosts) {
   });
 }
 
-// What a rank sent before it left arrives.
+// A rank's message arrives although the rank has left.
 void AMessageOfOneWhoHasLeft(int hosts) {
   Plan plan;
   plan.hosts = hosts;
@@ -68,13 +69,13 @@ void AMessageOfOneWhoHasLeft(int hosts) {
   });
 }
 
-// Rank 1 waits in a message for rank 0, which may still be in the collective before it.
+// Rank 1 waits in a message for rank 0, which may still be in the preceding collective.
 void AMessageAfterACollective() {
   Plan plan;
   plan.ranks = plan.hosts = 4;
   OnEachRank(plan, [](Communicator& group) {
     std::vector<float> values(10, static_cast<float>(group.rank())), message(1, 1.0f);
-    // Of the root, 1, rank 0 hears through one of these.
+    // Rank 0 receives the data of the root, rank 1, through one of these ranks.
     if (group.rank() > 1) Sleep(0.6);
     Call(group, Kind::kBroadcast, values);
     if (group.rank() == 1) Call(group, Kind::kReceive, message, 0);
@@ -84,7 +85,7 @@ void AMessageAfterACollective() {
 }
 
 // Rank 1 waits in a message for rank 0, which is in collective 5. That is no mismatch if rank 1 has
-// joined collective 5, and one if it has joined only 4.
+// joined collective 5, and one if it has joined only collective 4.
 void AMessageBesideACollective() {
   int ends[2];
   EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
@@ -120,7 +121,7 @@ void AMessageBesideACollective() {
     frame.status.fingerprint.kind = Kind::kReceive;
     const std::string bytes = Encode(frame);
     EXPECT(write(ends[1], bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
-    // By the second tick it has been read, by the third one judged.
+    // By the second tick the frame has been read, by the third it has been judged.
     for (const int enough = ticks + 3; ticks < enough;) Sleep(0.01);
     EXPECT(given_up == (joined < 5));
   }

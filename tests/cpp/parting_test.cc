@@ -1,4 +1,4 @@
-// The ends of connections: a farewell arrives behind whatever else, and no forked child keeps a
+// The ends of connections: a farewell arrives after all other frames, and no forked child keeps a
 // connection open.
 #include <fcntl.h>
 #include <signal.h>
@@ -17,7 +17,7 @@
 namespace tfdist::testing {
 namespace {
 
-// The other end of a connection, for a test to read from and to write to.
+// The other end of a connection, which a test reads and writes.
 class OtherEnd {
  public:
   OtherEnd() {
@@ -25,7 +25,7 @@ class OtherEnd {
     EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
     const int small = 4096;
     EXPECT(setsockopt(ends[0], SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)) == 0);
-    // For what must come; no machine is so slow.
+    // A generous limit for data that must arrive, even on a slow machine.
     const timeval patience{30, 0};
     EXPECT(setsockopt(ends[1], SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) == 0);
     given_ = ends[0];
@@ -50,7 +50,7 @@ class OtherEnd {
   int descriptor_ = -1;
 };
 
-// Of rank 0, with the other end as rank 1.
+// The watch of rank 0, with the other end as rank 1.
 std::unique_ptr<Watch> WatchOver(const OtherEnd& end, double parting_seconds) {
   Watch::Settings settings;
   settings.names = {"rank 0", "rank 1"};
@@ -74,8 +74,7 @@ std::unique_ptr<Watch> WatchOver(const OtherEnd& end, double parting_seconds) {
   return watch;
 }
 
-// More than the connection holds, to a rank that reads it only now, and has said something
-// meanwhile.
+// More than the connection holds, to a rank that reads late and has sent something meanwhile.
 void AFarewellBehindMuch() {
   OtherEnd end;
   const auto watch = WatchOver(end, 3600);
@@ -107,7 +106,7 @@ void NobodyReadsTheFarewell() {
   WatchOver(end, 0.05)->Stop();
 }
 
-// Who has said farewell need not wait until this rank leaves, too.
+// A rank that has sent its farewell need not wait until this rank also leaves.
 void AFarewellIsAnswered() {
   const OtherEnd end;
   const auto watch = WatchOver(end, 0.05);
@@ -137,7 +136,7 @@ void AForkedChildKeepsNoneOpen() {
   EXPECT(got == 0);
 }
 
-// What has the number of a connection that has ended is none of its business.
+// A child must not close a later descriptor with the number of a closed connection.
 void AForkedChildKeepsTheRest() {
   const OtherEnd end;
   std::make_unique<Socket>(end.given()).reset();

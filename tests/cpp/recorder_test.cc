@@ -1,7 +1,7 @@
 // Usage: recorder_test [cost [collectives]]
 //
-// The flight recorder: what it keeps, in which order, who came last; read while it is written. With
-// "cost" it prints what an entry takes.
+// The flight recorder: which records it keeps, in which order, and who arrived last; also read
+// while it is written. With "cost", it prints the cost of a record.
 #include "control/flight_log.h"
 
 #include <atomic>
@@ -72,7 +72,7 @@ void OrderAndWrap() {
   check(recorder.Read(SIZE_MAX), Recorder::kRecords, kMany);
   check(recorder.Read(10), 10, kMany);
   check(recorder.Read(0), 0, kMany);
-  // The one that runs takes the place of the oldest, and is there always.
+  // The running operation replaces the oldest record, and is always present.
   Begin(recorder, std::to_string(kMany + 1), kMany + 1);
   check(recorder.Read(), Recorder::kRecords, kMany + 1);
   EXPECT(Last(recorder).ended == 0);
@@ -96,14 +96,14 @@ void WhatItKeeps() {
   recorder.Coded(5);
   recorder.Coded(6);
   recorder.End(true, 80);
-  recorder.End(false);  // Nothing is open.
+  recorder.End(false);  // nothing is open
   const Record record = Last(recorder);
   EXPECT(recorder.Read().records.size() == 1);
   EXPECT(record.fingerprint.sequence == 3 && record.peer == 1 && record.enqueued == 7);
   EXPECT(record.bytes == 80 && record.algorithm == 2 && record.coding == 11 && record.failed);
   EXPECT(record.begun <= record.between_begun && record.between_begun <= record.between_ended);
   EXPECT(record.between_ended <= record.ended);
-  // The next one has nothing of it.
+  // The next record keeps nothing of it.
   Begin(recorder);
   const Record next = Last(recorder);
   EXPECT(next.peer == -1 && next.last == -1 && next.bytes == 0 && next.algorithm == 0);
@@ -136,7 +136,7 @@ void Arrivals() {
   }
 }
 
-// An operation is queued from when all that it needs exists, though it is asked for later.
+// An operation is queued from the time when all its inputs exist, even if it is requested later.
 void QueuedByMarks() {
   Recorder recorder({0, 1});
   const int64_t before = Nanoseconds();
@@ -152,7 +152,7 @@ void QueuedByMarks() {
   Begin(recorder, "marked");
   EXPECT(Last(recorder).enqueued >= after);
   recorder.End(false);
-  // Too many marks: the oldest is forgotten.
+  // Too many marks: the oldest one is dropped.
   recorder.Ready(Mark("marked"), false);
   for (int i = 0; i < 64; ++i) recorder.Ready(Mark(std::to_string(i)), false);
   const int64_t later = Nanoseconds();
@@ -164,8 +164,8 @@ void QueuedByMarks() {
   recorder.End(false);
 }
 
-// A rank that comes once all others wait is the last on every rank; between hosts it may be seen
-// through the one that has waited for it.
+// A rank that arrives when all others wait is the last one on every rank. Between hosts, it may be
+// observed through the rank that has waited for it.
 void WhoCameLast(int ranks, int hosts, int late) {
   std::atomic<int> waiting{0};
   OnEachRank(Arranged(ranks, hosts, As::kThreads), [&](Communicator& c) {
@@ -185,7 +185,7 @@ void WhoCameLast(int ranks, int hosts, int late) {
     EXPECT(hosts == 1 ||
            (record.begun <= record.between_begun && record.between_begun <= record.between_ended));
     for (int host = 0; host < hosts; ++host) {
-      // Alone on a host, a rank meets those of others only.
+      // Alone on a host, a rank observes only those of other hosts.
       const bool own = c.rank() % hosts == host;
       EXPECT((own && hosts > 1) || log.arrivals[1][static_cast<size_t>(host)] >= 0);
     }
@@ -196,7 +196,7 @@ void WhoCameLast(int ranks, int hosts, int late) {
   });
 }
 
-// What fails has a record as well, and ends.
+// A failed operation also has a record, with an end.
 void Failed() {
   OnEachRank(Arranged(2, 1, As::kThreads), [](Communicator& c) {
     ExpectError([&] { Do(c, c.rank() ? Kind::kBarrier : Kind::kAllReduce, 10); }, Code::kMismatch,
@@ -206,17 +206,17 @@ void Failed() {
   });
 }
 
-// Sizes of a gather's result are known only on the way.
+// The sizes of a gather's result are known only during the operation.
 void BytesOfAnAllocatedResult() {
   OnEachRank(Arranged(2, 1, As::kThreads), [](Communicator& c) {
     Call call(c, Kind::kAllGather, 10);
     std::vector<char> room;
     call.operation.row_bytes = 1;
-    call.operation.out = Pieces();
+    call.operation.out = BufferList();
     call.operation.received_rows.clear();
     call.operation.allocate = [&](const std::vector<size_t>& rows) {
       room.resize(rows[0] + rows[1]);
-      return Pieces(room.data(), room.size());
+      return BufferList(room.data(), room.size());
     };
     c.Run(std::move(call.operation));
     EXPECT(Last(c.recorder()).bytes == 80);
@@ -266,7 +266,7 @@ void ReadWhileWritten() {
   }
 }
 
-// One collective of nine ranks of two hosts, one of whom is waited for.
+// One collective of nine ranks on two hosts, which wait for one of them.
 void Entry(Recorder& recorder, uint64_t sequence) {
   Begin(recorder, "gradients", sequence);
   recorder.Chose(1);
@@ -289,7 +289,7 @@ void NoAllocation() {
   }
   EXPECT(allocations == before);
   recorder.Read();
-  EXPECT(allocations > before);  // They are counted.
+  EXPECT(allocations > before);  // they are counted
 }
 
 void All() {

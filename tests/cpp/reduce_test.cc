@@ -1,4 +1,4 @@
-// The reductions: every vector unit of this processor gives the same bits, and the right ones.
+// The reductions: every vector unit of this processor yields the same, correct bits.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "reduce/half.h"
 #include "reduce/reduce.h"
 
@@ -56,7 +56,8 @@ T Combine(ReduceOp op, T a, T b) {
   return a;
 }
 
-// One element after the other. `As` is what is added up; unsigned for integers, which wrap around.
+// One element after the other. `As` is the type of the sums; unsigned for integers, which wrap
+// around.
 template <typename T, typename As>
 void ReduceSlowly(const Reduction& r) {
   for (size_t i = 0; i < r.count; ++i) {
@@ -132,7 +133,7 @@ bool IsNan(DType type, const char* at) {
   }
 }
 
-// The same bits, but for those that tell one NaN from another.
+// Whether the bits are equal; ignores the payloads of NaNs.
 bool Same(DType type, const char* a, const char* b, size_t count) {
   const size_t element = SizeOf(type);
   if (count == 0 || std::memcmp(a, b, count * element) == 0) return true;
@@ -146,8 +147,8 @@ bool Same(DType type, const char* a, const char* b, size_t count) {
 
 std::mt19937_64 bits(1);
 
-// Any bits at all: NaNs, infinities and denormal numbers among them; every other value an ordinary
-// one, so that sums are not mostly infinite.
+// Arbitrary bits, including NaNs, infinities and denormal numbers; every other value is ordinary,
+// so that sums are not mostly infinite.
 void Fill(DType type, char* to, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     char* at = to + i * SizeOf(type);
@@ -172,17 +173,16 @@ void Fill(DType type, char* to, size_t count) {
   }
 }
 
-constexpr int kMostInputs = 5;
+constexpr int kMaxInputs = 5;
 
-// `shift`: elements from where a vector would be aligned. `into`: the input that is also the
-// output, or -1.
+// `shift`: elements from an aligned address. `into`: the input that is also the output, or -1.
 void CheckReduction(const Unit& unit, DType type, ReduceOp op, int inputs, size_t count, int shift,
                     int into) {
   const size_t bytes = count * SizeOf(type), skipped = static_cast<size_t>(shift) * SizeOf(type);
   constexpr size_t kGuard = 64;
   constexpr char kMark = 0x5a;
   std::vector<std::vector<char>> in;
-  const void* pointers[kMostInputs];
+  const void* pointers[kMaxInputs];
   for (int k = 0; k < inputs; ++k) {
     in.emplace_back(skipped * size_t(k + 1) + bytes + kGuard, kMark);
     char* begin = in.back().data() + skipped * size_t(k + 1);
@@ -210,7 +210,7 @@ void EveryReduction(const Unit& unit) {
     for (int o = 0; o < kReduceOps; ++o) {
       const auto op = static_cast<ReduceOp>(o);
       if (op == ReduceOp::kMean && !IsFloating(type)) continue;
-      for (int inputs = 1; inputs <= kMostInputs; ++inputs) {
+      for (int inputs = 1; inputs <= kMaxInputs; ++inputs) {
         for (const size_t count : {size_t{0}, size_t{1}, size_t{3}, size_t{77}, size_t{2501}}) {
           CheckReduction(unit, type, op, inputs, count, 0, -1);
           CheckReduction(unit, type, op, inputs, count, 1, -1);
@@ -222,7 +222,7 @@ void EveryReduction(const Unit& unit) {
   }
 }
 
-// The value of a half type's bits by its definition.
+// The value of a half type's bits, by definition.
 double Value(uint16_t half, int exponent_bits) {
   const int fraction_bits = 15 - exponent_bits;
   const int bias = (1 << (exponent_bits - 1)) - 1;
@@ -241,7 +241,7 @@ uint16_t Rounded(float value) {
   return half.bits;
 }
 
-// Each half there is, the middle between it and its neighbour, and the floats beside the middle.
+// Every half, the middle between it and its neighbor, and the adjacent floats.
 template <typename Half>
 void EveryHalf(int exponent_bits) {
   const int infinity = ((1 << exponent_bits) - 1) << (15 - exponent_bits);
@@ -258,12 +258,12 @@ void EveryHalf(int exponent_bits) {
     EXPECT(Rounded<Half>(converted) == half);
     if ((half & 0x7fff) == infinity) continue;
     const auto next = static_cast<uint16_t>(half + 1);
-    // Half way to infinity is where the next number would be, were there one.
+    // Values round to infinity from half way to the hypothetical next number.
     const double last = Value(static_cast<uint16_t>(half - 1), exponent_bits);
     const bool is_last = (next & 0x7fff) == infinity;
     const double after = is_last ? 2 * value - last : Value(next, exponent_bits);
     const auto middle = static_cast<float>((value + after) / 2);
-    if (static_cast<double>(middle) != (value + after) / 2) continue;  // no float is there
+    if (static_cast<double>(middle) != (value + after) / 2) continue;  // not a float
     EXPECT(Rounded<Half>(middle) == (half % 2 ? next : half));
     EXPECT(Rounded<Half>(std::nextafter(middle, 0.0f)) == half);
     EXPECT(Rounded<Half>(std::nextafter(middle, middle < 0 || half >> 15 ? -INFINITY : INFINITY)) ==

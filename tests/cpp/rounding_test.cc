@@ -1,9 +1,9 @@
-// Sums of half types are rounded once, wherever the ranks sit and whatever the algorithm is.
+// Sums of half types are rounded once, regardless of the arrangement and the algorithm.
 #include <cstdint>
 #include <cstdio>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "reduce/half.h"
 
 namespace tfdist::testing {
@@ -28,8 +28,8 @@ void CheckReduced(const Plan& plan, DType type, ReduceOp op, const std::vector<f
       operation.fingerprint.type = type;
       operation.fingerprint.op = op;
       operation.fingerprint.AddShape({static_cast<int64_t>(count)});
-      operation.in = ConstPieces(reinterpret_cast<const char*>(in.data()), 2 * count);
-      operation.out = Pieces(reinterpret_cast<char*>(out.data()), 2 * count);
+      operation.in = ConstBufferList(reinterpret_cast<const char*>(in.data()), 2 * count);
+      operation.out = BufferList(reinterpret_cast<char*>(out.data()), 2 * count);
       group.Run(std::move(operation));
       for (const Half value : out) EXPECT(ToFloat(value) == expected);
     });
@@ -37,7 +37,7 @@ void CheckReduced(const Plan& plan, DType type, ReduceOp op, const std::vector<f
 }
 
 void CheckPlan(const Plan& plan) {
-  // 2049 is no float16, and 257 no bfloat16; 160000 is more than any float16.
+  // 2049 is not a float16, and 257 not a bfloat16; 160000 exceeds float16.
   CheckReduced<Float16>(plan, DType::kFloat16, ReduceOp::kSum, {2048, 1, 1, 0}, 2050);
   CheckReduced<Bfloat16>(plan, DType::kBfloat16, ReduceOp::kSum, {256, 1, 1, 0}, 258);
   CheckReduced<Float16>(plan, DType::kFloat16, ReduceOp::kMean, {4e4, 4e4, 4e4, 4e4}, 4e4);

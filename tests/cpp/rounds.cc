@@ -6,12 +6,12 @@
 #include <cstdio>
 #include <cstring>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 namespace tfdist::testing {
 namespace {
 
-// What this process holds.
+// The resources that this process holds.
 struct Holding {
   int descriptors;
   int threads;
@@ -44,7 +44,7 @@ Holding Look() {
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kWatchesMemory = false;  // the sanitizer keeps what is freed, and finds leaks itself
+constexpr bool kWatchesMemory = false;  // the sanitizer keeps freed memory, and finds leaks itself
 #else
 constexpr bool kWatchesMemory = true;
 #endif

@@ -1,13 +1,13 @@
-// What is done again and again, and leaves nothing behind.
+// Repeats tests, and checks that they leave nothing behind.
 #pragma once
 
 #include <functional>
 
 namespace tfdist::testing {
 
-// Compares what this process holds after so many rounds with what it held before them, without the
-// first, which may come to hold more.
-// Args: closed: how many descriptors that were open before a round closes.
+// Compares the resources that this process holds after the rounds with those before. The first
+// round does not count, since it may allocate permanently. Args: closed: how many descriptors that
+// were open before a round it closes.
 void Repeat(int rounds, const std::function<void(int round)>& round, int closed = 0);
 constexpr int kFirstRounds = 12;
 

@@ -1,6 +1,6 @@
 // Usage: rounds_test ROUNDS
 //
-// Groups that are made, used, aborted, lost or closed, and made again: nothing is left behind.
+// Groups that are repeatedly created, used, aborted, lost or closed: nothing is left behind.
 #include <malloc.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,7 +15,7 @@
 namespace tfdist::testing {
 namespace {
 
-// Closed after use, aborted in the middle, closed by one only, never used.
+// Closed after use, aborted during an operation, closed by one rank, never used.
 void AsThreads(const Plan& plan, int number) {
   const Kind kind = kKindsOfGroups[number % 6];
   OnEachRank(plan, [&](Communicator& c) {
@@ -33,7 +33,7 @@ void AsThreads(const Plan& plan, int number) {
   });
 }
 
-// This process goes on; rank 1, another one, is killed, and a new one takes its place.
+// This process continues; rank 1, another process, is killed, and a new one takes its place.
 void WithLosses(int hosts, int number) {
   const Kind kind = kKindsOfGroups[number % 6];
   Wiring wiring(Arranged(2, hosts, As::kProcesses));

@@ -1,5 +1,5 @@
-// What a peer of the same host leaves in the shared memory, right and wrong: an Error at the worst,
-// and no access outside of it. Also the entry point of a fuzzer.
+// Valid and invalid contents of shared memory from a peer on the same host: at worst an Error, and
+// no access out of bounds. Also the entry point of a fuzzer.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -16,7 +16,7 @@ namespace {
 using namespace tfdist;
 using namespace tfdist::testing;
 
-// Takes a fuzzer's bytes; zeros when they are used up.
+// Reads a fuzzer's bytes; zeros after their end.
 class Bytes {
  public:
   Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -32,7 +32,7 @@ class Bytes {
     Take(&value, 1);
     return value;
   }
-  // Mostly a small number, as a right one would be.
+  // Mostly a small number, as a valid one would be.
   uint64_t Count() {
     const uint8_t how = Byte();
     if (how < 200) return how % 16;
@@ -46,8 +46,8 @@ class Bytes {
   size_t size_;
 };
 
-// The heap, so that a sanitizer sees the end of it. Only what tells how far a rank has come must be
-// zero at the start.
+// Heap memory, so that a sanitizer sees its end. Only the progress of ranks must be zero at the
+// start.
 class Memory {
  public:
   Memory()
@@ -73,8 +73,8 @@ class Memory {
 constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kWhole, Algorithm::kDirect,
                                      Algorithm::kRing};
 
-// The first byte chooses a collective, the second its size and algorithm; the others become what
-// rank 1 has left. Returns what was thrown, or nothing.
+// The first byte selects a collective, the second its size and algorithm; the others become the
+// contents from rank 1. Returns the message of the Error, or nothing.
 std::string FeedAnything(const uint8_t* data, size_t size) {
   static Memory memory;
   Bytes bytes(data, size);
@@ -86,12 +86,12 @@ std::string FeedAnything(const uint8_t* data, size_t size) {
   const Fingerprint theirs = Counterpart(request.operation.fingerprint);
   const bool is_message = kind == Kind::kSend || kind == Kind::kReceive;
 
-  Arrival& arrival = segment.arrival(1, 1);
-  bytes.Take(arrival.data, 16);
+  EagerSlot& slot = segment.slot(1, 1);
+  bytes.Take(slot.data, 16);
   if (how & 16) {
-    arrival.fingerprint = theirs;
+    slot.fingerprint = theirs;
   } else {
-    bytes.Take(&arrival.fingerprint, sizeof(arrival.fingerprint));
+    bytes.Take(&slot.fingerprint, sizeof(slot.fingerprint));
   }
   Progress& progress = segment.progress(1);
   progress.arrived = bytes.Count();
@@ -107,7 +107,7 @@ std::string FeedAnything(const uint8_t* data, size_t size) {
   stream += sizeof(theirs);
   bytes.Take(stream, sizeof(uint64_t));
   stream += sizeof(uint64_t);
-  // The sizes come first, in an exchange of their own.
+  // The sizes precede the data, in a separate exchange.
   if (how & 32) std::memcpy(stream, &theirs, sizeof(theirs));
   bytes.Take(stream + (how & 32 ? sizeof(theirs) : 0), 256);
   return Run(alone.fabric, request.operation, kAlgorithms[how & 3]);
@@ -116,7 +116,7 @@ std::string FeedAnything(const uint8_t* data, size_t size) {
 void RightBytesAreTaken() {
   for (int kind = 0; kind < kKinds; ++kind) {
     for (const uint8_t small : {4, 0}) {
-      // Everything has come long ago.
+      // All data arrived long ago.
       std::string bytes{static_cast<char>(kind), static_cast<char>(32 | 16 | small)};
       const size_t own = small ? kCount : 3000;
       bytes += Number(own) + std::string(8, '\0');
@@ -131,7 +131,7 @@ void RightBytesAreTaken() {
   }
 }
 
-// More than the ring holds, to a peer that claims to have read what was never written.
+// More data than the ring holds, to a peer that claims to have read data that were never written.
 void NoMoreIsWrittenThanThereIsRoomFor() {
   for (const uint64_t read : {uint64_t{1}, uint64_t{1} << 30, ~uint64_t{0}}) {
     Memory memory;

@@ -1,4 +1,5 @@
-// A rank that is silent while its connection is open is named in a warning, and not lost at once.
+// A rank that is silent while its connection is open is named in a warning, and not immediately
+// lost.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,7 +14,7 @@
 namespace tfdist::testing {
 namespace {
 
-// What a watch says, as it comes.
+// The messages of a watch.
 class Heard {
  public:
   void Add(const std::string& message) {
@@ -21,7 +22,7 @@ class Heard {
     last_ = message;
     changed_.notify_all();
   }
-  // Waits until it has said something with these words.
+  // Waits for a message that contains these words.
   void Await(const std::string& words) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return last_.find(words) != std::string::npos; });

@@ -1,4 +1,4 @@
-// Runs a GPU's kernels on the processor: each of a block's threads is one of the system's.
+// Runs a GPU's kernels on the processor: each thread of a block is a thread of the system.
 #pragma once
 
 #define TFDIST_SIMULATED_GPU
@@ -18,31 +18,32 @@
 
 namespace tfdist::device {
 
-class SimulatedTeam {
+class SimulatedHalfWarp {
  public:
-  SimulatedTeam() { pthread_barrier_init(&barrier_, nullptr, kTeam); }
-  ~SimulatedTeam() { pthread_barrier_destroy(&barrier_); }
-  SimulatedTeam(const SimulatedTeam&) = delete;
-  SimulatedTeam& operator=(const SimulatedTeam&) = delete;
+  SimulatedHalfWarp() { pthread_barrier_init(&barrier_, nullptr, kHalfWarp); }
+  ~SimulatedHalfWarp() { pthread_barrier_destroy(&barrier_); }
+  SimulatedHalfWarp(const SimulatedHalfWarp&) = delete;
+  SimulatedHalfWarp& operator=(const SimulatedHalfWarp&) = delete;
 
-  void Meet() { pthread_barrier_wait(&barrier_); }
+  void Wait() { pthread_barrier_wait(&barrier_); }
   template <typename T>
-  void Tell(uint32_t member, T own, T* all) {
-    static_assert(sizeof(T) == sizeof(told_[0]));
-    std::memcpy(&told_[member], &own, sizeof(own));
-    Meet();
-    std::memcpy(all, told_, sizeof(told_));
-    Meet();
+  void Gather(uint32_t member, T own, T* all) {
+    static_assert(sizeof(T) == sizeof(values_[0]));
+    std::memcpy(&values_[member], &own, sizeof(own));
+    Wait();
+    std::memcpy(all, values_, sizeof(values_));
+    Wait();
   }
 
  private:
   pthread_barrier_t barrier_;
-  uint32_t told_[kTeam];
+  uint32_t values_[kHalfWarp];
 };
 
 class SimulatedBlock {
  public:
-  explicit SimulatedBlock(uint32_t threads) : teams_(new SimulatedTeam[threads / kTeam]) {
+  explicit SimulatedBlock(uint32_t threads)
+      : half_warps_(new SimulatedHalfWarp[threads / kHalfWarp]) {
     pthread_barrier_init(&barrier_, nullptr, threads);
   }
   ~SimulatedBlock() { pthread_barrier_destroy(&barrier_); }
@@ -58,10 +59,10 @@ class SimulatedBlock {
     return all;
   }
   uint32_t* words() { return words_; }
-  SimulatedTeam& TeamOf(uint32_t thread) { return teams_[thread / kTeam]; }
+  SimulatedHalfWarp& HalfWarpOf(uint32_t thread) { return half_warps_[thread / kHalfWarp]; }
 
  private:
-  const std::unique_ptr<SimulatedTeam[]> teams_;
+  const std::unique_ptr<SimulatedHalfWarp[]> half_warps_;
   pthread_barrier_t barrier_;
   std::atomic<bool> any_fails_{false};
   uint32_t words_[kBlockWords];
@@ -74,7 +75,7 @@ struct SimulatedThread {
 inline thread_local SimulatedThread here;
 
 inline uint64_t LoadWord(const uint64_t* word) {
-  std::this_thread::yield();  // Those that it waits for may need this core.
+  std::this_thread::yield();  // the awaited threads may need this core
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 inline void StoreWord(uint64_t* word, uint64_t value) {
@@ -101,19 +102,19 @@ T* OfMemory(T* data) {
 inline uint32_t* BlockWords() { return here.block->words(); }
 inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
 
-inline SimulatedTeam& ThisTeam() { return here.block->TeamOf(here.thread); }
-inline void MeetTeam() { ThisTeam().Meet(); }
+inline SimulatedHalfWarp& ThisHalfWarp() { return here.block->HalfWarpOf(here.thread); }
+inline void SyncHalfWarp() { ThisHalfWarp().Wait(); }
 template <typename T>
-inline void TellTeam(T own, T (&all)[kTeam]) {
-  ThisTeam().Tell(here.thread % kTeam, own, all);
+inline void GatherInHalfWarp(T own, T (&all)[kHalfWarp]) {
+  ThisHalfWarp().Gather(here.thread % kHalfWarp, own, all);
 }
-inline uint32_t LargestOfTeam(uint32_t own) {
-  uint32_t all[kTeam];
-  ThisTeam().Tell(here.thread % kTeam, own, all);
-  return *std::max_element(all, all + kTeam);
+inline uint32_t MaxOfHalfWarp(uint32_t own) {
+  uint32_t all[kHalfWarp];
+  ThisHalfWarp().Gather(here.thread % kHalfWarp, own, all);
+  return *std::max_element(all, all + kHalfWarp);
 }
 
-// Runs a kernel to its end, its blocks one after the other, as a GPU with a single multiprocessor.
+// Runs a kernel to its end, one block after the other, like a GPU with a single multiprocessor.
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
             const Arguments&... arguments) {

@@ -1,5 +1,5 @@
-// What is selected, against sorting: ties, zeros, what is not finite, samples that mislead, and
-// that all vector units agree.
+// Selections, compared with sorting: ties, zeros, values that are not finite, misleading samples,
+// and agreement of all vector units.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "error.h"
 #include "sparse/select.h"
 #include "sparse/units.h"
@@ -32,7 +32,7 @@ Candidates Of(const std::vector<float>& in) {
   return {in.data(), nullptr, nullptr, in.size(), 1, 0};
 }
 
-// Magnitudes in an order that knows what is not a number.
+// The bits of magnitudes, ordered with NaN above infinity.
 uint32_t Bits(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -76,7 +76,7 @@ void CheckKinds() {
   EXPECT((SelectLargest(Of(broken), 3) == std::vector<uint32_t>{17, 12345, 29999}));
 }
 
-// Those places that are looked at first hold what is large, or none of it.
+// The sampled positions hold large values, or none of them.
 void CheckMisleading() {
   for (const bool large : {true, false}) {
     std::vector<float> values(size_t{16} << 14, large ? 0.5f : 2.0f);

@@ -1,4 +1,4 @@
-// What communicators tell of themselves from other threads: while they work, wait, fail and close.
+// The state that communicators report to other threads: while they work, wait, fail and close.
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -40,10 +40,10 @@ void Alone() {
   });
 }
 
-// One waits in a collective, with others in the queue; the other one sees it.
+// One rank waits in a collective, with others in the queue; the other rank sees it.
 void WhoWaits() {
   Plan plan;
-  plan.silence_warning_seconds = 1;  // statuses go out five times as often
+  plan.silence_warning_seconds = 1;  // sends statuses five times as often
   OnEachRank(plan, [](Communicator& c) {
     if (c.rank() == 0) {
       Call first(c, Kind::kAllReduce, 10, "first"), second(c, Kind::kBroadcast, 10, "second");
@@ -62,7 +62,7 @@ void WhoWaits() {
   });
 }
 
-// Of the names that a program gives, in other letters and too long, nothing breaks the text.
+// Names from a program, with other characters and too long, keep the text valid.
 void Names() {
   Plan plan;
   plan.ranks = 1;
@@ -84,7 +84,7 @@ void Failed() {
   });
 }
 
-// Threads read all there is until the communicators have been closed, and then once more.
+// Threads read all state until the communicators have been closed, and once more.
 void ReadUntilClosed(int ranks, int hosts) {
   std::atomic<int> closed{0};
   OnEachRank(Arranged(ranks, hosts, As::kThreads), [&](Communicator& c) {
@@ -108,7 +108,7 @@ void ReadUntilClosed(int ranks, int hosts) {
       EXPECT(away || c.links()[static_cast<size_t>(other)].acknowledged_bytes == 0);
       EXPECT(away == Has(Text(c), R"({"rank":)" + std::to_string(other) + R"(,"acknowledged_)"));
       if (away && hosts == ranks) {
-        // What was sent first has been acknowledged, as the other has answered.
+        // The first data have been acknowledged, since the other rank has answered.
         EXPECT(c.links()[static_cast<size_t>(other)].acknowledged_bytes > 0);
       }
     }
@@ -117,14 +117,14 @@ void ReadUntilClosed(int ranks, int hosts) {
     reader.join();
     if (!failure.empty()) throw Failure(failure);
     EXPECT(c.statistics().collectives == 50);
-    // Nobody's links count any more.
+    // Links no longer count.
     for (const TcpStatistics& link : c.links()) EXPECT(link.acknowledged_bytes == 0);
     ++closed;
   });
   EXPECT(closed == ranks);
 }
 
-// What nobody reads stays on its way.
+// Unread data stay pending.
 void Pending() {
   const int listener = socket(AF_INET, SOCK_STREAM, 0), writer = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};

@@ -10,8 +10,8 @@
 namespace tfdist::testing {
 namespace {
 
-// Values that half types hold exactly, and so do their sums and products over few ranks. They do
-// not repeat, so that a part in the place of another one is seen; scattered by the golden ratio.
+// Values that half types represent exactly, and so are their sums and products over few ranks. They
+// do not repeat, so that a misplaced part is detected; they are scattered by the golden ratio.
 double Value(int rank, size_t i) {
   const uint64_t scattered = (i + 1) * 0x9e3779b97f4a7c15;
   return static_cast<double>(((scattered >> 40) + static_cast<uint64_t>(rank) * 3) % 4);

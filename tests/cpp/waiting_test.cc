@@ -1,4 +1,4 @@
-// Ranks that wait for another one leave the cores to it.
+// Ranks that wait for another one leave it the cores.
 #include <sys/resource.h>
 
 #include <chrono>
@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "cpp/calls.h"
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 namespace tfdist::testing {
 namespace {
 
-// In a second. Beside the moments before a wait goes to sleep, its naps and the ticks of those who
-// watch.
-constexpr double kMostSwitches = 2000;
+// Per second. Covers the spinning before a wait sleeps, its periodic wake-ups, and the ticks of
+// watching threads.
+constexpr double kMaxSwitches = 2000;
 
 long Switches() {
   rusage usage;
@@ -32,15 +32,15 @@ void TwoWaitForAThird(int hosts) {
     operation.fingerprint.kind = Kind::kAllReduce;
     operation.fingerprint.type = DType::kFloat32;
     operation.fingerprint.AddShape({10});
-    operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
-    operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+    operation.in = ConstBufferList(reinterpret_cast<char*>(values.data()), bytes);
+    operation.out = BufferList(reinterpret_cast<char*>(values.data()), bytes);
     if (group.rank() == 2) {
       using Clock = std::chrono::steady_clock;
       const long before = Switches();
       const auto begin = Clock::now();
       std::this_thread::sleep_for(std::chrono::seconds(1));
       const std::chrono::duration<double> slept = Clock::now() - begin;
-      EXPECT(Switches() - before < kMostSwitches * slept.count());
+      EXPECT(Switches() - before < kMaxSwitches * slept.count());
     }
     group.Run(std::move(operation));
     EXPECT(values[0] == 3.0f);

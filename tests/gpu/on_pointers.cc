@@ -64,25 +64,25 @@ extern "C" const char* all_reduce(const char* kernels, uint32_t ranks, const cud
                                   size_t bytes, int type, int op, size_t one_shot) {
   return Said([&] {
     Opened& opened = Open(kernels);
-    std::vector<std::unique_ptr<Rank>> team;
+    std::vector<std::unique_ptr<Rank>> group;
     std::vector<KernelAllReduce::Shared> shared;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      team.push_back(std::make_unique<Rank>(opened.gpu));
-      shared.push_back({team[rank]->staging.address(), team[rank]->words.address()});
+      group.push_back(std::make_unique<Rank>(opened.gpu));
+      shared.push_back({group[rank]->staging.address(), group[rank]->words.address()});
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       KernelAllReduce::Setup setup{&opened.gpu, opened.kernels.get(), rank, shared, kBuffer};
       setup.one_shot_bytes = one_shot;
       setup.timeout_seconds = kSeconds;
-      team[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
+      group[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
     }
     testing::NoGuard guard;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      team[rank]->all_reduce->Launch({{at[rank], at[rank], bytes}}, static_cast<DType>(type),
-                                     static_cast<ReduceOp>(op), team[rank]->stream.get(), guard);
+      group[rank]->all_reduce->Launch({{at[rank], at[rank], bytes}}, static_cast<DType>(type),
+                                      static_cast<ReduceOp>(op), group[rank]->stream.get(), guard);
     }
-    for (const auto& rank : team) rank->stream.Synchronize();
-    for (const auto& rank : team) {
+    for (const auto& rank : group) rank->stream.Synchronize();
+    for (const auto& rank : group) {
       if (rank->all_reduce->outcome() != device::Outcome::kRunning) {
         throw std::runtime_error("A rank has waited in vain.");
       }
@@ -91,13 +91,13 @@ extern "C" const char* all_reduce(const char* kernels, uint32_t ranks, const cud
 }
 
 // Encodes and decodes float32. Args: error: added before, and afterwards what was lost; 0 for none.
-extern "C" const char* encode_and_decode(const char* kernels, int form, int bits, int stochastic,
-                                         int euclidean, int unit, float clip, int block,
-                                         cuda::Address in, cuda::Address error, cuda::Address out,
-                                         size_t count, uint32_t seed) {
+extern "C" const char* encode_and_decode(const char* kernels, int encoding, int bits,
+                                         int stochastic, int euclidean, int unit, float clip,
+                                         int block, cuda::Address in, cuda::Address error,
+                                         cuda::Address out, size_t count, uint32_t seed) {
   return Said([&] {
     Opened& opened = Open(kernels);
-    const Codec codec = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
+    const Codec codec = MakeCodec(encoding, bits, stochastic, euclidean, unit, clip, block);
     const DeviceStream stream(opened.gpu);
     const DeviceMemory room(opened.gpu, KernelCodec::RoomBytes(count));
     const DeviceMemory encoded(opened.gpu, EncodedBytes(codec, count));

@@ -223,7 +223,7 @@ def test_one_that_never_answers(pair):
     two = pair(files(), files(), seconds=1.0)
     assert two.create(0)
     said = two.core.tfd_error().decode()
-    assert said == "worker 1 (h1:1) did not begin TLS within 1.0 s."
+    assert said == "worker 1 (h1:1) did not complete the TLS handshake within 1.0 s."
     for wire in two.wires:
         os.close(wire.ends[1])
 

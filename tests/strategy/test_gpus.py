@@ -290,7 +290,7 @@ def test_hosts_without_nccl():
         assert any("there is no NCCL (/none/libnccl.so.2: " in line for line in lines)
     _assert_said(
         results,
-        "uses none. All-reduces of what is on GPUs go through the host's memory.",
+        "uses none. All-reduces of GPU memory go through the host's memory.",
     )
 
 
@@ -301,8 +301,8 @@ def test_nccl_does_not_send_in_the_clear_where_tls_is_set():
         assert taken == [False, False, True]
     _assert_said(
         results,
-        "NCCL is not used, since TLS is set, and NCCL sends in the clear. All-reduces of what is "
-        "on GPUs go through the host's memory.",
+        "NCCL is not used, since TLS is set, but NCCL does not encrypt. All-reduces of GPU memory "
+        "go through the host's memory.",
     )
 
 

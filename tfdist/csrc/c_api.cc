@@ -75,13 +75,13 @@ void SetOp(Operation& operation, int op) {
 }
 
 void SetIn(Operation& operation, const void* in, size_t count) {
-  operation.in =
-      tfdist::ConstPieces(static_cast<const char*>(in), count * SizeOf(operation.fingerprint.type));
+  operation.in = tfdist::ConstBufferList(static_cast<const char*>(in),
+                                         count * SizeOf(operation.fingerprint.type));
 }
 
 void SetOut(Operation& operation, void* out, size_t count) {
   operation.out =
-      tfdist::Pieces(static_cast<char*>(out), count * SizeOf(operation.fingerprint.type));
+      tfdist::BufferList(static_cast<char*>(out), count * SizeOf(operation.fingerprint.type));
 }
 
 void Shape(Operation& operation, size_t count) {

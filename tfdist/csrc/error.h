@@ -48,7 +48,7 @@ class Guard {
   virtual ~Guard() = default;
   // Throws Error if the wait cannot succeed: aborted, a rank lost, or timed out.
   virtual void Check() = 0;
-  // Records progress of this rank: it moved bytes, or begins another wait. Patience counts from
+  // Records progress of this rank: it moved bytes, or begins another wait. Timeouts count from
   // then.
   virtual void NoteProgress() {}
 };
@@ -67,9 +67,9 @@ class Cancellation {
 
   bool asked() const { return asked_ != 0; }
 
-  // Whether patience has run out at a time. It counts from the request, or from the group's last
-  // progress if later. Operations that all ranks have joined complete meanwhile: at the end of the
-  // data, TensorFlow cancels a loop's pending operations.
+  // Whether the grace period has expired at a given time. It counts from the request, or from the
+  // group's last progress if later. Meanwhile, operations that all ranks have joined complete: at
+  // the end of the data, TensorFlow cancels a loop's pending operations.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;

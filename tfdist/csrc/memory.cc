@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-// A sanitizer sees nothing of what assembler does.
+// Sanitizers do not see the memory accesses of assembly code.
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define TFDIST_OWN_COPIES
 #endif
@@ -42,7 +42,7 @@ void CopyFar(void* to, const void* from, size_t bytes) {
     _mm_stream_si128(target + 3, d);
   }
   std::memcpy(out, in, bytes);
-  // Before whoever reads is told that it may.
+  // Orders the stores before the flag that publishes the data.
   _mm_sfence();
 }
 

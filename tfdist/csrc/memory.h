@@ -29,28 +29,28 @@ constexpr unsigned long kFarTicks = 250;
 
 // A list of buffers viewed as one contiguous byte range, so that tensors need not be packed.
 template <typename Byte>
-struct BasicPiece {
+struct BasicBuffer {
   Byte* data;
   size_t bytes;
 };
 
 template <typename Byte>
-class BasicPieces {
+class BasicBufferList {
  public:
-  BasicPieces() = default;
-  explicit BasicPieces(const std::vector<BasicPiece<Byte>>& pieces) {
-    pieces_.reserve(pieces.size());
-    for (const auto& piece : pieces) Add(piece);
+  BasicBufferList() = default;
+  explicit BasicBufferList(const std::vector<BasicBuffer<Byte>>& buffers) {
+    buffers_.reserve(buffers.size());
+    for (const auto& buffer : buffers) Add(buffer);
   }
-  BasicPieces(Byte* data, size_t bytes) { Add({data, bytes}); }
+  BasicBufferList(Byte* data, size_t bytes) { Add({data, bytes}); }
 
   size_t bytes() const { return bytes_; }
 
   // The same buffers, read-only.
-  BasicPieces<const Byte> Const() const {
-    std::vector<BasicPiece<const Byte>> pieces;
-    for (const auto& [piece, begin] : pieces_) pieces.push_back({piece.data, piece.bytes});
-    return BasicPieces<const Byte>(pieces);
+  BasicBufferList<const Byte> Const() const {
+    std::vector<BasicBuffer<const Byte>> buffers;
+    for (const auto& [buffer, begin] : buffers_) buffers.push_back({buffer.data, buffer.bytes});
+    return BasicBufferList<const Byte>(buffers);
   }
 
   // Calls `use(data, bytes)` for each stretch of [begin, begin + bytes), in order.
@@ -59,45 +59,45 @@ class BasicPieces {
     if (bytes == 0) return;
     for (auto next = Find(begin); bytes > 0; ++next) {
       const size_t skipped = begin - next->begin;
-      const size_t length = std::min(bytes, next->piece.bytes - skipped);
-      if (length > 0) use(next->piece.data + skipped, length);
+      const size_t length = std::min(bytes, next->buffer.bytes - skipped);
+      if (length > 0) use(next->buffer.data + skipped, length);
       begin += length;
       bytes -= length;
     }
   }
 
   // The contiguous bytes that begin at `begin`: their address and maximum length.
-  BasicPiece<Byte> At(size_t begin) const {
+  BasicBuffer<Byte> At(size_t begin) const {
     const auto found = Find(begin);
     const size_t skipped = begin - found->begin;
-    return {found->piece.data + skipped, found->piece.bytes - skipped};
+    return {found->buffer.data + skipped, found->buffer.bytes - skipped};
   }
 
  private:
   struct Placed {
-    BasicPiece<Byte> piece;
+    BasicBuffer<Byte> buffer;
     size_t begin;
   };
 
-  void Add(const BasicPiece<Byte>& piece) {
-    pieces_.push_back({piece, bytes_});
-    bytes_ += piece.bytes;
+  void Add(const BasicBuffer<Byte>& buffer) {
+    buffers_.push_back({buffer, bytes_});
+    bytes_ += buffer.bytes;
   }
 
-  // The last piece that begins at or before `begin`.
+  // The last buffer that begins at or before `begin`.
   typename std::vector<Placed>::const_iterator Find(size_t begin) const {
     const auto after =
-        std::upper_bound(pieces_.begin(), pieces_.end(), begin,
+        std::upper_bound(buffers_.begin(), buffers_.end(), begin,
                          [](size_t at, const Placed& placed) { return at < placed.begin; });
     return after - 1;
   }
 
-  std::vector<Placed> pieces_;
+  std::vector<Placed> buffers_;
   size_t bytes_ = 0;
 };
 
-using Pieces = BasicPieces<char>;
-using ConstPieces = BasicPieces<const char>;
+using BufferList = BasicBufferList<char>;
+using ConstBufferList = BasicBufferList<const char>;
 
 // Memory kept between collectives, since fresh pages are slow.
 class Scratch {

@@ -129,8 +129,8 @@ std::vector<std::string> OperationQueue::Waiting() {
 
 void OperationQueue::RefuseOwnThread() const {
   if (employer != this) return;
-  throw Error(Code::kInvalidArgument,
-              "What the communicator '" + name_ + "' calls must not wait for it. Enqueue instead.");
+  throw Error(Code::kInvalidArgument, "A callback of the communicator '" + name_ +
+                                          "' must not wait for it. Enqueue the operation instead.");
 }
 
 Error OperationQueue::Closed() const {

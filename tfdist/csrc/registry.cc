@@ -15,21 +15,21 @@ struct Registry {
   int64_t last = 0;
 };
 
-// Never destroyed: threads of other libraries may come here while the process ends.
+// Never destroyed: threads of other libraries may still call it while the process ends.
 Registry& Instance() {
   static Registry* const registry = new Registry;
   return *registry;
 }
 
-// A forked child has none of the threads. What the parent held stays reachable, but is of no use
-// here.
+// A forked child has none of the threads. It keeps the parent's communicators reachable, but cannot
+// use them.
 void InForkedChild() {
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();
   Instance().mutex.unlock();
 }
 
-// Null if there is none.
+// Returns null if there is no such communicator.
 std::shared_ptr<Communicator> Named(const Registry& registry, const std::string& name) {
   for (const auto& [number, communicator] : registry.communicators) {
     if (communicator->name() == name) return communicator;
@@ -45,7 +45,7 @@ int64_t Register(std::shared_ptr<Communicator> communicator) {
   (void)hooked;
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  // A graph would go on with another group in silence.
+  // Otherwise a graph would silently continue with another group.
   if (Named(registry, communicator->name())) {
     throw Error(Code::kInvalidArgument, "There is a communicator '" + communicator->name() +
                                             "' in this process already. Close it first, or give "
@@ -71,8 +71,8 @@ std::shared_ptr<Communicator> FindNamed(const std::string& name) {
   const std::lock_guard<std::mutex> lock(registry.mutex);
   if (auto found = Named(registry, name)) return found;
   throw Error(Code::kClosed, "There is no communicator '" + name +
-                                 "' in this process, or it has been closed. Make the strategy, or "
-                                 "split the group, before the function runs.");
+                                 "' in this process, or it has been closed. Create the strategy, "
+                                 "or split the group, before the function runs.");
 }
 
 std::shared_ptr<Communicator> Remove(int64_t number) {

@@ -27,7 +27,7 @@ const char* NameOf(Kind kind) {
 
 void Fingerprint::SetName(const std::string& text) {
   std::memset(name, 0, sizeof(name));
-  // The end of a long name tells more than its beginning.
+  // The end of a long name is more specific than its beginning.
   const size_t skipped = text.size() < sizeof(name) ? 0 : text.size() - sizeof(name) + 1;
   std::memcpy(name, text.data() + skipped, text.size() - skipped);
 }
@@ -81,7 +81,7 @@ std::string Describe(const Fingerprint& f) {
   }
   if (f.kind != Kind::kBarrier) {
     text += std::string(" ") + NameOf(f.type);
-    // Without a tensor, as from C, there is no shape to show.
+    // Calls from C have no tensors, and so no shape.
     if (f.tensors > 0) {
       text += "[";
       if (f.dimensions <= 4) {
@@ -116,7 +116,7 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
   if (Agree(joined, same)) {
     const bool mine = FailedMore(joined.failures, other_joined.failures);
     return Error(Code::kUnavailable, (mine ? rank : other_rank) +
-                                         " has gone on after a step that has failed there alone.");
+                                         " has continued after a step that failed only there.");
   }
   const auto side = [](const std::string& name, const Fingerprint& f) {
     return name + " is in " + Describe(f) + " (number " + std::to_string(f.sequence) + ")";
@@ -127,17 +127,17 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
   const bool names = std::memcmp(joined.name, other_joined.name, sizeof(joined.name)) != 0;
   std::string why;
   if (joined.failures != other_joined.failures) {
-    why = " A step has failed on one of them alone.";
+    why = " A step failed on only one of them.";
   } else if (joined.algorithm != other_joined.algorithm) {
     why = " TFDIST_ALGORITHM differs.";
   } else if (joined.on_device != other_joined.on_device) {
-    why = " It is on a GPU on one of them alone.";
+    why = " Only one of them uses a GPU.";
   } else if (joined.codec != other_joined.codec) {
     why = " The compression differs.";
   } else if (names && joined.kind == other_joined.kind) {
-    why = " Each was called at another place, or by another name.";
+    why = " They were called at different places, or by different names.";
   } else if (rows && joined.kind == other_joined.kind && joined.shapes != other_joined.shapes) {
-    why = " Their shapes may differ in the first dimension alone.";
+    why = " Their shapes may differ only in the first dimension.";
   } else if (Describe(joined) == Describe(other_joined)) {
     why = " The shapes differ.";
   }

@@ -1,5 +1,5 @@
-// A driver of CUDA for machines without GPUs: streams are threads, memory is the host's, and
-// kernels run on the processor. Built as a library that stands for libcuda.so.1.
+// A CUDA driver for machines without GPUs: streams are threads, memory is host memory, and kernels
+// run on the processor. Built as a library that replaces libcuda.so.1.
 #include "device/gpu.h"
 
 #include <dlfcn.h>
@@ -36,7 +36,7 @@ struct Context {
 };
 struct Module {};
 
-// Makes a task of a kernel's arguments, which it copies.
+// Makes a task from a kernel and copies of its arguments.
 struct Function {
   std::function<std::function<void()>(void** arguments, unsigned blocks)> bind;
 };
@@ -45,12 +45,12 @@ namespace {
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kIsNotRegistered = 713;
 constexpr auto kPause = std::chrono::microseconds(50);
-// As many as meet, and as make a team, whatever was asked for: kernels work with any number of
-// those.
-constexpr uint32_t kThreads = device::kMostRanks;
-static_assert(kThreads % device::kTeam == 0);
+// As many threads as ranks in a barrier, a multiple of a half-warp, regardless of the launch:
+// kernels work with any number of such threads.
+constexpr uint32_t kThreads = device::kMaxRanks;
+static_assert(kThreads % device::kHalfWarp == 0);
 
-std::mutex mutex;  // of all that follows
+std::mutex mutex;  // guards the following members
 std::map<std::string, Result> failing;
 struct Allocation {
   int descriptor;
@@ -70,8 +70,8 @@ Result Injected(const char* function) {
   return found == failing.end() ? kSuccess : found->second;
 }
 
-// FAKE_CUDA_LINKS: what is wrong where a GPU reads another one's memory, such as
-// "0-1:cut,1-0:wrong"; "cut": it cannot; "wrong": a byte comes changed; "stuck": it never ends.
+// FAKE_CUDA_LINKS: failures of a GPU's reads of another GPU's memory, such as "0-1:cut,1-0:wrong";
+// "cut": no access; "wrong": a byte changes; "stuck": the read never ends.
 bool IsBroken(Device reader, Device owner, const std::string& how) {
   const char* const set = std::getenv("FAKE_CUDA_LINKS");
   const std::string links = std::string(",") + (set ? set : "") + ",";
@@ -79,7 +79,7 @@ bool IsBroken(Device reader, Device owner, const std::string& how) {
   return links.find("," + pair + ":" + how + ",") != std::string::npos;
 }
 
-// Whose memory it is; -1 if that is the host's, or another process's.
+// Returns the GPU that owns the memory; -1 for the host or another process.
 Device OwnerOf(Address address) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto next = allocations.upper_bound(address);
@@ -92,8 +92,8 @@ Stream* DefaultStream() {
   static auto* const stream = new Stream();
   return stream;
 }
-// FAKE_CUDA_ONE_QUEUE: all streams of a GPU run in the order in which they were given their work,
-// as those of a GPU may that has no queue or room for each.
+// FAKE_CUDA_ONE_QUEUE: all streams of a GPU run their work in the order of submission, like streams
+// of a GPU without enough queues or resources.
 std::shared_ptr<Queue> QueueOf(Device device) {
   static auto& all = *new std::map<Device, std::shared_ptr<Queue>>;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -127,21 +127,21 @@ Function Bound(void (*kernel)(Parameters...)) {
 
 std::map<std::string, Function> AllFunctions() {
   std::map<std::string, Function> all{{"tfdist_pack", Bound(device::tfdist_pack)},
-                                      {"tfdist_meet", Bound(device::tfdist_meet)},
-                                      {"tfdist_tell", Bound(device::tfdist_tell)},
+                                      {"tfdist_barrier", Bound(device::tfdist_barrier)},
+                                      {"tfdist_signal", Bound(device::tfdist_signal)},
                                       {"tfdist_unpack", Bound(device::tfdist_unpack)}};
 #define TFDIST_ADD(name, T, Op, S)                                       \
   all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name); \
   all["tfdist_reduce_" #name] = Bound(device::tfdist_reduce_##name);
   TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ADD)
 #undef TFDIST_ADD
-  // That of benchmarks/gpu/product.cu, whose result nobody wants.
+  // The kernel of benchmarks/gpu/product.cu, whose result is not used.
   all["benchmark_product"] = {[](void**, unsigned) { return [] {}; }};
 #define TFDIST_ADD(name, F)                                          \
   all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name); \
   all["tfdist_decode_" #name] = Bound(device::tfdist_decode_##name); \
   all["tfdist_sum_" #name] = Bound(device::tfdist_sum_##name);
-  TFDIST_FOR_ALL_FORMS(TFDIST_ADD)
+  TFDIST_FOR_ALL_ENCODINGS(TFDIST_ADD)
 #undef TFDIST_ADD
   all["tfdist_sum_votes"] = Bound(device::tfdist_sum_votes);
 #define TFDIST_ADD(name) all["tfdist_" #name] = Bound(device::tfdist_##name);
@@ -159,16 +159,16 @@ std::map<std::string, Function> AllFunctions() {
 #define INJECT(function) \
   if (const Result injected = Injected(#function)) return injected
 
-// Has a function of the driver fail from now on; 0 to succeed again.
+// Makes a driver function fail from now on; 0 to succeed again.
 extern "C" void fake_fail(const char* function, Result result) {
   const std::lock_guard<std::mutex> lock(mutex);
   failing[function] = result;
 }
 
-// What it has handed out, and has not got back.
+// The resources that have been handed out and not returned.
 extern "C" const char* fake_held() { return held.Text(); }
 
-// How many kernels and copies it was given so far.
+// The numbers of kernels and copies submitted so far.
 extern "C" int fake_launches() { return launched; }
 extern "C" int fake_copies() { return copied; }
 
@@ -189,7 +189,7 @@ FAKE(cuGetErrorString, Result result, const char** text) {
   *text = result == kOutOfMemory ? "out of memory" : "unknown error";
   return kSuccess;
 }
-// FAKE_CUDA_DEVICES is how many a process sees.
+// FAKE_CUDA_DEVICES: the number of GPUs visible to a process.
 FAKE(cuDeviceGetCount, int* count) {
   const char* const set = std::getenv("FAKE_CUDA_DEVICES");
   *count = set ? std::atoi(set) : 8;
@@ -199,26 +199,26 @@ FAKE(cuDeviceGet, Device* device, int number) {
   *device = number;
   return kSuccess;
 }
-// FAKE_CUDA_MODELS: each is a model of its own.
+// FAKE_CUDA_MODELS: each GPU has a different model.
 FAKE(cuDeviceGetName, char* name, int length, Device device) {
   const std::string model = std::getenv("FAKE_CUDA_MODELS") ? " " + std::to_string(device) : "";
   std::snprintf(name, static_cast<size_t>(length), "A GPU of threads%s", model.c_str());
   return kSuccess;
 }
-// FAKE_CUDA_FIRST is the first GPU that this process sees.
+// FAKE_CUDA_FIRST: the first GPU visible to this process.
 FAKE(cuDeviceGetUuid_v2, Uuid* uuid, Device device) {
   const char* const first = std::getenv("FAKE_CUDA_FIRST");
   std::memset(uuid->bytes, device + 1 + (first ? std::atoi(first) : 0), sizeof(uuid->bytes));
   return kSuccess;
 }
-// FAKE_CUDA_PARTS: all that processes see are parts of one.
+// FAKE_CUDA_PARTS: all visible GPUs are partitions of one GPU.
 FAKE(cuDeviceGetPCIBusId, char* place, int length, Device device) {
   const char* const first = std::getenv("FAKE_CUDA_FIRST");
   const int number = std::getenv("FAKE_CUDA_PARTS") ? 0 : device + (first ? std::atoi(first) : 0);
   std::snprintf(place, static_cast<size_t>(length), "0000:%02x:00.0", number);
   return kSuccess;
 }
-// FAKE_CUDA_NO_STREAM_WAITS: no stream waits for a word.
+// FAKE_CUDA_NO_STREAM_WAITS: streams cannot wait for a word.
 FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
   *value = attribute == kMajor ? 9 : attribute == kMinor ? 0 : 132;
   if (attribute == kStreamWaits) *value = !std::getenv("FAKE_CUDA_NO_STREAM_WAITS");
@@ -313,13 +313,13 @@ FAKE(cuMemHostUnregister, void* data) {
 }
 FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream) {
   Resolve(stream)->Enqueue([=] {
-    // Whole words, which kernels may read meanwhile.
+    // Writes whole words, which kernels may read meanwhile.
     auto* const words = reinterpret_cast<unsigned*>(to);
     for (size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELAXED);
   });
   return kSuccess;
 }
-// FAKE_CUDA_SLOW_COPIES is how many µs a copy takes longer.
+// FAKE_CUDA_SLOW_COPIES: the additional time of a copy in µs.
 FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   ++copied;
   const Device reader = OwnerOf(to), owner = OwnerOf(from);
@@ -329,7 +329,7 @@ FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   Resolve(stream)->Enqueue([=] {
     while (stuck) pause();
     if (set) std::this_thread::sleep_for(slow);
-    // A whole word, which others may write meanwhile.
+    // Copies a whole word, which others may write meanwhile.
     if (bytes == sizeof(uint64_t) && to % bytes == 0 && from % bytes == 0) {
       const uint64_t word =
           __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_ACQUIRE);
@@ -354,7 +354,7 @@ FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
   return kSuccess;
 }
 FAKE(cuStreamDestroy_v2, Stream* stream) {
-  delete stream;  // what it was given goes on, where others use the queue
+  delete stream;  // its work continues if other streams use the queue
   held.Count("streams", -1);
   return kSuccess;
 }
@@ -370,7 +370,7 @@ FAKE(cuStreamWaitEvent, Stream* stream, Event* event, unsigned) {
   }
   return kSuccess;
 }
-// The value is reached where the word is not before it, in a circle.
+// The value is reached if the word is not before it, in circular order.
 FAKE(cuStreamWaitValue64_v2, Stream* stream, Address address, uint64_t value, unsigned how) {
   INJECT(cuStreamWaitValue64_v2);
   if (how != kReached || address % sizeof(uint64_t) != 0) return kInvalidValue;
@@ -442,7 +442,7 @@ FAKE(cuIpcOpenMemHandle_v2, Address* address, IpcHandle handle, unsigned) {
   INJECT(cuIpcOpenMemHandle_v2);
   int64_t parts[3];
   std::memcpy(parts, handle.bytes, sizeof(parts));
-  if (parts[0] == getpid()) return kInvalidValue;  // as the driver does
+  if (parts[0] == getpid()) return kInvalidValue;  // like the real driver
   const std::string path = "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return kInvalidValue;

@@ -1,4 +1,4 @@
-// What a library that stands for another one has handed out, and has not got back.
+// The resources that a fake library has handed out and not got back.
 #pragma once
 
 #include <map>
@@ -9,12 +9,12 @@ namespace tfdist::fakes {
 
 class Held {
  public:
-  // Args: change: 1 for what is handed out, -1 for what comes back.
+  // Args: change: 1 for a new resource, -1 for a returned one.
   void Count(const char* what, int change) {
     const std::lock_guard<std::mutex> lock(mutex_);
     counts_[what] += change;
   }
-  // Such as "events: 2, streams: 1"; "" for nothing. Valid until this thread's next call.
+  // Such as "events: 2, streams: 1"; "" for none. Valid until this thread's next call.
   const char* Text() {
     thread_local std::string text;
     const std::lock_guard<std::mutex> lock(mutex_);

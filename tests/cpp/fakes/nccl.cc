@@ -1,6 +1,6 @@
-// An NCCL for machines without GPUs: its ranks are threads or processes of one host, which meet in
-// shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or
-// that the process has taken for CUDA's.
+// An NCCL for machines without GPUs. Its ranks are threads or processes of one host that share
+// memory. Its work runs in the streams of the driver whose path is FAKE_CUDA, or that the process
+// has loaded as CUDA's.
 #include "cpp/fakes/nccl_memory.h"
 #include "cpp/fakes/nccl_ranks.h"
 
@@ -22,7 +22,7 @@ constexpr Result kSystemError = 2;
 
 Memory memory;
 
-// What tests ask for, by `fake_nccl_set`.
+// Test settings, from `fake_nccl_set`.
 std::mutex mutex;
 std::map<std::string, int> settings, calls;
 
@@ -32,7 +32,7 @@ int Setting(const std::string& name) {
   return found == settings.end() ? 0 : found->second;
 }
 
-// FAKE_NCCL_VERSION says it, too, to other processes.
+// FAKE_NCCL_VERSION sets it also in other processes.
 int Version() {
   const char* const given = std::getenv("FAKE_NCCL_VERSION");
   const int set = given ? std::atoi(given) : Setting("version");
@@ -47,7 +47,7 @@ Result Called(const char* function) {
   return Setting(function);
 }
 
-// What this thread has called since ncclGroupStart.
+// This thread's calls since ncclGroupStart.
 thread_local int depth = 0;
 thread_local std::vector<Batch> batches;
 
@@ -75,7 +75,7 @@ Result Flush() {
   return kSuccess;
 }
 
-// As older versions do, it says success of what is in progress.
+// Returns success for a call in progress, like older versions.
 Result Give(Result injected, Comm* comm, Stream* stream, const std::function<void(Batch&)>& add) {
   if (injected != kSuccess) return injected;
   if (comm->polls > 0) return kInvalidArgument;  // too early
@@ -98,13 +98,13 @@ void Free(Comm* comm) {
 #define INJECT(function) \
   if (const Result injected = Called(#function)) return injected
 
-// "version": as ncclGetVersion codes it. "polls": how many times each thing is in progress.
-// "error": of all communicators, found later. A function's name: what it returns instead.
+// "version": in the encoding of ncclGetVersion. "polls": how many polls each call stays in
+// progress. "error": a later error of all communicators. A function's name: its return value.
 FAKE(void, fake_nccl_set, const char* name, int value) {
   const std::lock_guard<std::mutex> lock(mutex);
   settings[name] = value;
 }
-// What it has handed out, and has not got back.
+// The resources that have been handed out and not returned.
 FAKE(const char*, fake_nccl_held) { return held.Text(); }
 FAKE(int, fake_nccl_calls, const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -118,7 +118,7 @@ FAKE(Result, ncclGetVersion, int* version) {
 FAKE(const char*, ncclGetErrorString, Result result) {
   return result == kRemoteError ? "a rank is gone" : "system error";
 }
-// Where "memory" is asked for, it says that there is none left.
+// If "memory" is set, reports that no memory is left.
 FAKE(const char*, ncclGetLastError, Comm*) {
   return Setting("memory") ? "Cuda failure 2 'out of memory'" : "no route\nto host";
 }
@@ -138,7 +138,7 @@ FAKE(Result, ncclCommInitRankConfig, Comm** out, int size, UniqueId id, int rank
   const bool is_known = config->size == 48 && config->magic == 0xcafebeef &&
                         config->version == 22100 && config->cluster_size == INT_MIN &&
                         config->split_share == INT_MIN && !config->network;
-  if (!is_known || config->blocking != 0 || rank < 0 || rank >= size || size > kMostRanks) {
+  if (!is_known || config->blocking != 0 || rank < 0 || rank >= size || size > kMaxRanks) {
     return kInvalidArgument;
   }
   int64_t parts[2];
@@ -227,7 +227,7 @@ FAKE(Result, ncclReduceScatter, const void* in, void* out, size_t count, Type ty
   return Give(Called("ncclReduceScatter"), comm, stream, [=](Batch& batch) {
     batch.collectives.push_back([=] {
       const size_t bytes = count * SizeOf(type);
-      std::vector<char> kept(bytes);  // the output may lie in the input
+      std::vector<char> kept(bytes);  // the output may overlap the input
       for (int to = 0; to < comm->size; ++to) {
         const char* const part = static_cast<const char*>(in) + static_cast<size_t>(to) * bytes;
         comm->Exchange(part, bytes, [&](size_t done, size_t now) {
@@ -306,7 +306,7 @@ Result WindowRegister(Comm* comm, void* data, size_t, Window** window, int how) 
 }
 Result WindowDeregister(Comm* comm, Window* window) { return memory.Deregister(comm, window); }
 
-// A version before 2.27 has no windows, which is found out when its functions are looked up.
+// Versions before 2.27 have no windows, which callers detect by looking up the functions.
 constexpr int kFirstWithWindows = 22700;
 extern "C" {
 static decltype(&WindowRegister) FindWindowRegister() {

@@ -1,4 +1,4 @@
-// The memory of the NCCL without GPUs, and the parts of it that communicators have registered.
+// Memory of the fake NCCL, and the parts of it that communicators have registered.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ class Memory {
     held.Count("memory", 1);
     return *allocated_.insert(std::malloc(bytes)).first;
   }
-  // What is registered has to be given back first.
+  // Registered memory must be deregistered first.
   Result Free(void* memory) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (const Handle* each : registered_) {
@@ -46,7 +46,7 @@ class Memory {
     Forget(found);
     return kSuccess;
   }
-  // As an abort does.
+  // Like an abort.
   void DeregisterAll(const Comm* comm) {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto each = registered_.begin(); each != registered_.end();) {

@@ -1,4 +1,4 @@
-// What the ranks of the NCCL without GPUs share, and how they work on it: all map the same memory.
+// The shared memory of the fake NCCL's ranks, and their work on it: all ranks map the same memory.
 #pragma once
 
 #include <sys/mman.h>
@@ -24,19 +24,19 @@ namespace arithmetic {
 #include "reduce/arithmetic.inc"
 }  // namespace arithmetic
 
-constexpr int kMostRanks = 8;
-constexpr size_t kSlotBytes = 4096;  // what is larger goes in pieces
+constexpr int kMaxRanks = 8;
+constexpr size_t kSlotBytes = 4096;  // larger data are transferred in several rounds
 inline fakes::Held held;
 
-// What the ranks share. Words only grow, but for those of messages.
+// The shared state of the ranks. All counts only grow, except those of messages.
 struct Shared {
-  std::atomic<uint64_t> joined, met, windows;
-  std::atomic<uint32_t> full[kMostRanks][kMostRanks];  // a message, from one to another
-  char slots[kMostRanks][kSlotBytes];
-  char messages[kMostRanks][kMostRanks][kSlotBytes];
+  std::atomic<uint64_t> joined, arrived, windows;
+  std::atomic<uint32_t> full[kMaxRanks][kMaxRanks];  // a message from one rank to another
+  char slots[kMaxRanks][kSlotBytes];
+  char messages[kMaxRanks][kMaxRanks][kSlotBytes];
 };
 
-// Thrown where work is given up.
+// Thrown when work is aborted.
 struct Aborted {};
 
 inline size_t SizeOf(Type type) {
@@ -106,13 +106,13 @@ struct Comm {
     held.Count("communicators", -1);
   }
 
-  // What a call leaves behind belongs to its thread, which may be gone before the next one.
+  // A call's remains belong to its thread, which may have ended before the next call.
   bool IsCleared() {
     const std::thread::id by = std::exchange(left, {});
     return by == std::thread::id() || by == std::this_thread::get_id();
   }
 
-  // In the thread of a stream.
+  // Runs in the thread of a stream.
   template <typename Ready>
   void WaitUntil(Ready ready) {
     while (!ready()) {
@@ -120,33 +120,33 @@ struct Comm {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
-  void Meet() {
+  void Synchronize() {
     const auto ranks = static_cast<uint64_t>(size);
-    const uint64_t all = (shared->met.fetch_add(1) / ranks + 1) * ranks;
-    WaitUntil([&] { return shared->met >= all; });
+    const uint64_t all = (shared->arrived.fetch_add(1) / ranks + 1) * ranks;
+    WaitUntil([&] { return shared->arrived >= all; });
   }
-  // Each rank shows a part of `bytes`, and takes what it wants of the parts of all.
+  // Each rank publishes `bytes` bytes, and reads the parts that it needs from all ranks.
   void Exchange(const void* in, size_t bytes,
                 const std::function<void(size_t done, size_t now)>& take) {
     for (size_t done = 0; done < bytes; done += kSlotBytes) {
       const size_t now = std::min(bytes - done, kSlotBytes);
       std::memcpy(shared->slots[rank], static_cast<const char*>(in) + done, now);
-      Meet();
+      Synchronize();
       take(done, now);
-      Meet();
+      Synchronize();
     }
   }
 
   int rank = 0, size = 0, descriptor = -1;
   Shared* shared = nullptr;
   std::atomic<bool> aborted{false}, finalizing{false};
-  std::atomic<int> polls{0};                 // so many times more it is in progress
-  std::thread::id left;                      // the thread whose call has left something behind
-  std::atomic<uint64_t> given{0}, ended{0};  // batches, in the order in which they run
+  std::atomic<int> polls{0};                 // number of polls for which it stays in progress
+  std::thread::id left;                      // the thread whose call has left data behind
+  std::atomic<uint64_t> given{0}, ended{0};  // batches, in the order of execution
   std::atomic<uint64_t> windows{0};          // registered so far
 };
 
-// A message, of which a piece at a time is under way.
+// A message, transferred one slot at a time.
 struct Message {
   bool Advance(Comm* comm) {
     std::atomic<uint32_t>& full =
@@ -170,7 +170,7 @@ struct Message {
   size_t done = 0;
 };
 
-// What a rank gives a stream at once.
+// A rank's work for a stream, submitted at once.
 struct Batch {
   Comm* comm = nullptr;
   Stream* stream = nullptr;
@@ -184,7 +184,7 @@ struct Batch {
       for (const auto& collective : collectives) collective();
       comm->WaitUntil([&] {
         bool all = true;
-        std::set<std::pair<bool, int>> busy;  // those between two ranks go in order
+        std::set<std::pair<bool, int>> busy;  // messages between two ranks stay in order
         for (Message& message : messages) {
           const std::pair<bool, int> way{message.sends, message.peer};
           if (!busy.count(way) && !message.Advance(comm)) busy.insert(way);

@@ -1,4 +1,4 @@
-// What the driver without GPUs gives for streams and events: a stream's work runs in a thread.
+// Streams and events of the fake driver: a stream's work runs in a thread.
 #pragma once
 
 #include <condition_variable>
@@ -11,7 +11,7 @@
 
 namespace tfdist::cuda {
 
-// Runs what it is given in a thread of its own.
+// Runs submitted work in its own thread.
 struct Queue {
   Queue() : thread([this] { Work(); }) {}
   ~Queue() {
@@ -48,7 +48,7 @@ struct Stream {
   std::shared_ptr<Queue> queue = std::make_shared<Queue>();
 };
 
-// A recording, which has passed or not; whoever waits for it keeps it.
+// A recording, which has passed or not; waiting tasks keep it alive.
 struct Mark {
   void Pass() {
     const std::lock_guard<std::mutex> lock(mutex);

@@ -252,8 +252,8 @@ class OneRank(Alone):
         """
         count = tf.shape(tensor, tf.int64)[:1]
         wrong = (
-            "all_to_all needs, for each of 1 ranks, the number of rows that go to it, all together "
-            "the tensor's."
+            "all_to_all needs a number of rows for each of 1 ranks, with the tensor's number of "
+            "rows as their sum."
         )
         given = tf.reshape(rows, [-1])
         same = tf.equal(tf.size(given), 1) & tf.reduce_all(tf.equal(given[:1], count))

@@ -1,4 +1,4 @@
-// The encodings for avx2.
+// The codecs for AVX2.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// After the standard headers, whose inline functions must stay fit for any processor.
+// This follows the standard headers, whose inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else
@@ -23,8 +23,8 @@ namespace {
 #include "codec/kernels.inc"
 }  // namespace
 
-void EncodeOnAvx2(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
-void DecodeOnAvx2(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+void EncodeOnAvx2(const Codec& codec, const EncodeArgs& args) { EncodeWith(codec, args); }
+void DecodeOnAvx2(const Codec& codec, const DecodeArgs& args) { DecodeWith(codec, args); }
 
 }  // namespace tfdist
 

@@ -1,4 +1,4 @@
-// The encodings for avx512.
+// The codecs for AVX-512.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,7 +7,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-// After the standard headers, whose inline functions must stay fit for any processor.
+// This follows the standard headers, whose inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c"))), apply_to = function)
@@ -24,8 +24,8 @@ namespace {
 #include "codec/kernels.inc"
 }  // namespace
 
-void EncodeOnAvx512(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
-void DecodeOnAvx512(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+void EncodeOnAvx512(const Codec& codec, const EncodeArgs& args) { EncodeWith(codec, args); }
+void DecodeOnAvx512(const Codec& codec, const DecodeArgs& args) { DecodeWith(codec, args); }
 
 }  // namespace tfdist
 

@@ -1,4 +1,4 @@
-// The encodings for any processor.
+// The codecs for any processor.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 #include "codec/kernels.inc"
 }  // namespace
 
-void EncodeOnBaseline(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
-void DecodeOnBaseline(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+void EncodeOnBaseline(const Codec& codec, const EncodeArgs& args) { EncodeWith(codec, args); }
+void DecodeOnBaseline(const Codec& codec, const DecodeArgs& args) { DecodeWith(codec, args); }
 
 }  // namespace tfdist

@@ -12,8 +12,8 @@ namespace tfdist {
 namespace {
 
 struct Unit {
-  void (*encode)(const Codec&, const Encoding&);
-  void (*decode)(const Codec&, const Decoding&);
+  void (*encode)(const Codec&, const EncodeArgs&);
+  void (*decode)(const Codec&, const DecodeArgs&);
 };
 
 Unit Choose() {
@@ -42,31 +42,31 @@ const Unit& Chosen() {
 }  // namespace
 
 void CheckCodec(const Codec& codec) {
-  if (static_cast<int>(codec.form) >= kForms) {
-    Refuse("There is no such form of a codec.", static_cast<uint32_t>(codec.form));
+  if (static_cast<int>(codec.encoding) >= kEncodings) {
+    Refuse("A codec needs a known encoding.", static_cast<uint32_t>(codec.encoding));
   }
   if (codec.bits != 2 && codec.bits != 4 && codec.bits != 8) {
-    Refuse("A codec has 2, 4 or 8 bits a value.", codec.bits);
+    Refuse("A codec must have 2, 4 or 8 bits per value.", codec.bits);
   }
-  if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMostBlock) {
-    Refuse("A codec's block is a multiple of 8 values, at most 4096.", codec.block);
+  if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMaxBlock) {
+    Refuse("A codec's block must be a multiple of 8 values, at most 4096.", codec.block);
   }
 }
 
-Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, bool unit, float clip,
-                int64_t block) {
-  // What does not fit becomes what no codec has.
+Codec MakeCodec(int64_t encoding, int64_t bits, bool stochastic, bool euclidean, bool unit,
+                float clip, int64_t block) {
+  // A number out of range becomes a value that CheckCodec rejects.
   const auto small = [](int64_t number) {
     return static_cast<uint8_t>(number < 0 || number > 255 ? 255 : number);
   };
   Codec codec;
-  codec.form = static_cast<Form>(small(form));
+  codec.encoding = static_cast<Encoding>(small(encoding));
   codec.bits = small(bits);
   codec.stochastic = stochastic;
   codec.euclidean = euclidean;
   codec.unit = unit;
   codec.clip = clip;
-  codec.block = block < 0 || block > kMostBlock ? kMostBlock + 1 : static_cast<uint32_t>(block);
+  codec.block = block < 0 || block > kMaxBlock ? kMaxBlock + 1 : static_cast<uint32_t>(block);
   CheckCodec(codec);
   return codec;
 }
@@ -77,7 +77,7 @@ uint32_t HashOf(const Codec& codec) {
   const uint32_t flags = codec.stochastic | codec.euclidean << 1 | codec.unit << 2;
   uint32_t hash = 1;
   for (const uint32_t field :
-       {static_cast<uint32_t>(codec.form), uint32_t{codec.bits}, flags, clip, codec.block}) {
+       {static_cast<uint32_t>(codec.encoding), uint32_t{codec.bits}, flags, clip, codec.block}) {
     hash = (hash ^ field) * 0x01000193u + 0x9e3779b9u;
   }
   return hash | 1;
@@ -89,14 +89,14 @@ size_t EncodedBytes(const Codec& codec, size_t count) {
          (rest ? BlockBytes(codec, rest) : 0);
 }
 
-void Encode(const Codec& codec, const Encoding& encoding) {
+void Encode(const Codec& codec, const EncodeArgs& args) {
   const FloatMode mode;
-  Chosen().encode(codec, encoding);
+  Chosen().encode(codec, args);
 }
 
-void Decode(const Codec& codec, const Decoding& decoding) {
+void Decode(const Codec& codec, const DecodeArgs& args) {
   const FloatMode mode;
-  Chosen().decode(codec, decoding);
+  Chosen().decode(codec, args);
 }
 
 }  // namespace tfdist

@@ -1,7 +1,7 @@
 // Lossy encodings of float32 values, for gradients on slow links.
 //
-// Values are encoded in blocks, each by itself: a header of a few bytes, then a few bits a value. A
-// block that holds a value that is not finite decodes to NaN, all of it.
+// Each block of values is encoded separately: a header of a few bytes, then a few bits per value. A
+// block with a value that is not finite decodes to NaN entirely.
 #pragma once
 
 #include <cstddef>
@@ -9,42 +9,42 @@
 
 namespace tfdist {
 
-enum class Form : uint8_t {
+enum class Encoding : uint8_t {
   kHalf,      // float16, scaled by a power of two, so that nothing overflows or vanishes
   kBfloat16,  // bfloat16; no header
   kFloat8,    // 8 bits with 4 of exponent and 3 of mantissa ("e4m3fn"), scaled
   kLevels,    // sign and one of 2^(bits - 1) even steps from 0 to the scale
   kPowers,    // sign and a power of two, rounded at random: unbiased
   kTwoMeans,  // whether a value is negative; decoded to the mean of those on its side
-  kSigns,     // whether a value is negative; decoded to a magnitude that all have
+  kSigns,     // whether a value is negative; decoded to one common magnitude
 };
-constexpr int kForms = 7;
+constexpr int kEncodings = 7;
 
 struct Codec {
-  Form form = Form::kLevels;
+  Encoding encoding = Encoding::kLevels;
   uint8_t bits = 8;         // of kLevels: 2, 4 or 8
   bool stochastic = false;  // kLevels: rounded up or down at random, unbiased, not to the nearest
   bool euclidean = false;   // kLevels: the scale is the block's norm, not its largest magnitude
-  bool unit = false;        // kSigns: the magnitude is 1, not the mean; a sum is again its sign
-  float clip = 0;           // kLevels: larger values become so many root mean squares; 0: none
-  uint32_t block = 256;     // values in a block: a multiple of 8, at most kMostBlock
+  bool unit = false;     // kSigns: the magnitude is 1, not the mean; a sum is reduced to its sign
+  float clip = 0;        // kLevels: larger values become this many root mean squares; 0: none
+  uint32_t block = 256;  // values in a block: a multiple of 8, at most kMaxBlock
 };
-constexpr uint32_t kMostBlock = 4096;
+constexpr uint32_t kMaxBlock = 4096;
 
-// Throws Error(kInvalidArgument) with the rule that is broken.
+// Throws Error(kInvalidArgument) with the violated rule.
 void CheckCodec(const Codec& codec);
 
-// A codec from numbers of any size, checked. Throws the same.
-Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, bool unit, float clip,
-                int64_t block);
+// Makes a codec from unchecked numbers. Throws like CheckCodec.
+Codec MakeCodec(int64_t encoding, int64_t bits, bool stochastic, bool euclidean, bool unit,
+                float clip, int64_t block);
 
-// Not 0, and another one for another codec, most likely.
+// A hash that is never 0 and almost surely differs between codecs.
 uint32_t HashOf(const Codec& codec);
 
 // The encoded size of `count` values, in bytes.
 size_t EncodedBytes(const Codec& codec, size_t count);
 
-struct Encoding {
+struct EncodeArgs {
   const float* in;
   // Added to `in` before encoding, then replaced by the encoding error; null for none. It is
   // unchanged in blocks that are not finite.
@@ -53,15 +53,15 @@ struct Encoding {
   uint8_t* out;
   uint32_t seed;  // seed of stochastic rounding
 };
-void Encode(const Codec& codec, const Encoding& encoding);
+void Encode(const Codec& codec, const EncodeArgs& args);
 
-struct Decoding {
+struct DecodeArgs {
   const uint8_t* in;
   size_t count;
   float* out;
-  bool add;  // to what is in `out`
+  bool add;  // adds to `out` instead of overwriting it
 };
-// The same bits on every processor, unless it adds.
-void Decode(const Codec& codec, const Decoding& decoding);
+// Yields the same bits on every processor, unless it adds.
+void Decode(const Codec& codec, const DecodeArgs& args);
 
 }  // namespace tfdist

@@ -1,7 +1,7 @@
-// Where a block's header and values lie.
+// The layout of an encoded block: the header, then the codes.
 //
 // The codes of a block are in planes, so that packing them takes no shuffling: with p codes in a
-// byte, byte k holds those of the values k, k + plane, k + 2 plane, and so on.
+// byte, byte k holds the codes of the values k, k + plane, k + 2 plane, and so on.
 #pragma once
 
 #include "codec/codec.h"
@@ -10,10 +10,10 @@ namespace tfdist {
 namespace {
 
 constexpr size_t HeaderBytes(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kBfloat16:
+  switch (codec.encoding) {
+    case Encoding::kBfloat16:
       return 0;
-    case Form::kTwoMeans:
+    case Encoding::kTwoMeans:
       return 8;
     default:
       return 4;
@@ -21,14 +21,14 @@ constexpr size_t HeaderBytes(const Codec& codec) {
 }
 
 constexpr size_t BitsOf(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kHalf:
-    case Form::kBfloat16:
+  switch (codec.encoding) {
+    case Encoding::kHalf:
+    case Encoding::kBfloat16:
       return 16;
-    case Form::kFloat8:
-    case Form::kPowers:
+    case Encoding::kFloat8:
+    case Encoding::kPowers:
       return 8;
-    case Form::kLevels:
+    case Encoding::kLevels:
       return codec.bits;
     default:
       return 1;

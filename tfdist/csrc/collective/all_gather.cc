@@ -10,27 +10,27 @@
 namespace tfdist {
 namespace {
 
-// How many rows each rank brings, and whether all of them lie with the arrivals already.
+// The number of rows of each rank, and whether all rows arrived with the fingerprints.
 struct Sizes {
   std::vector<size_t> rows;
   bool arrived = false;
 };
 
-// What a rank brings along: the number of its rows, and its data if they are few.
-constexpr size_t kMostAlong = Arrival::kBytes - sizeof(uint64_t);
+// The bytes of rows that fit into an eager slot after their number.
+constexpr size_t kMaxEagerRowBytes = EagerSlot::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {
   const uint64_t own = operation.sent_rows.front();
-  std::vector<BasicPiece<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
+  std::vector<BasicBuffer<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
   const auto fits = [&operation](uint64_t rows) {
-    return operation.row_bytes == 0 || rows <= kMostAlong / operation.row_bytes;
+    return operation.row_bytes == 0 || rows <= kMaxEagerRowBytes / operation.row_bytes;
   };
   if (fits(own)) {
     operation.in.ForEach(0, operation.in.bytes(), [&along](const char* data, size_t bytes) {
       along.push_back({data, bytes});
     });
   }
-  host.Arrive(operation.fingerprint, ConstPieces(along));
+  host.Arrive(operation.fingerprint, ConstBufferList(along));
   Sizes sizes;
   sizes.arrived = true;
   for (int rank = 0; rank < host.size(); ++rank) {
@@ -51,8 +51,8 @@ Sizes BetweenHosts(Fabric& fabric, const Operation& operation) {
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes.assign(size, sizeof(own));
-  transfer.in = ConstPieces(reinterpret_cast<const char*>(&own), sizeof(own));
-  transfer.out = Pieces(reinterpret_cast<char*>(all.data()), size * sizeof(own));
+  transfer.in = ConstBufferList(reinterpret_cast<const char*>(&own), sizeof(own));
+  transfer.out = BufferList(reinterpret_cast<char*>(all.data()), size * sizeof(own));
   RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
   return {{all.begin(), all.end()}, false};
 }
@@ -65,7 +65,7 @@ void AllGather(Fabric& fabric, Operation& operation) {
   const Sizes sizes = one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
   Transfer transfer;
   transfer.gather = true;
-  transfer.part_bytes = MakeRoom(fabric.topology, operation, sizes.rows);
+  transfer.part_bytes = AllocateResult(fabric.topology, operation, sizes.rows);
   transfer.in = operation.in;
   transfer.out = operation.out;
   if (!one_host) {

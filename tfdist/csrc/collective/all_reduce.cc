@@ -23,12 +23,12 @@ constexpr Named kAlgorithms[] = {
     {"ring", Algorithm::kRing},   {"hierarchical", Algorithm::kHierarchical},
 };
 
-constexpr int kMostArrivals = 64;
-// Up to here a message between hosts costs its way, not its bytes.
+constexpr int kMaxEagerRanks = 64;
+// Up to this size, latency dominates the time of a message between hosts.
 constexpr size_t kWholeBytes = 16 << 10;
-constexpr int kMostWhole = 64;
-// With more members a ring has fewer connections to serve, and no rank has many senders at once.
-constexpr int kMostDirect = 16;
+constexpr int kMaxWhole = 64;
+// With more members, a ring needs fewer connections, and no rank has many senders concurrently.
+constexpr int kMaxDirect = 16;
 
 double Divisor(const Operation& operation, int size) {
   return operation.fingerprint.op == ReduceOp::kMean ? size : 1.0;
@@ -47,24 +47,25 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Every rank of the host reads what every other one has brought along, and adds it up into `out`,
-// whose elements are of `out_type`.
-void AmongArrivals(Host& host, const Operation& operation, double divisor, const Pieces& out,
+// Reduces the inputs of all ranks of the host, read from their eager slots, into `out`, whose
+// elements are of `out_type`.
+void ReduceEagerly(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
-  const char* arrived[kMostArrivals] = {};
+  const char* arrived[kMaxEagerRanks] = {};
   for (int rank = 0; rank < host.size(); ++rank) {
     if (rank != host.rank()) arrived[rank] = host.Await(rank).data;
   }
-  const void* all[kMostArrivals];
+  const void* all[kMaxEagerRanks];
   const size_t element = SizeOf(type), wider = SizeOf(out_type) / element;
   for (size_t done = 0; done < operation.in.bytes();) {
     const auto own = operation.in.At(done);
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
     for (int rank = 0; rank < host.size(); ++rank) {
-      // The own not from where it was written just now, which would wait for the writing.
+      // Reads the own input from the caller's memory, since reading the copy just written would
+      // wait for its stores.
       all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
     }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
@@ -72,25 +73,25 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
   }
 }
 
-bool FitsArrivals(size_t bytes, int ranks) {
-  return ranks <= kMostArrivals && bytes <= Arrival::kBytes &&
-         bytes * static_cast<size_t>(ranks) <= 8 * Arrival::kBytes;
+bool FitsEagerSlots(size_t bytes, int ranks) {
+  return ranks <= kMaxEagerRanks && bytes <= EagerSlot::kBytes &&
+         bytes * static_cast<size_t>(ranks) <= 8 * EagerSlot::kBytes;
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
-  if (bytes <= kWholeBytes && members <= kMostWhole) return Algorithm::kWhole;
-  return members <= kMostDirect ? Algorithm::kDirect : Algorithm::kRing;
+  if (bytes <= kWholeBytes && members <= kMaxWhole) return Algorithm::kWhole;
+  return members <= kMaxDirect ? Algorithm::kDirect : Algorithm::kRing;
 }
 
 void OverLinks(Fabric& fabric, const Operation& operation, const Members& members,
                Transfer transfer, Algorithm algorithm) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
-  // Else it is a part of a hierarchical one.
+  // Otherwise this is one level of a hierarchical all-reduce.
   const bool whole = algorithm != Algorithm::kAuto ||
                      static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
   if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
-  // A ring would round partial results at every hop.
+  // A ring rounds partial results at every hop.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
@@ -111,8 +112,8 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
 }
 
-// Rounds sums of the type `from` to one of half the size.
-void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) {
+// Rounds sums of `from_type` to `type`, which is half as wide.
+void Narrow(const BufferList& sums, DType from_type, DType type, const BufferList& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
     const void* from = sums.At(2 * done).data;
@@ -121,28 +122,28 @@ void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) 
   });
 }
 
-// Reduced among the host's ranks, then among the hosts, then given to all. A host's sums have the
-// partial type, and are rounded once, at the end.
+// Reduces among the host's ranks, then among the hosts, and distributes the result within the host.
+// A host's sums have the partial type and are rounded once, at the end.
 class Hierarchical {
  public:
   Hierarchical(Fabric& fabric, const Operation& operation)
       : fabric_(fabric), host_(*fabric.host), operation_(operation) {
     for (const auto& ranks : fabric.topology.hosts) {
-      carriers_ = std::min(carriers_, ranks.size());
-      most_ = std::max(most_, ranks.size());
+      leaders_ = std::min(leaders_, ranks.size());
+      max_ranks_ = std::max(max_ranks_, ranks.size());
     }
     type_ = operation.fingerprint.type;
     partial_type_ = PartialType(type_, operation.fingerprint.op);
-    widens_ = most_ > 1 && partial_type_ != type_;
+    widens_ = max_ranks_ > 1 && partial_type_ != type_;
   }
 
   void operator()() {
     const Transfer whole =
-        Everything(operation_, host_.size(), static_cast<int>(carriers_), fabric_.topology.size);
-    if (most_ == 1) {
+        Everything(operation_, host_.size(), static_cast<int>(leaders_), fabric_.topology.size);
+    if (max_ranks_ == 1) {
       AmongHosts(whole, 0);
-    } else if (!operation_.compression && carriers_ == most_ &&
-               FitsArrivals(operation_.in.bytes(), host_.size())) {
+    } else if (!operation_.compression && leaders_ == max_ranks_ &&
+               FitsEagerSlots(operation_.in.bytes(), host_.size())) {
       Small(whole);
     } else {
       Large(whole);
@@ -150,7 +151,7 @@ class Hierarchical {
   }
 
  private:
-  // Args: begin: where in the operation's values those of the transfer lie.
+  // Args: begin: the offset of the transfer's values in the operation's values.
   void AmongHosts(const Transfer& transfer, size_t begin) {
     const Members members = Counterparts(fabric_.topology);
     fabric_.recorder.BetweenHosts(true);
@@ -162,28 +163,28 @@ class Hierarchical {
     fabric_.recorder.BetweenHosts(false);
   }
 
-  Transfer Between(Transfer transfer, const Pieces& sums) {
+  Transfer Between(Transfer transfer, const BufferList& sums) {
     if (widens_) transfer.type = partial_type_;
     transfer.in = sums.Const();
     transfer.out = sums;
     return transfer;
   }
 
-  // Every rank of the host has all of its sums.
+  // Every rank of the host computes all of the host's sums.
   void Small(const Transfer& whole) {
-    Pieces sums = operation_.out;
-    if (widens_) sums = Pieces(Take(2 * sums.bytes()), 2 * sums.bytes());
+    BufferList sums = operation_.out;
+    if (widens_) sums = BufferList(Take(2 * sums.bytes()), 2 * sums.bytes());
     const Transfer between = Between(whole, sums);
-    AmongArrivals(host_, operation_, 1.0, sums, between.type);
+    ReduceEagerly(host_, operation_, 1.0, sums, between.type);
     AmongHosts(between, 0);
     if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
 
-  // Scattered over the host's ranks, each of which carries its part between the hosts.
+  // Scatters the sums over the host's ranks; each exchanges its part with the other hosts.
   void Large(const Transfer& whole) {
     const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
     const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
-    const Pieces sums(Take(sum_bytes + bytes), sum_bytes);
+    const BufferList sums(Take(sum_bytes + bytes), sum_bytes);
     Transfer inside = whole;
     inside.gather = false;
     inside.divisor = 1.0;
@@ -194,14 +195,14 @@ class Hierarchical {
     } else {
       ReducePart(inside, 0, 0, bytes, {nullptr});
     }
-    if (host_.rank() < static_cast<int>(carriers_)) {
+    if (host_.rank() < static_cast<int>(leaders_)) {
       AmongHosts(Between(whole, sums), whole.Begin(host_.rank()));
     }
     Transfer back = whole;
     back.scatter = false;
     back.in = sums.Const();
     if (widens_) {
-      const Pieces rounded(sums.At(0).data + sum_bytes, bytes);
+      const BufferList rounded(sums.At(0).data + sum_bytes, bytes);
       Narrow(sums, partial_type_, type_, rounded);
       back.in = rounded.Const();
     }
@@ -219,8 +220,8 @@ class Hierarchical {
   const Operation& operation_;
   DType type_;
   DType partial_type_;
-  size_t carriers_ = SIZE_MAX;  // of each host, as many as the smallest has ranks
-  size_t most_ = 0;             // ranks of a host
+  size_t leaders_ = SIZE_MAX;  // local leaders per host: the number of ranks of the smallest host
+  size_t max_ranks_ = 0;       // ranks of the largest host
   bool widens_;
 };
 
@@ -253,7 +254,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
     if (!IsEncoded(topology, *operation.compression)) {
       operation.compression.reset();
     } else if (operation.compression->within_hosts) {
-      host.Arrive(operation.fingerprint, ConstPieces());
+      host.Arrive(operation.fingerprint, ConstBufferList());
       host.AwaitAll();
       const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
       return Compress(fabric, operation, Everyone(topology), whole, 0);
@@ -267,13 +268,13 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   if ((algorithm == Algorithm::kShared && !one_host) || topology.size == 1) {
     algorithm = Algorithm::kHierarchical;
   }
-  const bool small = !operation.compression && FitsArrivals(operation.in.bytes(), host.size()) &&
+  const bool small = !operation.compression && FitsEagerSlots(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
-  host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
+  host.Arrive(operation.fingerprint, small ? operation.in : ConstBufferList());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {
-    return AmongArrivals(host, operation, Divisor(operation, topology.size), operation.out,
+    return ReduceEagerly(host, operation, Divisor(operation, topology.size), operation.out,
                          operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);

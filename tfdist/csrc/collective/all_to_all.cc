@@ -33,7 +33,8 @@ void AllToAll(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
-  const std::vector<size_t> received = MakeRoom(topology, operation, TellRows(fabric, operation));
+  const std::vector<size_t> received =
+      AllocateResult(topology, operation, TellRows(fabric, operation));
   std::vector<size_t> sent;
   for (const size_t rows : operation.sent_rows) sent.push_back(rows * operation.row_bytes);
   Exchange exchange(fabric, operation.fingerprint);

@@ -13,37 +13,37 @@ namespace {
 
 constexpr size_t kChunk = 256 << 10;
 
-// The rank of a host that sends to other hosts and receives from them.
-int Speaker(const Topology& topology, size_t host, int root) {
+// Returns the rank of a host that exchanges data with other hosts.
+int LeaderOf(const Topology& topology, size_t host, int root) {
   const auto& ranks = topology.hosts[host];
   return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
 }
 
-// Along a binomial tree over the hosts, each passing on what comes while it comes.
-void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
+// Sends along a binomial tree over the hosts; each host forwards data while receiving them.
+void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   const Topology& topology = fabric.topology;
   const int hosts = static_cast<int>(topology.hosts.size());
   const int first = topology.host_of[static_cast<size_t>(root)];
   const int me = (topology.host_of[static_cast<size_t>(topology.rank)] - first + hosts) % hosts;
-  const auto speaker = [&](int position) {
-    return Speaker(topology, static_cast<size_t>((position + first) % hosts), root);
+  const auto leader = [&](int position) {
+    return LeaderOf(topology, static_cast<size_t>((position + first) % hosts), root);
   };
   Exchange exchange(fabric, operation.fingerprint);
   std::vector<int> children;
   int bit = 1;
   for (; bit < hosts && !(me & bit); bit <<= 1) {
-    if (me + bit < hosts) children.push_back(speaker(me + bit));
+    if (me + bit < hosts) children.push_back(leader(me + bit));
   }
-  // The farthest subtree is the deepest one.
+  // The most distant child has the deepest subtree.
   std::reverse(children.begin(), children.end());
-  // Fingerprints go both ways, so that a parent learns of a child that is elsewhere.
+  // Fingerprints flow in both directions, so that a parent notices a child in another collective.
   for (const int child : children) {
     exchange.Send(child, nullptr, 0);
     exchange.Receive(child, nullptr, 0);
   }
   if (me != 0) {
-    exchange.Send(speaker(me - bit), nullptr, 0);
-    exchange.Receive(speaker(me - bit), nullptr, 0);
+    exchange.Send(leader(me - bit), nullptr, 0);
+    exchange.Receive(leader(me - bit), nullptr, 0);
   }
   operation.out.ForEach(0, operation.out.bytes(), [&](char* data, size_t bytes) {
     for (size_t begin = 0; begin < bytes; begin += kChunk) {
@@ -56,15 +56,15 @@ void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
       if (me == 0) {
         pass_on(length);
       } else {
-        exchange.Receive(speaker(me - bit), chunk, length, pass_on);
+        exchange.Receive(leader(me - bit), chunk, length, pass_on);
       }
     }
   });
   exchange.Run();
 }
 
-// From one place on the host to all others.
-void OnHost(Host& host, const Operation& operation, int from, const ConstPieces& data) {
+// Distributes data from one rank of the host to all others.
+void OnHost(Host& host, const Operation& operation, int from, const ConstBufferList& data) {
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes.assign(static_cast<size_t>(host.size()), 0);
@@ -76,7 +76,7 @@ void OnHost(Host& host, const Operation& operation, int from, const ConstPieces&
 
 }  // namespace
 
-// `in` is the root's alone; `out` may be the same memory.
+// Only the root reads `in`; `out` may be the same memory.
 void Broadcast(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   Host& host = *fabric.host;
@@ -88,13 +88,13 @@ void Broadcast(Fabric& fabric, Operation& operation) {
   }
   const size_t bytes = operation.out.bytes();
   const auto my_host = static_cast<size_t>(topology.host_of[static_cast<size_t>(topology.rank)]);
-  const int speaker = Speaker(topology, my_host, root);
-  const int place = topology.place_of[static_cast<size_t>(speaker)];
+  const int leader = LeaderOf(topology, my_host, root);
+  const int place = topology.place_of[static_cast<size_t>(leader)];
   const bool one_host = topology.hosts.size() == 1;
-  const bool along = one_host && bytes <= Arrival::kBytes;
+  const bool along = one_host && bytes <= EagerSlot::kBytes;
   const bool is_root = topology.rank == root;
 
-  host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstPieces());
+  host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstBufferList());
   if (is_root) {
     Transfer own;
     own.part_bytes = {bytes};
@@ -112,7 +112,7 @@ void Broadcast(Fabric& fabric, Operation& operation) {
     });
     return;
   }
-  if (!one_host && topology.rank == speaker) BetweenSpeakers(fabric, operation, root);
+  if (!one_host && topology.rank == leader) BetweenLeaders(fabric, operation, root);
   if (host.size() > 1) OnHost(host, operation, place, operation.out.Const());
 }
 
@@ -120,7 +120,7 @@ void Barrier(Fabric& fabric, Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   if (fabric.topology.hosts.size() == 1) return;
-  // A fingerprint to and from everyone, and nothing behind it.
+  // Exchanges fingerprints with all ranks, and no data.
   Transfer nothing;
   nothing.gather = true;
   nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);

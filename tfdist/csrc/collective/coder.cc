@@ -9,12 +9,12 @@ namespace {
 constexpr size_t kFloat = sizeof(float);
 constexpr size_t kChunkValues = 64 << 10;
 
-bool AreVotes(const Codec& codec) { return codec.form == Form::kSigns && codec.unit; }
+bool AreVotes(const Codec& codec) { return codec.encoding == Encoding::kSigns && codec.unit; }
 
-// A majority of signs may be a tie, which has no sign.
+// A majority of signs may be a tie, which kSigns cannot represent.
 Codec ForSums(Codec codec) {
   if (AreVotes(codec)) {
-    codec.form = Form::kLevels;
+    codec.encoding = Encoding::kLevels;
     codec.bits = 2;
     codec.stochastic = codec.euclidean = false;
     codec.clip = 0;
@@ -43,10 +43,10 @@ size_t CodedTransfer::Count(int j) const {
 
 size_t CodedTransfer::Position(int j) const { return transfer_.Begin(j) / kFloat; }
 
-size_t CodedTransfer::EncodedBytes() const {
-  size_t bytes = static_cast<size_t>(members()) * tfdist::EncodedBytes(codec(), Count(me()));
+size_t CodedTransfer::BufferBytes() const {
+  size_t bytes = static_cast<size_t>(members()) * EncodedBytes(codec(), Count(me()));
   for (int j = 0; j < members(); ++j) {
-    bytes += tfdist::EncodedBytes(codec(), Count(j)) + tfdist::EncodedBytes(sums_codec(), Count(j));
+    bytes += EncodedBytes(codec(), Count(j)) + EncodedBytes(sums_codec(), Count(j));
   }
   return bytes;
 }
@@ -56,17 +56,17 @@ size_t CodedTransfer::ErrorBegin(int j) const { return error_begin_ + transfer_.
 namespace {
 
 template <typename Bytes>
-void CopyFrom(const Bytes& pieces, size_t begin, size_t count, float* values) {
+void CopyFrom(const Bytes& buffers, size_t begin, size_t count, float* values) {
   char* to = reinterpret_cast<char*>(values);
-  pieces.ForEach(begin, count * kFloat, [&to](const char* from, size_t some) {
+  buffers.ForEach(begin, count * kFloat, [&to](const char* from, size_t some) {
     std::memcpy(to, from, some);
     to += some;
   });
 }
 
-void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* values) {
+void CopyTo(const BufferList& buffers, size_t begin, size_t count, const float* values) {
   const char* from = reinterpret_cast<const char*>(values);
-  pieces.ForEach(begin, count * kFloat, [&from](char* to, size_t some) {
+  buffers.ForEach(begin, count * kFloat, [&from](char* to, size_t some) {
     std::memcpy(to, from, some);
     from += some;
   });
@@ -77,12 +77,12 @@ void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* value
 uint8_t* HostCoder::Begin(const CodedTransfer& transfer) {
   t_ = &transfer;
   const size_t chunk = transfer.chunk();
-  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.EncodedBytes()));
+  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.BufferBytes()));
   errors_ = values_ + chunk;
   return reinterpret_cast<uint8_t*>(errors_ + chunk);
 }
 
-void HostCoder::Encode(int j, const Batch& batch) {
+void HostCoder::EncodeBatch(int j, const Batch& batch) {
   CopyFrom(t_->in(), t_->InBegin(j) + batch.begin * kFloat, batch.count, values_);
   EncodeValues(t_->codec(), j, batch, CodedTransfer::Stage::kValues);
 }
@@ -94,40 +94,38 @@ void HostCoder::AddUp(const Batch& sums, const Arrived& arrived) {
     uint8_t* const encoded =
         arrived.encoded + static_cast<size_t>(j) * arrived.stride + EncodedBytes(codec, sums.begin);
     if (j != t_->me()) {
-      tfdist::Decode(codec, {encoded, sums.count, values_, true});
+      Decode(codec, {encoded, sums.count, values_, true});
       continue;
     }
     CopyFrom(t_->in(), t_->InBegin(j) + sums.begin * kFloat, sums.count, errors_);
     if (t_->votes()) {
-      tfdist::Encode(codec, {errors_, nullptr, sums.count, encoded, 0});
-      tfdist::Decode(codec, {encoded, sums.count, errors_, false});
+      Encode(codec, {errors_, nullptr, sums.count, encoded, 0});
+      Decode(codec, {encoded, sums.count, errors_, false});
     }
     for (size_t i = 0; i < sums.count; ++i) values_[i] += errors_[i];
   }
   if (t_->votes()) {
     for (size_t i = 0; i < sums.count; ++i) {
-      // Not a number stays.
+      // NaN stays NaN.
       values_[i] = values_[i] > 0 ? 1.0f : values_[i] < 0 ? -1.0f : values_[i];
     }
   }
   EncodeValues(t_->sums_codec(), t_->me(), sums, CodedTransfer::Stage::kSums);
-  Decode(t_->me(), sums);
+  DecodeBatch(t_->me(), sums);
 }
 
-// Encodes `values_`.
 void HostCoder::EncodeValues(const Codec& codec, int j, const Batch& batch,
                              CodedTransfer::Stage stage) {
   const uint32_t seed = t_->Seed(stage, t_->Position(j) + batch.begin);
   const size_t error_at = t_->ErrorBegin(j) + batch.begin * kFloat;
   const bool feeds_back = t_->error().bytes() > 0;
   if (feeds_back) CopyFrom(t_->error(), error_at, batch.count, errors_);
-  tfdist::Encode(codec,
-                 {values_, feeds_back ? errors_ : nullptr, batch.count, batch.encoded, seed});
+  Encode(codec, {values_, feeds_back ? errors_ : nullptr, batch.count, batch.encoded, seed});
   if (feeds_back) CopyTo(t_->error(), error_at, batch.count, errors_);
 }
 
-void HostCoder::Decode(int j, const Batch& sums) {
-  tfdist::Decode(t_->sums_codec(), {sums.encoded, sums.count, values_, false});
+void HostCoder::DecodeBatch(int j, const Batch& sums) {
+  Decode(t_->sums_codec(), {sums.encoded, sums.count, values_, false});
   CopyTo(t_->out(), t_->OutBegin(j) + sums.begin * kFloat, sums.count, values_);
 }
 

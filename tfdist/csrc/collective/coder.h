@@ -23,15 +23,15 @@ class CodedTransfer {
 
   const Codec& codec() const { return compression_.codec; }
   const Codec& sums_codec() const { return sums_codec_; }
-  // Whether a sum is the sign of the majority.
+  // Whether a sum is replaced by the sign of the majority.
   bool votes() const;
   int members() const { return static_cast<int>(members_.ranks.size()); }
   int me() const { return members_.me; }
 
-  const ConstPieces& in() const { return transfer_.in; }
-  const Pieces& out() const { return transfer_.out; }
+  const ConstBufferList& in() const { return transfer_.in; }
+  const BufferList& out() const { return transfer_.out; }
   // The residual; empty without error feedback.
-  const Pieces& error() const { return compression_.error; }
+  const BufferList& error() const { return compression_.error; }
 
   // The values of member j's part and their offsets: in the transfer's values, and in bytes of
   // `in`, `out` and the error.
@@ -41,11 +41,11 @@ class CodedTransfer {
   size_t OutBegin(int j) const { return transfer_.OutBegin(j); }
   size_t ErrorBegin(int j) const;
 
-  // Sizes in bytes of the encoded values: those sent, all ranks' values of the own part, and all
+  // The bytes of all encoded values: the sent values, all ranks' values of the own part, and all
   // sums.
-  size_t EncodedBytes() const;
+  size_t BufferBytes() const;
 
-  // This many values, in whole blocks, are encoded with one seed: the seed of the first value.
+  // The number of values, in whole blocks, encoded with one seed: the seed of the first value.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
   uint32_t Seed(Stage stage, size_t position) const {
@@ -89,14 +89,14 @@ class Coder {
   // Announces the values to be encoded later.
   virtual void Foresee(int, const Batch&) {}
   // Encodes values of member j's part.
-  virtual void Encode(int j, const Batch& batch) = 0;
+  virtual void EncodeBatch(int j, const Batch& batch) = 0;
   // Sums all members' values of the own part in the members' order, encodes the sums, and decodes
   // them into the result, so that all members have the same bits.
   virtual void AddUp(const Batch& sums, const Arrived& arrived) = 0;
   // Called before sums are sent.
   virtual void Complete(const Batch&) {}
   // Decodes sums of member j's part into the result.
-  virtual void Decode(int j, const Batch& sums) = 0;
+  virtual void DecodeBatch(int j, const Batch& sums) = 0;
 };
 
 // Encodes, sums and decodes on the processor.
@@ -108,9 +108,9 @@ class HostCoder : public Coder {
   uint8_t* Begin(const CodedTransfer& transfer) override;
   // Batches whose values stay in the caches.
   size_t ChunksAtOnce() const override { return 1; }
-  void Encode(int j, const Batch& batch) override;
+  void EncodeBatch(int j, const Batch& batch) override;
   void AddUp(const Batch& sums, const Arrived& arrived) override;
-  void Decode(int j, const Batch& sums) override;
+  void DecodeBatch(int j, const Batch& sums) override;
 
  private:
   void CopyIn(int j, const Batch& batch, float* values) const;
@@ -118,7 +118,7 @@ class HostCoder : public Coder {
 
   Scratch& scratch_;
   const CodedTransfer* t_ = nullptr;
-  float* values_ = nullptr;  // of the batch in work
+  float* values_ = nullptr;  // of the current batch
   float* errors_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// The collectives, each over whatever connects the ranks; all ranks call the same ones in order.
+// The collectives, independent of the transport; all ranks call the same ones in order.
 #pragma once
 
 #include "collective/operation.h"
@@ -16,7 +16,7 @@ enum class Algorithm {
   kHierarchical,  // inside the hosts first, then between them
 };
 
-// Throws Error(kInvalidArgument) with the names there are.
+// Throws Error(kInvalidArgument) listing the known names.
 Algorithm AlgorithmNamed(const char* name);
 const char* NameOf(Algorithm algorithm);
 

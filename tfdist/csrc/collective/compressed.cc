@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// Adds how long it lives.
+// Adds its lifetime to a total.
 class Timed {
  public:
   explicit Timed(int64_t* total) : total_(total), begin_(Nanoseconds()) {}
@@ -65,8 +65,8 @@ class Compressed {
   }
   size_t Batches(size_t count) const { return (count + batch_ - 1) / batch_; }
 
-  // The memory: everyone's encoded values for this rank, encoded values for everyone, and encoded
-  // sums of every part.
+  // Lays out the memory: the encoded values received from all members, the encoded values for all
+  // members, and the encoded sums of all parts.
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());
@@ -87,7 +87,7 @@ class Compressed {
       coder_.Foresee(j, batch);
       exchange_.Send(Rank(j), batch.encoded, batch.bytes, [this, j, batch] {
         const Timed timed(&coding_);
-        coder_.Encode(j, batch);
+        coder_.EncodeBatch(j, batch);
       });
     }
   }
@@ -111,7 +111,7 @@ class Compressed {
       exchange_.Receive(Rank(j), sums.encoded, sums.bytes, [this, j, sums](size_t received) {
         if (received < sums.bytes) return;
         const Timed timed(&coding_);
-        coder_.Decode(j, sums);
+        coder_.DecodeBatch(j, sums);
       });
     }
   }
@@ -145,11 +145,11 @@ class Compressed {
   const int size_;
   const size_t batch_;  // values, whole chunks
   Coder::Arrived arrived_{};
-  std::vector<uint8_t*> sent_;    // for each member its encoded values
-  std::vector<uint8_t*> sums_;    // of each part
-  std::vector<size_t> received_;  // for each member, batches of the own part that have come
+  std::vector<uint8_t*> sent_;    // per member, its encoded values
+  std::vector<uint8_t*> sums_;    // per part
+  std::vector<size_t> received_;  // per member, received batches of the own part
   size_t summed_ = 0;             // batches of the own part
-  int64_t coding_ = 0;            // nanoseconds spent on encoding, decoding and adding up
+  int64_t coding_ = 0;            // nanoseconds spent on encoding, decoding and summing
 };
 
 }  // namespace
@@ -168,7 +168,7 @@ void CheckCompressible(const Operation& operation) {
                 "The result of an all-reduce must be as large as its input.");
   }
   if (error != 0 && operation.compression->codec.unit) {
-    throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
+    throw Error(Code::kInvalidArgument, "Majority votes do not support error feedback.");
   }
   if (error != 0 && error != operation.in.bytes()) {
     throw Error(Code::kInvalidArgument,

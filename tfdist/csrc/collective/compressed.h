@@ -11,8 +11,8 @@ namespace tfdist {
 // error.
 void CheckCompressible(const Operation& operation);
 
-// Whether any of its data is encoded. Data within a host stay unencoded unless requested, and so do
-// data without a destination.
+// Whether any data are encoded. Data within a host stay unencoded unless requested, and so do data
+// without a destination.
 bool IsEncoded(const Topology& topology, const Compression& compression);
 
 // All members call this together. Each encodes its values of every part for the part's owner. The
@@ -23,8 +23,7 @@ bool IsEncoded(const Topology& topology, const Compression& compression);
 // The encoding rank adds the loss to its own error: every member for its values, the owner for its
 // sums. So the total of all inputs equals the total of all results plus the errors of all ranks.
 //
-// Args:
-//   error_begin: where in the compression's error that of the transfer's first value lies.
+// Args: error_begin: the offset of the transfer's first value in the compression's error.
 void RunCompressed(Fabric& fabric, const Fingerprint& joined, const Members& members,
                    const Transfer& transfer, const Compression& compression, size_t error_begin);
 

@@ -7,7 +7,7 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kChunk = 256 << 10;
-// Chunks of each member that wait for those of the others.
+// The number of chunks of each member that may wait for the other members' chunks.
 constexpr size_t kWindow = 8;
 
 class Direct {
@@ -66,7 +66,8 @@ class Direct {
                    [&](const char* data, size_t some) { exchange_.Send(Rank(j), data, some); });
   }
 
-  // Receives the next chunks of the own part from j, as far as there is room; then j's part.
+  // Posts receives of the own part's next chunks from member j, as far as there is room, and then
+  // of member j's part.
   void Post(int j) {
     exchange_.Receive(Rank(j), nullptr, 0);
     size_t& next = posted_[static_cast<size_t>(j)];
@@ -114,11 +115,11 @@ class Direct {
   const Transfer& t_;
   const int size_;
   const size_t own_;     // bytes of this member's part
-  const size_t chunks_;  // of this member's part
-  size_t room_ = 0;      // in the scratch memory, for each member
+  const size_t chunks_;  // number of chunks of this member's part
+  size_t room_ = 0;      // bytes of scratch memory per member
   char* scratch_ = nullptr;
-  std::vector<size_t> posted_;    // for each member, chunks asked for
-  std::vector<size_t> received_;  // and those that have come
+  std::vector<size_t> posted_;    // per member, posted chunks
+  std::vector<size_t> received_;  // per member, received chunks
   size_t reduced_ = 0;
 };
 
@@ -148,7 +149,7 @@ void RunWhole(Fabric& fabric, const Fingerprint& joined, const Members& members,
     exchange.Receive(members.ranks[j], scratch + j * bytes, bytes);
   }
   exchange.Run();
-  // As if everything were this rank's part.
+  // Reduces all data as if they were this rank's part.
   Transfer reduction = transfer;
   reduction.part_bytes.assign(size, 0);
   reduction.part_bytes[me] = bytes;

@@ -8,18 +8,20 @@
 
 namespace tfdist {
 
-// A transfer among some ranks over their links: each sends to every other one directly.
+// A transfer among some ranks over their links; each sends directly to every other rank.
 //
-// All members call this together. Each part is reduced by its owner, in the members' order, while
-// it still arrives, and leaves again chunk by chunk.
+// All members call this together. The owner reduces its part in the members' order while it is
+// being received, and sends it chunk by chunk.
 void RunDirect(Fabric& fabric, const Fingerprint& joined, const Members& members,
                const Transfer& transfer);
 
-// The same for a small all-reduce: everyone sends everything to everyone, one way instead of two.
+// The same for a small all-reduce: every rank sends its whole input to every other rank, in one
+// round instead of two.
 void RunWhole(Fabric& fabric, const Fingerprint& joined, const Members& members,
               const Transfer& transfer);
 
-// An all-reduce around a ring: each member talks to two others only, however many there are.
+// An all-reduce around a ring: each member exchanges data with two others, regardless of the number
+// of members.
 //
 // Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009. A sum is rounded at every hop, so it is not for half types.
@@ -28,8 +30,8 @@ void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
 
 // Collectives among the ranks of one host, chunk by chunk through their segment.
 //
-// Called by all ranks of the host in the same order; they have arrived (Host::Arrive) before.
-// `in` and `out` may be the same memory, if both hold all parts.
+// All ranks of the host call this in the same order, after Host::Arrive. `in` and `out` may be the
+// same memory if both hold all parts.
 void RunShared(Host& host, const Transfer& transfer);
 
 }  // namespace tfdist

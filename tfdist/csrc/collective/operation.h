@@ -25,7 +25,7 @@ struct Compression {
   Codec codec;
   // Error-feedback residual, the size of the input: added before encoding, replaced by the encoding
   // error. Empty for none.
-  Pieces error;
+  BufferList error;
   uint32_t seed = 0;          // seed of stochastic rounding; different each time
   bool within_hosts = false;  // compress traffic within hosts also
   Coder* coder = nullptr;     // runs the codec; null for the processor
@@ -36,8 +36,8 @@ struct Operation {
   int peer = -1;            // of a send or a receive
   int64_t enqueued = 0;     // request time, on the steady clock; set by the queue
   bool overlaps = false;    // the program continues meanwhile; for the recorder
-  ConstPieces in;
-  Pieces out;
+  ConstBufferList in;
+  BufferList out;
   // For device memory: the event that must pass in its streams before use, null for none. Read
   // again after `allocate`. Empty for host memory.
   std::optional<cuda::Event*> device;
@@ -59,7 +59,7 @@ struct Operation {
 
   // Allocates results whose size depends on the other ranks' row counts. Receives the rows from
   // each rank and returns the destination. `received_rows` is then empty.
-  std::function<Pieces(const std::vector<size_t>& received_rows)> allocate;
+  std::function<BufferList(const std::vector<size_t>& received_rows)> allocate;
 
   // Keeps the referenced objects alive until the operation ends.
   std::shared_ptr<void> kept;

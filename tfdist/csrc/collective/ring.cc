@@ -41,8 +41,8 @@ class AroundRing {
                    [this](const char* data, size_t some) { exchange_.Send(next_, data, some); });
   }
 
-  // The sums so far of a part, to which this member adds its own values and passes them on; in the
-  // last step, of its own part, which is then complete.
+  // Receives partial sums of a part, adds this member's values, and forwards them. The last step
+  // completes the sums of the own part.
   void ReceiveSums(int step) {
     const int part = PartBefore(step + 2);
     const bool complete = part == me_;
@@ -95,7 +95,7 @@ class AroundRing {
   const int size_;
   const int next_;
   const int previous_;
-  char* sums_ = nullptr;  // that pass through; of each part where that part lies
+  char* sums_ = nullptr;  // sums in transit, at the offsets of their parts
 };
 
 }  // namespace

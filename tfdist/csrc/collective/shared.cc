@@ -1,7 +1,7 @@
-// Each rank copies into its room of the segment only what others will read: the values of their
-// parts when scattering, its own result when gathering. A reduced part goes to the caller's memory
-// and into the segment in one pass. Chunks overlap: while a rank waits for the others to publish
-// one, its next one lies there already.
+// Each rank copies into its room of the segment only the data that others will read: the values of
+// their parts when scattering, its own result when gathering. A reduced part is written to the
+// caller's memory and to the segment in one pass. Chunks overlap: while a rank waits for the others
+// to publish a chunk, its own next chunk is already available.
 
 #include "collective/direct.h"
 
@@ -31,14 +31,14 @@ class Run {
     for (size_t i = 0; i < count_; ++i) {
       if (i + 1 < count_) Publish(first + i + 1, i + 1);
       if (t_.scatter) ReduceOwn(first + i, i);
-      // One step behind, so that the others have had time to reduce.
+      // Lags one chunk behind, so that the others have had time to reduce.
       if (i > 0) Collect(first + i - 1, i - 1);
     }
     Collect(first + count_ - 1, count_ - 1);
   }
 
  private:
-  // The stretch of rank j's part that lies in the i-th chunk.
+  // The range of rank j's part in the i-th chunk.
   size_t Begin(size_t i) const { return i * slice_; }
   size_t Length(int j, size_t i) const {
     const size_t bytes = t_.part_bytes[static_cast<size_t>(j)];
@@ -82,7 +82,7 @@ class Run {
     }
     const size_t length = Length(rank_, i);
     std::vector<const char*> rooms(static_cast<size_t>(ranks_), nullptr);
-    // Block by block, so that the result is still in the first cache when it is copied.
+    // Works block by block, so that the result is still in the first-level cache when it is copied.
     for (size_t done = 0; done < length; done += kBlock) {
       const size_t bytes = std::min(kBlock, length - done);
       for (int rank = 0; rank < ranks_; ++rank) {
@@ -118,7 +118,7 @@ class Run {
   const int ranks_;
   size_t slice_ = 0;
   size_t count_ = 0;
-  size_t begins_[Segment::kSlots] = {};  // of the last chunks, in each rank's room
+  size_t begins_[Segment::kSlots] = {};  // offsets of the latest chunks in each rank's room
 };
 
 }  // namespace

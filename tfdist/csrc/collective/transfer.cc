@@ -29,8 +29,8 @@ Members Counterparts(const Topology& topology) {
 
 namespace {
 
-// No memory is larger, and no sum of such sizes overflows.
-constexpr size_t kMostBytes = PTRDIFF_MAX;
+// No memory is larger, and sums of such sizes do not overflow.
+constexpr size_t kMaxBytes = PTRDIFF_MAX;
 
 [[noreturn]] void Refuse(const Topology& topology, const Operation& operation, size_t rank,
                          size_t rows, const std::string& why) {
@@ -51,13 +51,13 @@ void CheckExpected(const Topology& topology, const Operation& operation,
   }
 }
 
-// The bytes of each rank's rows.
+// Returns the bytes of each rank's rows.
 std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
                           const std::vector<size_t>& rows, size_t* total) {
   std::vector<size_t> bytes;
-  // Empty rows take no memory, but their number is the size of an axis.
+  // Empty rows take no memory, but their number must fit a dimension.
   const size_t row = std::max<size_t>(operation.row_bytes, 1);
-  size_t left = kMostBytes;
+  size_t left = kMaxBytes;
   for (size_t rank = 0; rank < rows.size(); ++rank) {
     if (rows[rank] > left / row) {
       Refuse(topology, operation, rank, rows[rank], ", more than any memory holds");
@@ -71,8 +71,8 @@ std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
 
 }  // namespace
 
-std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
-                             const std::vector<size_t>& rows) {
+std::vector<size_t> AllocateResult(const Topology& topology, Operation& operation,
+                                   const std::vector<size_t>& rows) {
   if (!operation.allocate) CheckExpected(topology, operation, rows);
   size_t total = 0;
   std::vector<size_t> bytes = Bytes(topology, operation, rows, &total);

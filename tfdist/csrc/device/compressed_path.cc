@@ -15,19 +15,19 @@ using device::Stretch;
 
 constexpr size_t kFloat = sizeof(float);
 
-// The tensors of a run of bytes.
+// Splits a byte range of tensors into stretches.
 template <typename Bytes>
-std::vector<Stretch> Stretches(const Bytes& pieces) {
+std::vector<Stretch> Stretches(const Bytes& buffers) {
   std::vector<Stretch> stretches;
   uint64_t begin = 0;
-  pieces.ForEach(0, pieces.bytes(), [&](const char* data, size_t bytes) {
+  buffers.ForEach(0, buffers.bytes(), [&](const char* data, size_t bytes) {
     stretches.push_back({reinterpret_cast<float*>(const_cast<char*>(data)), begin});
     begin += bytes / kFloat;
   });
   return stretches;
 }
 
-// Args: run_begin: bytes of the run that come before the part.
+// Args: run_begin: the offset of the part in the run, in bytes.
 device::Place At(const device::Run& run, size_t run_begin, size_t begin) {
   return {run, run_begin / kFloat + begin};
 }
@@ -44,7 +44,7 @@ void TransferCodec::MakeRoom(size_t values, size_t list_bytes) {
   room_ = rooms_.Take(gpu_, RoomBytes(values)).address();
   host_list_ = static_cast<char*>(host_lists_.Take(gpu_, list_bytes).data());
   device_list_ = device_lists_.Take(gpu_, list_bytes).address();
-  most_listed_ = list_bytes;
+  max_list_bytes_ = list_bytes;
   listed_ = 0;
 }
 
@@ -122,7 +122,8 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
     done_.Record(stream_.get());
     Await(done_, guard_);
   } catch (...) {
-    // Its memory is the operation's until then. No kernel waits for anything.
+    // The stream uses the operation's memory until then. Its kernels wait for nothing, so they end
+    // soon.
     SettleSoon(stream_.get(), done_);
     throw;
   }
@@ -137,7 +138,7 @@ uint8_t* DeviceCoder::Begin(const CodedTransfer& transfer) {
 }
 
 void DeviceCoder::Allocate(const CodedTransfer& transfer) {
-  const size_t bytes = transfer.EncodedBytes(), values = ChunksAtOnce() * transfer.chunk();
+  const size_t bytes = transfer.BufferBytes(), values = ChunksAtOnce() * transfer.chunk();
   try {
     encoded_ = static_cast<uint8_t*>(host_encoded_.Take(gpu_, bytes).data());
     on_device_ = device_encoded_.Take(gpu_, bytes).address();
@@ -147,13 +148,13 @@ void DeviceCoder::Allocate(const CodedTransfer& transfer) {
   }
 }
 
-// All at once, before the first of them is sent.
+// All batches are encoded before the first one is sent.
 void DeviceCoder::Foresee(int j, const Batch& batch) {
   codec_.Encode(j, batch.begin, batch.count, OnDevice(batch.encoded));
   Fetch(batch);
 }
 
-void DeviceCoder::Encode(int, const Batch& batch) { AwaitFetched(batch); }
+void DeviceCoder::EncodeBatch(int, const Batch& batch) { AwaitFetched(batch); }
 
 void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
   const int me = t_->me();
@@ -170,7 +171,7 @@ void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
 
 void DeviceCoder::Complete(const Batch& sums) { AwaitFetched(sums); }
 
-void DeviceCoder::Decode(int j, const Batch& sums) {
+void DeviceCoder::DecodeBatch(int j, const Batch& sums) {
   Return(sums.encoded, sums.bytes);
   codec_.Decode(j, sums.begin, sums.count, OnDevice(sums.encoded));
 }
@@ -179,7 +180,7 @@ cuda::Address DeviceCoder::OnDevice(const uint8_t* encoded) const {
   return on_device_ + static_cast<size_t>(encoded - encoded_);
 }
 
-// To the host's memory.
+// Copies encoded values to host memory.
 void DeviceCoder::Fetch(const Batch& batch) {
   stream_.Copy(cuda::AddressOf(batch.encoded), OnDevice(batch.encoded), batch.bytes);
   const size_t number = fetched_.size();
@@ -188,7 +189,7 @@ void DeviceCoder::Fetch(const Batch& batch) {
   fetched_[batch.encoded] = events_[number].get();
 }
 
-// To the GPU's.
+// Copies encoded values to the GPU.
 void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
   stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
 }
@@ -225,7 +226,7 @@ bool CompressedPath::RunOverLinks(const Topology& topology, Operation& operation
   return true;
 }
 
-// Says once why values, or encoded ones, do not stay on the GPU.
+// Explains once why values pass through host memory.
 void CompressedPath::Announce(const std::string& lack) {
   if (!setup_.warn || std::exchange(announced_, true)) return;
   setup_.warn("Compressed gradients go through the host's memory, since " + lack);

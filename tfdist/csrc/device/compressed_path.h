@@ -34,8 +34,8 @@ class TransferCodec {
 
   // May free memory that the stream uses. Args: list_bytes: for all transfers until `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
-  // The bytes left for lists; all of them are free again once the stream has finished its work.
-  size_t list_bytes_left() const { return most_listed_ - listed_; }
+  // The remaining bytes for lists. All bytes are free again once the stream has finished its work.
+  size_t list_bytes_left() const { return max_list_bytes_ - listed_; }
   void Restart() { listed_ = 0; }
 
   // Begins a transfer, which must live until its last call. Each call queues work in the stream and
@@ -59,7 +59,7 @@ class TransferCodec {
   Growing<MappedMemory> host_lists_;
   cuda::Address room_ = 0, device_list_ = 0;
   char* host_list_ = nullptr;
-  size_t listed_ = 0, most_listed_ = 0;
+  size_t listed_ = 0, max_list_bytes_ = 0;
   device::Run in_{}, out_{}, error_{};
 };
 
@@ -89,10 +89,10 @@ class DeviceCoder : public Coder {
   // Larger than on the host, because of the cost of each launch.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
-  void Encode(int j, const Batch& batch) override;
+  void EncodeBatch(int j, const Batch& batch) override;
   void AddUp(const Batch& sums, const Arrived& arrived) override;
   void Complete(const Batch& sums) override;
-  void Decode(int j, const Batch& sums) override;
+  void DecodeBatch(int j, const Batch& sums) override;
 
  private:
   void Allocate(const CodedTransfer& transfer);
@@ -109,8 +109,8 @@ class DeviceCoder : public Coder {
   const CodedTransfer* t_ = nullptr;
   Growing<MappedMemory> host_encoded_;
   Growing<DeviceMemory> device_encoded_;
-  uint8_t* encoded_ = nullptr;   // in the host's memory,
-  cuda::Address on_device_ = 0;  // and as much on the GPU
+  uint8_t* encoded_ = nullptr;   // in host memory,
+  cuda::Address on_device_ = 0;  // and its counterpart on the GPU
   // Events that mark the arrival of encoded values in host memory, by address.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;

@@ -53,11 +53,11 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
   try {
     const auto has_passed = [this, gpu, ready] {
       gpus_[gpu]->Use();
-      return tfdist::HasPassed(ready);
+      return EventHasPassed(ready);
     };
     AwaitPassed(has_passed, ends);
   } catch (const Error&) {
-    // Of the GPU, or of `ends`: either is found again by whoever waits next.
+    // A GPU error, or an error from `ends`: the next wait encounters it again.
   }
 }
 
@@ -75,10 +75,10 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
-  // Launched operations may use the buffers of a message.
+  // Pending launches may use the buffers of a message.
   if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
-    MakeRoom(fabric, operation, parts);
+    AllocateGathered(fabric, operation, parts);
   } else {
     Arrive(fabric, operation, parts);
   }
@@ -101,7 +101,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// All ranks choose the same transport.
+// Chooses the transport, the same on all ranks.
 DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
@@ -136,8 +136,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can bypass host memory. A message can only in a group of two: in larger
-// groups the other ranks do not take part in it.
+// Whether an operation can bypass host memory. A message can only in a group of two, since in
+// larger groups the other ranks do not take part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -166,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, which must cut their buckets alike: a part of a bucket is reduced with the
-// same part on the other ranks.
+// Waits for all ranks, and checks that they cut their buckets identically: a part of a bucket is
+// reduced with the same part on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
@@ -181,7 +181,7 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
 }
 
 // Waits for all ranks, and allocates room for the rows from each.
-void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts) {
+void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, const Parts& parts) {
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
   const std::vector<size_t> rows = TellAll(fabric, operation, own);
@@ -192,7 +192,7 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
   for (size_t gpu = 0; gpu < parts.size(); ++gpu) {
     Operation& part = *parts[gpu];
     part.fingerprint = operation.fingerprint;
-    tfdist::MakeRoom(routes_.topology(), part, rows);
+    AllocateResult(routes_.topology(), part, rows);
     part.received_rows = rows;
     AwaitInput(gpu, part, ends);
   }
@@ -269,8 +269,8 @@ void DevicePath::Poll() const {
     if (rank->nccl) rank->nccl->Poll();
     if (rank->own && rank->own->outcome() != device::Outcome::kRunning) {
       throw Error(Code::kUnavailable,
-                  "A GPU has waited too long for the others' in an all-reduce "
-                  "that all of them had begun.");
+                  "A GPU timed out waiting for the other GPUs in an all-reduce that all of them "
+                  "had begun.");
     }
   }
 }
@@ -288,8 +288,8 @@ void DevicePath::AwaitResult() {
                   return false;
                 }
                 throw Error(Code::kUnavailable,
-                            "The GPUs have not come to the end of a collective that all of them "
-                            "had begun, within the time that TFDIST_COLLECTIVE_TIMEOUT gives.");
+                            "The GPUs did not finish a collective that all of them had begun "
+                            "within TFDIST_COLLECTIVE_TIMEOUT.");
               });
   Poll();
   launched_.clear();
@@ -326,8 +326,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   AtOnce(parts.size(), launch, &siblings);
 }
 
-// Measures once up to which size kernels are faster than NCCL between these GPUs, if both are
-// available.
+// Measures once the largest size for which kernels are faster than NCCL between these GPUs, if both
+// are available.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;
@@ -346,8 +346,8 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
     Parts parts;
     for (size_t i = 0; i < tried.size(); ++i) {
       char* const data = reinterpret_cast<char*>(memories[i]->address());
-      tried[i].in = ConstPieces(data, bytes);
-      tried[i].out = Pieces(data, bytes);
+      tried[i].in = ConstBufferList(data, bytes);
+      tried[i].out = BufferList(data, bytes);
       parts.push_back(&tried[i]);
     }
     const auto launch = [&] {
@@ -379,7 +379,7 @@ void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
   const NcclRanks::Setup setup{routes_.id(),
                                routes_.first(),
                                routes_.topology().size,
-                               routes_.least_buffer(),
+                               routes_.min_buffer_bytes(),
                                setup_.timeout_seconds,
                                !IsMessage(operation.fingerprint.kind),
                                setup_.warn};

@@ -76,7 +76,7 @@ class DevicePath {
   void Copy(Fabric& fabric, const Operation& operation);
   void Count(const Operation& part);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
-  void MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts);
+  void AllocateGathered(Fabric& fabric, const Operation& operation, const Parts& parts);
   std::deque<LaunchOrder::Turn> AwaitTurn(Fabric& fabric, const Operation& operation);
   void HoldBack(const Parts& parts) const;
   void Launch(Fabric& fabric, const Operation& operation, const Parts& parts);

@@ -45,8 +45,8 @@ void DeviceRank::AllocateBuffers(size_t buffer_bytes) {
   }
 }
 
-Introduction DeviceRank::Introduce(const DeviceSetup& setup) {
-  Introduction made{};
+PeerInfo DeviceRank::MakePeerInfo(const DeviceSetup& setup) {
+  PeerInfo made{};
   made.gpu = gpu->uuid();
   std::strncpy(made.place, gpu->place().c_str(), sizeof(made.place) - 1);
   made.process = ThisProcess();

@@ -1,4 +1,4 @@
-// One GPU of a communicator, and what the communicator has on it.
+// One GPU of a communicator, and the communicator's resources on it.
 #pragma once
 
 #include <memory>
@@ -17,25 +17,26 @@
 namespace tfdist {
 
 struct DeviceRank {
-  // Args: which of the setup's GPUs. Throws Error where it cannot be used; where its kernels
-  // cannot, `lack` says why.
+  // Args: index: the position among the setup's GPUs. Throws Error if the GPU cannot be used. If
+  // only its kernels cannot, sets `lack` to the reason.
   DeviceRank(const DeviceSetup& setup, size_t index);
 
-  // What the other ranks need to know of it; without kernels if its memory cannot be shared.
-  Introduction Introduce(const DeviceSetup& setup);
+  // Returns the information for the other ranks; without kernels if the GPU's memory cannot be
+  // shared.
+  PeerInfo MakePeerInfo(const DeviceSetup& setup);
 
-  const int number;  // among those that this process sees
+  const int number;  // among the GPUs visible to this process
   const std::shared_ptr<const Gpu> gpu;
   std::string lack;
-  std::shared_ptr<const KernelModule> kernels;  // null for none
+  std::shared_ptr<const KernelModule> kernels;  // null if there are none
   std::optional<DeviceMemory> staging, words;
   DeviceStream stream;
   DeviceEvent done;
   std::unique_ptr<Peers> peers;
-  std::unique_ptr<StreamMeetings> meetings;  // where streams wait, not kernels
+  std::unique_ptr<StreamBarriers> stream_barriers;  // set if streams wait instead of kernels
   std::unique_ptr<KernelAllReduce> own;
-  std::unique_ptr<NcclGroup> nccl;       // made when it is used first
-  std::unique_ptr<FusionBuffer> fusion;  // for small tensors, if all ranks have one
+  std::unique_ptr<NcclGroup> nccl;       // created on first use
+  std::unique_ptr<FusionBuffer> fusion;  // for small tensors; set on all ranks or on none
 
  private:
   void AllocateBuffers(size_t buffer_bytes);

@@ -10,7 +10,7 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kLeastBuffer = 4096;
+constexpr size_t kMinBufferBytes = 4096;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void CheckDevice(const DeviceSetup& setup) {
                 "TFDIST_DEVICE_ALGORITHM must be own, nccl, host or by_size. Received: " +
                     setup.transport + ".");
   }
-  if (setup.buffer_bytes < kLeastBuffer || setup.buffer_bytes % device::kVectorBytes != 0) {
+  if (setup.buffer_bytes < kMinBufferBytes || setup.buffer_bytes % device::kVectorBytes != 0) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_BUFFERS must be a multiple of 16, at least 4096. Received: " +
                     std::to_string(setup.buffer_bytes) + ".");
@@ -34,7 +34,7 @@ std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part) {
   size_t begin = 0;
   part.in.ForEach(0, part.in.bytes(), [&](const char* data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
-      const BasicPiece<char> out = part.out.At(begin);
+      const BasicBuffer<char> out = part.out.At(begin);
       const size_t some = std::min(bytes - done, out.bytes);
       tensors.push_back({cuda::AddressOf(data + done), cuda::AddressOf(out.data), some});
       done += some;
@@ -44,8 +44,8 @@ std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part) {
   return tensors;
 }
 
-cuda::Address AddressOf(const ConstPieces& pieces) {
-  return pieces.bytes() ? cuda::AddressOf(pieces.At(0).data) : 0;
+cuda::Address AddressOf(const ConstBufferList& buffers) {
+  return buffers.bytes() ? cuda::AddressOf(buffers.At(0).data) : 0;
 }
 
 }  // namespace tfdist

@@ -35,9 +35,9 @@ struct DeviceSetup {
 // Throws Error(kInvalidArgument) if there is no driver or a setting is invalid.
 void CheckDevice(const DeviceSetup& setup);
 
-// The GPUs' parts of an operation, in the form that kernels and NCCL take.
+// The GPUs' parts of an operation, as taken by kernels and NCCL.
 //
-// One for each GPU, in their order.
+// One part per GPU, in their order.
 using Parts = std::vector<Operation*>;
 
 inline bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
@@ -45,11 +45,11 @@ inline bool IsReduction(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter;
 }
 
-// The tensors of an operation, split at the end of each piece of either side.
+// The tensors of an operation, split at each buffer boundary of the input and the output.
 std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part);
 
 // The address of all of it as one tensor; 0 if empty.
-cuda::Address AddressOf(const ConstPieces& pieces);
-inline cuda::Address AddressOf(const Pieces& pieces) { return AddressOf(pieces.Const()); }
+cuda::Address AddressOf(const ConstBufferList& buffers);
+inline cuda::Address AddressOf(const BufferList& buffers) { return AddressOf(buffers.Const()); }
 
 }  // namespace tfdist

@@ -9,7 +9,8 @@ namespace {
 
 using device::List;
 
-constexpr size_t kLarge = size_t{1} << 20;  // from here on, to move it twice costs more than a call
+constexpr size_t kLarge = size_t{1}
+                          << 20;  // for larger tensors, copying costs more than a separate call
 
 uint64_t Vectors(size_t bytes) { return (bytes + device::kVectorBytes - 1) / device::kVectorBytes; }
 
@@ -20,7 +21,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
   Fused fused;
   List list{};
   const auto flush = [&] {
-    if (list.count == 1) {  // nothing to put together
+    if (list.count == 1) {  // a single tensor needs no copy
       const device::Span& span = list.spans[0];
       fused.alone.push_back({cuda::AddressOf(span.in), cuda::AddressOf(span.out), span.bytes});
     } else if (list.count > 1) {
@@ -33,7 +34,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
       fused.alone.push_back(tensor);
       continue;
     }
-    if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
+    if (list.count == List::kMax || list.vectors + Vectors(tensor.bytes) > most) flush();
     list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in), cuda::PointerTo<char>(tensor.out),
                                 tensor.bytes, list.vectors};
     list.vectors += Vectors(tensor.bytes);
@@ -74,7 +75,7 @@ void FusionBuffer::Launch(const char* kernel, const List& list, cuda::Stream* st
   staging.part = list.vectors;
   device::Waiting waiting{};
   waiting.ended = cuda::PointerTo<uint64_t>(ended_.address());
-  kernels_.Launch(kernel, BlocksFor(list.vectors, kMostBlocksAlone), kKernelThreads, stream, list,
+  kernels_.Launch(kernel, BlocksFor(list.vectors, kMaxBlocksAlone), kKernelThreads, stream, list,
                   staging, waiting);
 }
 

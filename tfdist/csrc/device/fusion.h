@@ -13,15 +13,15 @@
 
 namespace tfdist {
 
-// Cuts an operation's tensors into the lists that kernels are launched with.
+// Divides an operation's tensors into the lists that kernels are launched with.
 //
-// Args: tensors: of which this sets `first` and `first_tile`.
+// Args: tensors: their `first` and `first_tile` are set here.
 template <typename T>
 std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   std::vector<device::TiledList<T>> lists;
   uint32_t number = 0, first = 0, first_tile = 0;
   for (T tensor : tensors) {
-    if (lists.empty() || lists.back().count == lists.back().kMost) {
+    if (lists.empty() || lists.back().count == lists.back().kMax) {
       lists.push_back({0, number, first_tile, 0, {}});
     }
     tensor.first = first;
@@ -36,9 +36,9 @@ std::vector<device::TiledList<T>> Tiled(const std::vector<T>& tensors) {
   return lists;
 }
 
-// Of a kernel in which teams see to so many things.
-inline unsigned BlocksForTeams(uint64_t things) {
-  return BlocksFor(things * device::kTeam, kMostBlocksAlone);
+// The number of blocks for one half-warp per item.
+inline unsigned BlocksForHalfWarps(uint64_t things) {
+  return BlocksFor(things * device::kHalfWarp, kMaxBlocksAlone);
 }
 
 // Small tensors that use NCCL in one call: packed into a buffer registered with NCCL, and unpacked.
@@ -46,13 +46,13 @@ inline unsigned BlocksForTeams(uint64_t things) {
 // The division of a bucket's tensors: large ones separately, the others in lists.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;
-  std::vector<device::List> lists;  // none with more than the buffer holds
+  std::vector<device::List> lists;  // each fits the buffer
 };
 Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_bytes);
 
 class FusionBuffer {
  public:
-  // Args: what it goes through, which must live as long.
+  // Args: kernels and NCCL group to use, which must outlive this object.
   FusionBuffer(const Gpu& gpu, const KernelModule& kernels, NcclGroup& nccl, size_t bytes);
   ~FusionBuffer();
   FusionBuffer(const FusionBuffer&) = delete;
@@ -60,7 +60,7 @@ class FusionBuffer {
 
   cuda::Address address() const { return address_; }
   bool is_from_nccl() const { return !plain_; }
-  // Copies a list's tensors to the buffer, and the results from there.
+  // Copies a list's tensors to the buffer, and results from the buffer to the list's outputs.
   void Pack(const device::List& list, cuda::Stream* stream) const;
   void Unpack(const device::List& list, cuda::Stream* stream) const;
 
@@ -70,8 +70,8 @@ class FusionBuffer {
   const Gpu& gpu_;
   const KernelModule& kernels_;
   NcclGroup& nccl_;
-  const DeviceMemory ended_;             // zero: nobody gives up
-  std::unique_ptr<DeviceMemory> plain_;  // where NCCL has no memory of its own to give
+  const DeviceMemory ended_;             // zero, so that kernels never give up
+  std::unique_ptr<DeviceMemory> plain_;  // if NCCL cannot allocate
   cuda::Address address_ = 0;
 };
 

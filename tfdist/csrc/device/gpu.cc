@@ -20,7 +20,7 @@ std::string VersionOf(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }
 
-// Whether nothing works any more in a process that has had this error.
+// Whether a process can no longer use its GPUs after this error.
 bool IsSticky(Result result) {
   return std::find(std::begin(kSticky), std::end(kSticky), result) != std::end(kSticky);
 }
@@ -95,7 +95,7 @@ Gpu::Gpu(int number) {
     throw Error(Code::kInvalidArgument,
                 "This process sees " + std::to_string(count) +
                     " GPUs, numbered from 0. Received: " + std::to_string(number) +
-                    ". CUDA_VISIBLE_DEVICES says which it sees.");
+                    ". CUDA_VISIBLE_DEVICES selects the visible GPUs.");
   }
   TFDIST_CALL(cuDeviceGet, &device_, number);
   char name[128] = {};
@@ -127,21 +127,21 @@ void Gpu::ReachInto(int number) const {
   int can = 0;
   TFDIST_CALL(cuDeviceCanAccessPeer, &can, device_, other);
   if (!can) {
-    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) + " is out of reach for " +
-                                        name_ + " at " + place_);
+    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) +
+                                        " cannot be accessed by " + name_ + " at " + place_);
   }
   cuda::Context* reached = nullptr;
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
   Use();
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
-  Load().cuDevicePrimaryCtxRelease_v2(other);  // that of the communicator, which holds it, too
+  Load().cuDevicePrimaryCtxRelease_v2(other);  // a Gpu of the communicator still holds it
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
 }
 
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error) {
   return Error(error.code(), std::to_string(bytes) + " bytes for " + purpose +
-                                 " cannot be had on " + gpu.name() + " at " + gpu.place() +
+                                 " cannot be allocated on " + gpu.name() + " at " + gpu.place() +
                                  "; lower " + setting +
                                  ", or set TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
 }
@@ -199,7 +199,7 @@ RegisteredMemory::RegisteredMemory(const Gpu& gpu, void* data, size_t bytes) : g
   gpu_.Use();
   const cuda::Result result =
       Load().cuMemHostRegister_v2(data, bytes, cuda::kPortable | cuda::kMapped);
-  // By another GPU of this process.
+  // Another GPU of this process may have registered it.
   if (result != cuda::kMemoryIsRegistered) {
     cuda::Check(result, "cuMemHostRegister_v2");
     registered_ = data;
@@ -258,7 +258,7 @@ void DeviceEvent::HoldBack(cuda::Stream* stream) const {
   TFDIST_CALL(cuStreamWaitEvent, stream, event_, 0);
 }
 
-bool HasPassed(cuda::Event* event) {
+bool EventHasPassed(cuda::Event* event) {
   const cuda::Result result = Load().cuEventQuery(event);
   if (result == cuda::kNotReady) return false;
   cuda::Check(result, "cuEventQuery");
@@ -267,7 +267,7 @@ bool HasPassed(cuda::Event* event) {
 
 bool DeviceEvent::HasPassed() const {
   gpu_.Use();
-  return tfdist::HasPassed(event_);
+  return EventHasPassed(event_);
 }
 
 KernelModule::KernelModule(const Gpu& gpu, const void* binary, const char* const* names,

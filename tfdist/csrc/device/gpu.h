@@ -29,7 +29,7 @@ struct IpcHandle {
   char bytes[64];
 };
 
-// Numbers of CUDA 11 to 13.
+// Constants of CUDA 11 to 13.
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;             // CUDA_ERROR_NOT_READY
 constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -115,7 +115,7 @@ T* PointerTo(Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Throws Error(kInternal) with the driver's name for the error unless the call succeeded.
+// Throws Error(kInternal) with the driver's name for the error if the call failed.
 void Check(Result result, const char* function);
 
 }  // namespace tfdist::cuda
@@ -127,12 +127,12 @@ namespace tfdist {
 constexpr unsigned kKernelThreads = 512;
 // For kernels that wait for no other rank: from 256 blocks on, an H100 moves memory about as fast
 // as it copies.
-constexpr uint64_t kMostBlocksAlone = 512;
+constexpr uint64_t kMaxBlocksAlone = 512;
 
 // The same on all ranks, regardless of their GPUs.
-inline unsigned BlocksFor(uint64_t vectors, uint64_t most) {
+inline unsigned BlocksFor(uint64_t vectors, uint64_t max_blocks) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
-  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, most));
+  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, max_blocks));
 }
 
 // A GPU and its resources: memory, streams, events, kernels. Each frees its own allocations.
@@ -149,7 +149,7 @@ class Gpu {
   // Variant for destructors, which cannot handle an error.
   void UseIfPossible() const noexcept;
   const std::string& name() const { return name_; }
-  // The architecture its kernels are compiled for, such as "sm_90".
+  // The architecture that its kernels are compiled for, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
   // Unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
@@ -185,7 +185,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  // Returns the handle with which another process of the host opens it.
+  // Returns a handle that lets another process of the host open it.
   cuda::IpcHandle Share() const;
 
  private:
@@ -263,7 +263,7 @@ class DeviceStream {
 };
 
 // Whether an event has passed; the thread must use its GPU.
-bool HasPassed(cuda::Event* event);
+bool EventHasPassed(cuda::Event* event);
 
 // A point in a stream.
 class DeviceEvent {

@@ -18,10 +18,10 @@
 namespace tfdist {
 namespace {
 
-// Chunks on each side: one is copied while the host waits for the other one and meets the other
-// rank.
+// Chunks in transit: while one is copied, the host waits for the other one and synchronizes with
+// the other rank.
 constexpr size_t kInTransit = 2;
-// Of both staging buffers together, which chunks take in turn.
+// The slots of both staging buffers, which chunks use in turn.
 constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
@@ -45,7 +45,7 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
 // one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
-  const auto meet = [&] {
+  const auto synchronize = [&] {
     Operation arrival;
     arrival.fingerprint = operation.fingerprint;
     Barrier(fabric, arrival);
@@ -55,12 +55,12 @@ void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Addres
     for (size_t chunk = 0; chunk < count; ++chunk) {
       while (launched < std::min(chunk + kInTransit, count)) Launch(operation, launched++, staging);
       AwaitChunk(chunk);
-      meet();
+      synchronize();
     }
   } else {
     for (size_t chunk = 0; chunk < count; ++chunk) {
       if (chunk >= kInTransit) AwaitChunk(chunk - kInTransit);
-      meet();
+      synchronize();
       Launch(operation, chunk, staging);
     }
     if (count > 0) AwaitChunk(count - 1);
@@ -122,7 +122,8 @@ void ExactShares::Begin(const DeviceRank& rank, cuda::Address memory) {
   memory_ = memory;
 }
 
-// Calls `use(tensor)` for each piece of a share. Tensors are not packed: each piece is a message.
+// Calls `use(tensor)` for each contiguous range of a share. Tensors are not packed: each range is a
+// message.
 template <typename Use>
 void ExactShares::ForTensors(size_t place, Use use) const {
   const size_t first = Begins(place), behind = first + Size(place);
@@ -151,7 +152,7 @@ void ExactShares::ExchangeValues() const {
   }
 }
 
-// Into the first one's slot, by the kernel that reduces staging buffers.
+// Sums into the first rank's slot, by the kernel that reduces staging buffers.
 void ExactShares::AddUp(cuda::Address ended) const {
   if (ranks_.size() == 1 || !HasShare()) return;
   device::Staging staging{};
@@ -162,7 +163,7 @@ void ExactShares::AddUp(cuda::Address ended) const {
   staging.part = slot_ / device::kVectorBytes;
   device::Waiting waiting{};
   waiting.ended = cuda::PointerTo<uint64_t>(ended);
-  rank_->kernels->Launch("tfdist_reduce_float32_sum", BlocksFor(staging.part, kMostBlocksAlone),
+  rank_->kernels->Launch("tfdist_reduce_float32_sum", BlocksFor(staging.part, kMaxBlocksAlone),
                          kKernelThreads, rank_->stream.get(), staging.part, staging, waiting, 1.0);
 }
 
@@ -195,7 +196,8 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// Reduces what this process's GPUs have brought, into the first; the rest of a mean is the host's.
+// Reduces the inputs of this process's GPUs into the first. A mean divides by their number here,
+// and by the number of processes in the host's collective.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
   if (all.size() == 1) return;
@@ -204,7 +206,7 @@ void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
           bytes / SizeOf(asked.type), first});
 }
 
-// For each process the rows of all of its GPUs.
+// Returns the number of rows of each process, over all of its GPUs.
 std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
   std::vector<size_t> sums(rows.size() / gpus);
   for (size_t rank = 0; rank < rows.size(); ++rank) sums[rank / gpus] += rows[rank];
@@ -235,14 +237,15 @@ void HostStaged::Lane::HoldBack(const Operation& part) const {
   }
 }
 
-void HostStaged::Lane::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const {
+void HostStaged::Lane::Fetch(const ConstBufferList& from, size_t begin, size_t bytes,
+                             char* to) const {
   from.ForEach(begin, bytes, [&](const char* data, size_t part) {
     down.Copy(cuda::AddressOf(to), cuda::AddressOf(data), part);
     to += part;
   });
 }
 
-void HostStaged::Lane::Return(const char* from, const Pieces& to, size_t begin,
+void HostStaged::Lane::Return(const char* from, const BufferList& to, size_t begin,
                               size_t bytes) const {
   to.ForEach(begin, bytes, [&](char* data, size_t part) {
     up.Copy(cuda::AddressOf(data), cuda::AddressOf(from), part);
@@ -270,7 +273,7 @@ void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHos
       Whole(operation, parts, on_host);
     }
   } catch (...) {
-    // Reduced data are copied to the GPU at once: their memory belongs to the operation until then.
+    // Copies of reduced data to the GPU are pending, and the operation owns their memory.
     for (const auto& lane : lanes_) {
       SettleSoon(lane->down.get(), lane->fetched);
       SettleSoon(lane->up.get(), lane->returned);
@@ -284,7 +287,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All GPUs have the first one's result.
+    // All GPUs receive the first GPU's result, so its memory must be free on all of them.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
@@ -294,7 +297,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     }
   };
   if (count == 0) {
-    // The others may bring more, and hear of it so.
+    // The other ranks may have more data: joining with none reports the mismatch to them.
     Operation nothing;
     nothing.fingerprint = operation.fingerprint;
     return on_host(nothing);
@@ -312,8 +315,8 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
     ReduceInto(data, all, size(k), operation.fingerprint);
     Operation part;
     part.fingerprint = operation.fingerprint;
-    part.in = ConstPieces(data, size(k));
-    part.out = Pieces(data, size(k));
+    part.in = ConstBufferList(data, size(k));
+    part.out = BufferList(data, size(k));
     on_host(part);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       lanes_[i]->Return(data, parts[i]->out, k * kChunkBytes, size(k));
@@ -335,23 +338,23 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts, const OnH
   staged.sent_rows = first.sent_rows;
   size_t bytes = 0;
   char* const in = FetchAll(operation, parts, &bytes);
-  Pieces left;  // by compression
+  BufferList left;  // the compression's residual
   char* error = nullptr;
   if (operation.compression) {
-    // Several GPUs have that of the first.
+    // If there are several GPUs, they share the first GPU's residual.
     left = first.compression->error;
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
     staged.compression = first.compression;
-    staged.compression->error = Pieces(error, left.bytes());
+    staged.compression->error = BufferList(error, left.bytes());
   }
   for (const auto& lane : lanes_) {
     lane->fetched.Record(lane->down.get());
     Await(lane->fetched, guard_);
   }
   if (lanes_.size() > 1) Join(parts, in, &bytes, &staged);
-  staged.in = ConstPieces(in, bytes);
-  const auto room_for = [&](size_t result) { return Pieces(Take(out_, result), result); };
+  staged.in = ConstBufferList(in, bytes);
+  const auto room_for = [&](size_t result) { return BufferList(Take(out_, result), result); };
   if (first.allocate) {
     staged.allocate = [&](const std::vector<size_t>& rows) {
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -381,7 +384,7 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
   return static_cast<char*>(memory.Take(lanes_[0]->gpu, bytes).data());
 }
 
-// What the GPUs bring, one behind the other; of a broadcast that of one.
+// Fetches the inputs of all GPUs consecutively; for a broadcast, only the root's input.
 char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});

@@ -66,7 +66,7 @@ class ExactShares {
   // This rank's share: whether it has one, its values, and, after summation, the sums.
   bool HasShare() const { return Size(me_) > 0; }
   size_t begin() const { return Begins(me_); }
-  Pieces sums() const { return Pieces(reinterpret_cast<char*>(Slot(0)), Size(me_)); }
+  BufferList sums() const { return BufferList(reinterpret_cast<char*>(Slot(0)), Size(me_)); }
 
  private:
   template <typename Use>
@@ -110,8 +110,8 @@ class HostStaged {
     void MakeChunks();
     // Makes both copy streams wait for the GPU's values and for room for them.
     void HoldBack(const Operation& part) const;
-    void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const;
-    void Return(const char* from, const Pieces& to, size_t begin, size_t bytes) const;
+    void Fetch(const ConstBufferList& from, size_t begin, size_t bytes, char* to) const;
+    void Return(const char* from, const BufferList& to, size_t begin, size_t bytes) const;
 
     const Gpu& gpu;
     DeviceStream down, up;

@@ -25,13 +25,13 @@ namespace {
 
 using device::List;
 
-// A longer timeout, such as an infinite one, would not fit the kernels' clock.
-constexpr double kLongestSeconds = 1e9;
-// Where streams wait, at most twice as many lists are under way. Each takes two meetings, and all
-// of them less than a driver's queue holds: to launch more would wait as well, and nothing could
-// end that.
+// A longer or infinite timeout would overflow the kernels' clock.
+constexpr double kMaxSeconds = 1e9;
+// If streams wait, at most twice this many lists are pending. Each list takes two barriers. Their
+// total must stay below the capacity of a driver's queue: otherwise a launch would block, and
+// nothing could end that wait.
 constexpr size_t kListsOfRoom = 4;
-static_assert(2 * 2 * kListsOfRoom < StreamMeetings::kMost);
+static_assert(2 * 2 * kListsOfRoom < StreamBarriers::kMax);
 
 std::string Suffix(DType type, ReduceOp op) {
   if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
@@ -43,7 +43,7 @@ std::string Suffix(DType type, ReduceOp op) {
 
 std::vector<const char*> AllReduceKernelNames() {
 #define TFDIST_NAMES(name, T, Op, S) "tfdist_one_shot_" #name, "tfdist_reduce_" #name,
-  return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_meet", "tfdist_tell",
+  return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_barrier", "tfdist_signal",
           "tfdist_unpack"};
 #undef TFDIST_NAMES
 }
@@ -57,12 +57,11 @@ KernelAllReduce::KernelAllReduce(Setup setup)
   waiting_.abort = cuda::PointerTo<uint64_t>(host_.address());
   waiting_.outcome = cuda::PointerTo<uint64_t>(host_.address()) + 1;
   waiting_.ended = cuda::PointerTo<uint64_t>(ended_.address());
-  waiting_.nanoseconds =
-      static_cast<uint64_t>(std::min(setup_.timeout_seconds, kLongestSeconds) * 1e9);
-  staging_.rank = meeting_.rank = setup_.rank;
-  staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
+  waiting_.nanoseconds = static_cast<uint64_t>(std::min(setup_.timeout_seconds, kMaxSeconds) * 1e9);
+  staging_.rank = barrier_.rank = setup_.rank;
+  staging_.ranks = barrier_.ranks = static_cast<uint32_t>(setup_.ranks.size());
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
-    meeting_.words[rank] = cuda::PointerTo<uint64_t>(setup_.ranks[rank].words);
+    barrier_.words[rank] = cuda::PointerTo<uint64_t>(setup_.ranks[rank].words);
   }
 }
 
@@ -71,13 +70,13 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
   const uint64_t most = setup_.buffer_bytes / device::kVectorBytes;
   List list{};
   const auto flush = [&] {
-    if (list.vectors > 0 && setup_.meetings) AwaitRoom(stream, guard);
+    if (list.vectors > 0 && setup_.stream_barriers) AwaitRoom(stream, guard);
     if (list.vectors > 0) LaunchList(list, type, op, stream);
     list = {};
   };
   for (const Tensor& tensor : tensors) {
     for (size_t done = 0; done < tensor.bytes;) {
-      if (list.count == List::kMost || list.vectors == most) flush();
+      if (list.count == List::kMax || list.vectors == most) flush();
       const size_t room = (most - list.vectors) * device::kVectorBytes;
       const size_t bytes = std::min(tensor.bytes - done, room);
       list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in) + done,
@@ -90,8 +89,8 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 }
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
-  // Waits that have been ended are not begun again.
-  if (setup_.meetings && outcome() != device::Outcome::kRunning) return;
+  // Ended waits are not restarted.
+  if (setup_.stream_barriers && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
     staging_.of[rank] =
         cuda::PointerTo<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
@@ -99,36 +98,36 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   turn_ = 1 - turn_;
   const KernelModule& kernels = *setup_.kernels;
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(staging_.ranks) : 1.0;
-  if (!setup_.meetings && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
-    const unsigned blocks = BlocksFor(list.vectors, device::kMostBlocks);
-    ++meeting_.number;
+  if (!setup_.stream_barriers && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
+    const unsigned blocks = BlocksFor(list.vectors, device::kMaxBlocks);
+    ++barrier_.number;
     kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list,
-                   staging_, meeting_, waiting_, divisor);
+                   staging_, barrier_, waiting_, divisor);
     return;
   }
-  const unsigned blocks = BlocksFor(list.vectors, kMostBlocksAlone);
+  const unsigned blocks = BlocksFor(list.vectors, kMaxBlocksAlone);
   staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
   kernels.Launch("tfdist_pack", blocks, kKernelThreads, stream, list, staging_, waiting_);
-  Meet(stream);
+  SyncRanks(stream);
   kernels.Launch("tfdist_reduce_" + Suffix(type, op), blocks, kKernelThreads, stream, list.vectors,
                  staging_, waiting_, divisor);
-  Meet(stream);
+  SyncRanks(stream);
   kernels.Launch("tfdist_unpack", blocks, kKernelThreads, stream, list, staging_, waiting_);
 }
 
-void KernelAllReduce::Meet(cuda::Stream* stream) {
-  ++meeting_.number;
+void KernelAllReduce::SyncRanks(cuda::Stream* stream) {
+  ++barrier_.number;
   const KernelModule& kernels = *setup_.kernels;
-  if (!setup_.meetings) {
-    kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, meeting_, waiting_);
+  if (!setup_.stream_barriers) {
+    kernels.Launch("tfdist_barrier", 1, device::kMaxRanks, stream, barrier_, waiting_);
     return;
   }
-  for (uint32_t rank = 0; rank < meeting_.ranks; ++rank) {
-    meeting_.words[rank] = setup_.meetings->WordsOf(rank, meeting_.number);
+  for (uint32_t rank = 0; rank < barrier_.ranks; ++rank) {
+    barrier_.words[rank] = setup_.stream_barriers->WordsOf(rank, barrier_.number);
   }
-  kernels.Launch("tfdist_tell", 1, device::kMostRanks, stream, meeting_, waiting_);
-  setup_.meetings->Await(meeting_.number, stream);
-  // What is behind sees whether the wait has been ended in vain.
+  kernels.Launch("tfdist_signal", 1, device::kMaxRanks, stream, barrier_, waiting_);
+  setup_.stream_barriers->Await(barrier_.number, stream);
+  // Later kernels of the stream thus see whether the wait was aborted.
   const cuda::Result result =
       cuda::Load().cuMemcpyAsync(ended_.address(), host_.address(), sizeof(uint64_t), stream);
   cuda::Check(result, "cuMemcpyAsync");
@@ -140,16 +139,15 @@ void KernelAllReduce::AwaitRoom(cuda::Stream* stream, Guard& guard) {
   Await(room_, guard, [&] {
     if (static_cast<double>(Nanoseconds() - begin) < setup_.timeout_seconds * 1e9) return;
     throw Error(Code::kUnavailable,
-                "The GPUs have not come to the end of all-reduces that all of "
-                "them had begun, within the time that "
-                "TFDIST_COLLECTIVE_TIMEOUT gives.");
+                "The GPUs did not finish all-reduces that all of them had begun within "
+                "TFDIST_COLLECTIVE_TIMEOUT.");
   });
   room_.Record(stream);
 }
 
 void KernelAllReduce::Abort() noexcept {
   __atomic_store_n(static_cast<uint64_t*>(host_.data()), uint64_t{1}, __ATOMIC_RELEASE);
-  if (setup_.meetings) return setup_.meetings->Release();
+  if (setup_.stream_barriers) return setup_.stream_barriers->Release();
   setup_.gpu->UseIfPossible();
   cuda::Load().cuMemsetD32Async(ended_.address(), 1, 1, aside_.get());
 }
@@ -163,26 +161,26 @@ device::Outcome KernelAllReduce::outcome() const {
 
 namespace {
 
-// Few, so that the blocks of a batch spread over all multiprocessors.
+// Few threads per block, so that a batch's blocks spread over all multiprocessors.
 constexpr unsigned kThreads = 128;
-constexpr unsigned kThreadsOfBlock = 16;  // of encoded values
-constexpr size_t kMostBlocks = 4096;
+constexpr unsigned kThreadsOfBlock = 16;  // per block of encoded values
+constexpr size_t kMaxBlocks = 4096;
 
 std::string NameOf(const Codec& codec) {
-  switch (codec.form) {
-    case Form::kHalf:
+  switch (codec.encoding) {
+    case Encoding::kHalf:
       return "half";
-    case Form::kBfloat16:
+    case Encoding::kBfloat16:
       return "bfloat16";
-    case Form::kFloat8:
+    case Encoding::kFloat8:
       return "float8";
-    case Form::kLevels:
+    case Encoding::kLevels:
       return "levels" + std::to_string(codec.bits);
-    case Form::kPowers:
+    case Encoding::kPowers:
       return "powers";
-    case Form::kTwoMeans:
+    case Encoding::kTwoMeans:
       return "means";
-    case Form::kSigns:
+    case Encoding::kSigns:
       return "signs";
   }
   return "";
@@ -196,7 +194,7 @@ device::Room RoomAt(cuda::Address room, size_t count) {
 
 std::vector<const char*> CodecKernelNames() {
 #define TFDIST_NAMES(name, F) "tfdist_encode_" #name, "tfdist_decode_" #name, "tfdist_sum_" #name,
-  return {TFDIST_FOR_ALL_FORMS(TFDIST_NAMES) "tfdist_sum_votes"};
+  return {TFDIST_FOR_ALL_ENCODINGS(TFDIST_NAMES) "tfdist_sum_votes"};
 #undef TFDIST_NAMES
 }
 
@@ -205,7 +203,7 @@ void KernelCodec::Launch(const std::string& name, size_t count, uint32_t block,
                          Arguments... arguments) const {
   if (count == 0) return;
   const size_t threads = (count + block - 1) / block * kThreadsOfBlock;
-  const size_t blocks = std::min((threads + kThreads - 1) / kThreads, kMostBlocks);
+  const size_t blocks = std::min((threads + kThreads - 1) / kThreads, kMaxBlocks);
   kernels_.Launch(name, static_cast<unsigned>(blocks), kThreads, stream_, arguments...);
 }
 
@@ -262,14 +260,14 @@ void KernelScatter::Sum(const Row* rows, size_t count, const std::vector<RowSums
   gpu_.Use();
   cuda::Check(cuda::Load().cuMemsetD32Async(scratch, 0, 2, stream_), "cuMemsetD32Async");
   if (some > 0) {
-    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMostBlocksAlone), kKernelThreads,
+    kernels_.Launch("tfdist_scatter_find", BlocksFor(some, kMaxBlocksAlone), kKernelThreads,
                     stream_, rows, some, static_cast<uint32_t>(values), runs);
   }
   kernels_.Launch("tfdist_scatter_order", 1, kKernelThreads, stream_, some, runs);
   for (const device::Targets& list : Tiled(TargetsOf(tensors))) {
     if (list.tiles == 0) continue;
-    kernels_.Launch("tfdist_scatter_sum", BlocksForTeams(list.tiles), kKernelThreads, stream_, list,
-                    rows, runs);
+    kernels_.Launch("tfdist_scatter_sum", BlocksForHalfWarps(list.tiles), kKernelThreads, stream_,
+                    list, rows, runs);
   }
 }
 
@@ -279,8 +277,8 @@ using device::Source;
 
 constexpr size_t kWordsOfTensor = 4, kWordsOfTally = sizeof(device::Tally) / kWord;
 
-// How many tensors a list has.
-size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMost); }
+// Returns the maximum number of tensors in a list.
+size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMax); }
 
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
   std::vector<Source> sources;
@@ -350,7 +348,7 @@ void KernelSelect::Take(Row* rows) {
   }
 }
 
-// Args: magnitude: that of all cuts.
+// Args: magnitude: the initial magnitude of all cuts.
 void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
   auto* next = cuda::PointerTo<uint32_t>(scratch);
   const auto take = [&next](size_t words) {
@@ -358,7 +356,7 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
     next += words;
     return taken;
   };
-  // Tallies first: they are two words.
+  // Tallies come first: they are two words and need their alignment.
   cuts_.tallies = reinterpret_cast<device::Tally*>(take(kWordsOfTally * tiles_));
   cuts_.magnitudes = take(tensors_);
   cuts_.equals = take(tensors_);
@@ -381,13 +379,13 @@ void KernelSelect::Count(bool accumulates) {
     Launch("tfdist_select_count", list.tiles, list, accumulates, cuts_);
     kernels_.Launch("tfdist_select_place", list.count, kKernelThreads, stream_, list, cuts_);
   }
-  kernels_.Launch("tfdist_select_sum", 1, device::kTeam, stream_, tensors_, cuts_);
+  kernels_.Launch("tfdist_select_sum", 1, device::kHalfWarp, stream_, tensors_, cuts_);
 }
 
 template <typename... Arguments>
-void KernelSelect::Launch(const char* name, uint64_t teams, Arguments... arguments) const {
-  if (teams == 0) return;
-  kernels_.Launch(name, BlocksForTeams(teams), kKernelThreads, stream_, arguments...);
+void KernelSelect::Launch(const char* name, uint64_t half_warps, Arguments... arguments) const {
+  if (half_warps == 0) return;
+  kernels_.Launch(name, BlocksForHalfWarps(half_warps), kKernelThreads, stream_, arguments...);
 }
 
 }  // namespace tfdist

@@ -48,13 +48,13 @@ class KernelAllReduce {
     const Gpu* gpu;
     const KernelModule* kernels;
     uint32_t rank;
-    std::vector<Shared> ranks;  // as this rank sees them; at most kMostRanks
+    std::vector<Shared> ranks;  // as this rank sees them; at most kMaxRanks
     size_t buffer_bytes;        // of each of two buffers: a multiple of 16, the same on all ranks
-    size_t one_shot_bytes = 1 << 16;     // buckets up to this size are reduced in one shot; untuned
-    double timeout_seconds = 600;        // of each wait of a kernel, and of `Launch`
-    StreamMeetings* meetings = nullptr;  // set if streams wait instead of kernels
+    size_t one_shot_bytes = 1 << 16;  // buckets up to this size are reduced in one shot; untuned
+    double timeout_seconds = 600;     // of each wait of a kernel, and of `Launch`
+    StreamBarriers* stream_barriers = nullptr;  // set if streams wait instead of kernels
   };
-  static constexpr size_t kWordBytes = device::kMeetingWords * sizeof(uint64_t);
+  static constexpr size_t kWordBytes = device::kBarrierWords * sizeof(uint64_t);
   static constexpr size_t StagingBytes(size_t buffer_bytes) { return 2 * buffer_bytes; }
 
   explicit KernelAllReduce(Setup setup);
@@ -72,7 +72,7 @@ class KernelAllReduce {
 
  private:
   void LaunchList(const device::List& list, DType type, ReduceOp op, cuda::Stream* stream);
-  void Meet(cuda::Stream* stream);
+  void SyncRanks(cuda::Stream* stream);
   void AwaitRoom(cuda::Stream* stream, Guard& guard);
 
   const Setup setup_;
@@ -81,7 +81,7 @@ class KernelAllReduce {
   DeviceStream aside_;  // to write that word while kernels wait
   device::Waiting waiting_{};
   device::Staging staging_{};
-  device::Meeting meeting_{};
+  device::KernelBarrier barrier_{};
   size_t turn_ = 0;
   DeviceEvent room_;  // some launches back, if streams wait
   size_t launches_ = 0;
@@ -155,7 +155,7 @@ std::vector<const char*> SelectKernelNames();
 
 class KernelSelect {
  public:
-  // Args: all: the candidates of each tensor; fewer than `kMostCandidates` in total.
+  // Args: all: the candidates of each tensor; fewer than `kMaxCandidates` in total.
   KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream,
                const std::vector<Candidates>& all);
 
@@ -176,7 +176,7 @@ class KernelSelect {
   void Fill(const void* from, uint32_t value, size_t words) const;
   void Count(bool accumulates);
   template <typename... Arguments>
-  void Launch(const char* name, uint64_t teams, Arguments... arguments) const;
+  void Launch(const char* name, uint64_t half_warps, Arguments... arguments) const;
 
   const Gpu& gpu_;
   const KernelModule& kernels_;

@@ -21,7 +21,7 @@ constexpr auto kLook = std::chrono::milliseconds(20);
 
 LaunchOrder& LaunchOrder::Of(int gpu) {
   static std::mutex mutex;
-  // Never destroyed: threads may use it at the process's end.
+  // Never destroyed: threads may still use it while the process ends.
   static auto& all = *new std::map<int, LaunchOrder>;
   const std::lock_guard<std::mutex> lock(mutex);
   return all[gpu];
@@ -48,7 +48,7 @@ void LaunchOrder::Turn::Settle(size_t largest) {
   order_.changed_.notify_all();
 }
 
-// What has only been proposed becomes no smaller; so what is smallest stays so.
+// A proposed number only grows until it is settled, so the smallest number stays the smallest.
 void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
   const auto begin = Clock::now();
   std::unique_lock<std::mutex> lock(order_.mutex_);
@@ -61,9 +61,9 @@ void LaunchOrder::Turn::Await(Guard& guard, double seconds) {
     lock.unlock();
     guard.Check();
     if (Clock::now() - begin > std::chrono::duration<double>(seconds)) {
-      throw Error(Code::kUnavailable,
-                  "Another communicator has kept its turn to use the GPU for longer than "
-                  "TFDIST_COLLECTIVE_TIMEOUT gives.");
+      throw Error(
+          Code::kUnavailable,
+          "Another communicator has used the GPU for longer than TFDIST_COLLECTIVE_TIMEOUT.");
     }
     lock.lock();
   }
@@ -109,7 +109,7 @@ std::vector<Operation> Assembly::Await(double seconds, const std::function<bool(
     char waited[32];
     std::snprintf(waited, sizeof(waited), "%g s.", seconds);
     throw Error(Code::kUnavailable, Named(static_cast<size_t>(missing - parts_.begin())) +
-                                        " of this process has not come to " +
+                                        " of this process has not joined " +
                                         Describe(come->operation->fingerprint) + ", where " +
                                         Named(static_cast<size_t>(come - parts_.begin())) +
                                         " has waited for " + waited);

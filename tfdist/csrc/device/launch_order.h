@@ -1,4 +1,4 @@
-// The order in which operations are launched on the GPUs of a process.
+// The launch order of operations on the GPUs of a process.
 #pragma once
 
 #include <atomic>
@@ -55,7 +55,7 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
           call(i);
         } catch (...) { fail(); }
       });
-    } catch (...) {  // there can be no more threads
+    } catch (...) {  // no more threads can be created
       fail();
     }
   }
@@ -63,9 +63,9 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
   if (error) std::rethrow_exception(error);
 }
 
-// The order in which communicators launch operations that wait for other GPUs: the same on all
-// GPUs. Otherwise each of two GPUs might first run an operation that waits for the other GPU's
-// second one.
+// The launch order of communicators' operations that wait for other GPUs: the same on all GPUs.
+// Otherwise each of two GPUs might first run an operation that waits for the other GPU's second
+// one.
 //
 // Once all ranks of an operation have arrived, each proposes a number, and the operation takes the
 // largest. A GPU launches the operations of all its communicators by their numbers. Source: Skeen's

@@ -12,13 +12,13 @@ namespace {
 
 constexpr char kSystems[] = "libnccl.so.2";
 constexpr char kGetVersion[] = "ncclGetVersion";
-constexpr int kSharing = 23000;  // the first that lets ranks share a GPU
+constexpr int kSharing = 23000;  // the first version that lets ranks share a GPU
 
 [[noreturn]] void Refuse(const std::string& why) {
   throw Error(Code::kInvalidArgument, "The GPUs cannot be used by the native collectives: " + why);
 }
 
-// Up to 2.8 a version was written 2804, since then 20900.
+// Versions up to 2.8 are encoded as 2804, later ones as 20900.
 int Version(Result (*get)(int*)) {
   int code = 0;
   get(&code);
@@ -26,14 +26,14 @@ int Version(Result (*get)(int*)) {
   return code / 1000 * 10000 + code % 1000 / 100 * 100 + code % 100;
 }
 
-// Which NCCL a handle of the system is, and where it lies.
+// Describes the NCCL behind a library handle: its version and path.
 std::string Description(void* opened, int version) {
   Dl_info found{};
   dladdr(dlsym(opened, kGetVersion), &found);
   return "NCCL " + VersionOf(version) + " of " + (found.dli_fname ? found.dli_fname : kSystems);
 }
 
-// Two NCCLs in one process would each take memory and threads, and TensorFlow's could be either.
+// Two NCCLs in one process would each take memory and threads, and TensorFlow could use either.
 void RefuseSecond(void* other, void* opened, int version) {
   if (!other || other == opened) return;
   const auto get = reinterpret_cast<Result (*)(int*)>(dlsym(other, kGetVersion));
@@ -51,7 +51,7 @@ Library Open(const std::string& library) {
   void* const opened = dlopen(name.c_str(), RTLD_NOW);
   if (!opened) {
     Refuse("there is no NCCL (" + std::string(dlerror()) +
-           "). Install the one that TensorFlow is made for: pip install tensorflow[and-cuda].");
+           "). Install TensorFlow's version: pip install tensorflow[and-cuda].");
   }
   const Library found = Resolve([&](const char* each) { return dlsym(opened, each); }, name);
   RefuseSecond(other, opened, found.version);
@@ -62,7 +62,7 @@ Library Open(const std::string& library) {
 
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name) {
   const std::string newer = " Install NCCL " + VersionOf(kOldest) +
-                            " or newer: pip install tensorflow[and-cuda] brings one.";
+                            " or newer: pip install tensorflow[and-cuda] includes one.";
   Library library;
 #define TFDIST_RESOLVE(function, result, arguments) \
   library.function = reinterpret_cast<result(*) arguments>(find(#function));
@@ -70,7 +70,7 @@ Library Resolve(const std::function<void*(const char*)>& find, const std::string
   if (!library.function) Refuse(name + " lacks " #function "." + newer);
   TFDIST_NCCL(TFDIST_RESOLVE)
   TFDIST_NCCL_IF_PRESENT(TFDIST_RESOLVE)
-  // The version says more than what an old one lacks.
+  // Report an old version rather than the functions that it lacks.
   if (library.ncclGetVersion) library.version = Version(library.ncclGetVersion);
   if (library.ncclGetVersion && library.version < kOldest) {
     Refuse(name + " is NCCL " + VersionOf(library.version) + "." + newer);
@@ -108,7 +108,7 @@ void Check(Result result, const char* function) {
                   (text ? text : "unknown error") + (more.empty() ? "" : " (" + more + ")") + "." +
                   (more.find("out of memory") == std::string::npos
                        ? ""
-                       : " NCCL needs memory of the GPU beside TensorFlow: set "
+                       : " NCCL needs GPU memory in addition to TensorFlow's: set "
                          "TF_FORCE_GPU_ALLOW_GROWTH=true."));
 }
 

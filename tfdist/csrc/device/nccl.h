@@ -32,8 +32,8 @@ struct Config {
   unsigned version = 22100;
   int blocking = kUnset;
   int cluster_size = kUnset;      // cgaClusterSize
-  int least_blocks = kUnset;      // minCTAs
-  int most_blocks = kUnset;       // maxCTAs
+  int min_blocks = kUnset;        // minCTAs
+  int max_blocks = kUnset;        // maxCTAs
   const char* network = nullptr;  // netName
   int split_share = kUnset;       // splitShare
 };

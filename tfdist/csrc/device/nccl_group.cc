@@ -18,7 +18,7 @@ using nccl::Result;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-// Most calls are done with at once, or within the time that a thread takes to start.
+// Most calls finish at once, or within the time that a thread takes to start.
 constexpr auto kImpatient = std::chrono::microseconds(200);
 constexpr auto kNap = std::chrono::microseconds(500);
 
@@ -62,7 +62,7 @@ nccl::Type TypeOf(DType type) {
   return nccl::kUint8;
 }
 
-// A sum of bools is whether any is true, which is their maximum as bytes; a product, their minimum.
+// The sum of bools is their OR, the maximum of their bytes; the product is their AND, the minimum.
 nccl::Op OpOf(DType type, ReduceOp op) {
   CheckReducible(type, op);
   if (!NcclSupports(type, op)) {
@@ -184,7 +184,7 @@ cuda::Address NcclGroup::Allocate(size_t bytes) {
   return cuda::AddressOf(memory);
 }
 
-// What cannot be registered is used as any other memory is.
+// Memory that cannot be registered is used like any other memory.
 void NcclGroup::Register(cuda::Address memory, size_t bytes) {
   setup_.gpu->Use();
   if (nccl_.ncclCommWindowRegister) {
@@ -243,9 +243,9 @@ void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>&
   Settle(function);
 }
 
-// Waits until what was called is done with. Some versions say success of what is in progress, so
-// the state alone tells. Up to 2.26 a call leaves behind what belongs to its thread, and only the
-// next call clears it away: a count of the ranks is one without effect.
+// Waits until the last call has finished. Some versions return success for a call in progress, so
+// only the state is reliable. Up to 2.26, a call leaves thread-local data behind, which only the
+// next call cleans up: counting the ranks is a call without other effects.
 void NcclGroup::Settle(const char* function) {
   const auto begin = Clock::now();
   Result state;
@@ -253,12 +253,11 @@ void NcclGroup::Settle(const char* function) {
     CheckGuard();
     if (Clock::now() - begin >= Seconds(setup_.timeout_seconds)) {
       Abort();
-      throw Error(Code::kUnavailable,
-                  std::string(function) + " of NCCL has been in progress on " +
-                      Numbered(setup_.rank, setup_.size) + " for " +
-                      Rounded(setup_.timeout_seconds) +
-                      ": other ranks have not come, or cannot be reached. NCCL_DEBUG=INFO shows "
-                      "what NCCL does.");
+      throw Error(Code::kUnavailable, std::string(function) + " of NCCL has been in progress on " +
+                                          Numbered(setup_.rank, setup_.size) + " for " +
+                                          Rounded(setup_.timeout_seconds) +
+                                          ": other ranks have not joined, or cannot be reached. "
+                                          "NCCL_DEBUG=INFO shows what NCCL does.");
     }
     Pause(begin);
   }

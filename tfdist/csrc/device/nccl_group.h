@@ -1,5 +1,5 @@
-// One rank of a communicator of NCCL. Its calls return once the work is in a stream, and none of
-// them waits for ever.
+// One rank of an NCCL communicator. Its calls return once the work is in a stream, and every wait
+// ends.
 #pragma once
 
 #include <cstddef>
@@ -14,34 +14,35 @@
 
 namespace tfdist {
 
-// Whether NCCL reduces as the host does, but for the order of the ranks and where it rounds: not a
-// minimum or maximum of floating types, which would drop a NaN, nor a mean of integers.
+// Whether NCCL reduces like the host, except for the order of the ranks and the rounding. It does
+// not for a minimum or maximum of floating types, which would drop a NaN, or for a mean of
+// integers.
 bool NcclSupports(DType type, ReduceOp op);
 
-// Work is given by one thread at a time. `Poll` and `Abort` may be called by any other meanwhile.
+// One thread at a time may submit work. Any other thread may call `Poll` and `Abort` meanwhile.
 class NcclGroup {
  public:
   struct Setup {
-    const Gpu* gpu;     // of this rank alone
+    const Gpu* gpu;     // used by this rank only
     nccl::UniqueId id;  // the same on all ranks
     int rank;
     int size;
-    double timeout_seconds = 600;  // for all ranks to join, and for each call to be done with
-    double closing_seconds = 10;   // for what is under way at the end
+    double timeout_seconds = 600;  // for all ranks to join, and for each call to finish
+    double closing_seconds = 10;   // for pending work at the end
     Guard* guard = nullptr;        // may end these waits, and with them the group
   };
-  // Made by one rank, for a single group.
+  // Created by one rank, for a single group.
   static nccl::UniqueId NewId();
 
-  // Joins the others. Throws Error(kUnavailable) if not all of them come in time.
+  // Joins the other ranks. Throws Error(kUnavailable) if not all of them join in time.
   explicit NcclGroup(const Setup& setup);
-  // Waits for the work under way, a bounded time.
+  // Waits for pending work, for a limited time.
   ~NcclGroup();
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
 
-  // Counts are of elements: of the whole for an all-reduce, of one rank's part for a reduce-scatter
-  // and an all-gather. `in` may be `out`, or where the rank's part lies in the other.
+  // Counts are in elements: of the whole for an all-reduce, of one rank's part for a reduce-scatter
+  // and an all-gather. `in` may equal `out`, or the rank's part within the larger one.
   void AllReduce(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
                  cuda::Stream* stream);
   void ReduceScatter(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
@@ -53,23 +54,22 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
-  // Memory on the GPU that NCCL can read and write without copies of its own, once all ranks
-  // together have registered it; 0 where NCCL has none to give. It must be freed before the group
-  // goes.
+  // GPU memory that NCCL can read and write without copies, once all ranks together have registered
+  // it; 0 if NCCL cannot allocate it. It must be freed before the group ends.
   cuda::Address Allocate(size_t bytes);
   void Register(cuda::Address memory, size_t bytes);
   void Free(cuda::Address memory) noexcept;
 
-  // Launches what `body` calls of these groups as one: messages to and from several ranks must be,
-  // and what several ranks of one process do together. If it throws, the groups are aborted, since
-  // others may wait for the rest.
+  // Launches the groups' calls in `body` as one. Messages to and from several ranks require this,
+  // and so do calls for several ranks of a process. If `body` throws, the groups are aborted, since
+  // other ranks may wait for the missing calls.
   static void Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body);
   void Grouped(const std::function<void()>& body) { Grouped({this}, body); }
 
-  // Throws Error if NCCL has found a fault since, or the group was aborted.
+  // Throws Error if NCCL has reported a failure, or the group was aborted.
   void Poll();
-  // Ends what is under way, here and in time on the other ranks; all later calls throw
-  // Error(kUnavailable). First lets a call of NCCL that another thread is in return.
+  // Ends pending work, here and eventually on the other ranks; all later calls throw
+  // Error(kUnavailable). First waits for another thread's current NCCL call to return.
   void Abort() noexcept;
 
  private:
@@ -81,12 +81,12 @@ class NcclGroup {
 
   const Setup setup_;
   const nccl::Library& nccl_;
-  // A group of calls holds it from the beginning to the end.
+  // Held from the beginning to the end of a group of calls.
   std::recursive_mutex mutex_;
   nccl::Comm* comm_ = nullptr;  // null once aborted
   bool grouping_ = false;
-  nccl::Window* window_ = nullptr;  // of the memory that was allocated
-  void* handle_ = nullptr;          // the same with an older version
+  nccl::Window* window_ = nullptr;  // of the allocated memory
+  void* handle_ = nullptr;          // likewise, in older versions
 };
 
 }  // namespace tfdist

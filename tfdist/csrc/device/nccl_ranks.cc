@@ -15,12 +15,13 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-// Of one launch. More of them take more room, fewer take more launches.
-constexpr size_t kMostValues = size_t{256} << 10;
-// Of the lists of all operations that are launched one behind the other: for 16,384 tensors.
+// The maximum number of values per launch. More take more memory, fewer take more launches.
+constexpr size_t kMaxValues = size_t{256} << 10;
+// For the lists of all pending operations: 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Among whom this rank's share is encoded: for sizes alone, if it has none.
+// Returns the ranks among which this rank's share is encoded; if it has none, only the sizes
+// matter.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;
@@ -31,7 +32,7 @@ Members MembersFor(const Topology& groups, const ExactShares& exact) {
 
 }  // namespace
 
-// What a GPU has for all operations.
+// A GPU's resources for all operations.
 struct NcclCoded::Lane {
   explicit Lane(const DeviceRank& of)
       : rank(of), codec(*of.gpu, *of.kernels, of.stream), zero(*of.gpu, sizeof(uint64_t)) {}
@@ -43,10 +44,10 @@ struct NcclCoded::Lane {
   cuda::Address begin = 0;  // of the memory
 };
 
-// What one GPU does of an operation.
+// One GPU's share of an operation.
 class NcclCoded::Share {
  public:
-  // Args: groups: of ranks that first sum exactly, as hosts.
+  // Args: groups: the ranks, grouped by "host" for the exact sums.
   Share(const Topology& groups, const Operation& part)
       : exact_(groups, part),
         sums_first_(groups.hosts.size() < static_cast<size_t>(groups.size)),
@@ -63,8 +64,8 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded
-  // from each member, and what goes to each, in whose place then come its sums.
+  // Both are the same on all ranks. The memory holds the exact sums, the encoded values received
+  // from each member, and the encoded values for each member, which its encoded sums later replace.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -123,11 +124,11 @@ class NcclCoded::Share {
     if (!exact_.HasShare()) return;
     for (int step = 1; step < size_; ++step) use((me() + step) % size_);
   }
-  // Whole chunks of a part.
+  // Calls `use(begin, count)` for batches of whole chunks of a part.
   template <typename Use>
   void ForBatches(int j, Use use) const {
     if (!exact_.HasShare()) return;
-    const size_t batch = kMostValues / t_.chunk() * t_.chunk();
+    const size_t batch = kMaxValues / t_.chunk() * t_.chunk();
     for (size_t begin = 0; begin < t_.Count(j); begin += batch) {
       use(begin, std::min(batch, t_.Count(j) - begin));
     }
@@ -175,7 +176,7 @@ NcclCoded::~NcclCoded() = default;
 
 bool NcclCoded::Takes(const Parts& parts) const {
   for (const auto& group : Groups(0, *parts[0]).hosts) {
-    if (group.size() > device::kMostRanks) return false;
+    if (group.size() > device::kMaxRanks) return false;
   }
   if (parts[0]->in.bytes() == 0) return false;
   const Share share(Groups(0, *parts[0]), *parts[0]);
@@ -204,7 +205,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     agreed_ = bytes;
     return true;
   }
-  // Who has found no more has lost what there was.
+  // A rank whose allocation failed has also lost its earlier memory.
   lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;
@@ -219,9 +220,9 @@ void NcclCoded::Allocate(size_t bytes) {
     try {
       if (!lanes_[i]) lanes_[i] = std::make_unique<Lane>(rank);
       lanes_[i]->begin = lanes_[i]->memory.Take(*rank.gpu, bytes).address();
-      lanes_[i]->codec.MakeRoom(kMostValues, kListBytes);
+      lanes_[i]->codec.MakeRoom(kMaxValues, kListBytes);
     } catch (const Error& error) {
-      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMostValues), error);
+      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMaxValues), error);
     }
   }
 }
@@ -273,7 +274,8 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
   if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
-// On all ranks or on none: without kernels or room, each tensor goes by itself.
+// Creates fusion buffers on all ranks or on none: without kernels or memory, each tensor is reduced
+// separately.
 void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
   bool from_nccl = true;
   std::string lack;
@@ -289,7 +291,7 @@ void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Set
   if (!lack.empty()) {
     for (const auto& rank : ranks_) rank->fusion = nullptr;
     if (setup.first == 0 && setup.warn) {
-      setup.warn("Each small tensor goes through NCCL by itself, since " + lack + ".");
+      setup.warn("NCCL reduces each small tensor separately, since " + lack + ".");
     }
   } else if (AllAgree(fabric, operation, from_nccl)) {
     const auto enter = [this](size_t i) {
@@ -306,7 +308,7 @@ void NcclRanks::Launch(const Fingerprint& asked, const Parts& parts) {
   });
 }
 
-// All ranks cut their buckets alike.
+// Reduces small tensors in lists; all ranks cut their buckets identically.
 void NcclRanks::LaunchFused(const Fingerprint& asked, const Parts& parts) {
   std::vector<Fused> fused;
   for (const Operation* part : parts) fused.push_back(Fuse(TensorsOf(*part), buffer_bytes_));
@@ -372,7 +374,7 @@ void NcclRanks::Call(const Fingerprint& asked, const Operation& part, DeviceRank
   }
 }
 
-// Where ranks bring different numbers of rows, NCCL has no gather.
+// NCCL has no all-gather of different numbers of rows, so broadcasts replace it.
 void NcclRanks::Gather(const Operation& part, DeviceRank& rank) const {
   NcclGroup& nccl = *rank.nccl;
   cuda::Stream* const stream = rank.stream.get();

@@ -16,27 +16,27 @@
 namespace tfdist {
 namespace {
 
-// So many bytes of each rank, in the order of the ranks.
+// Gathers `bytes` bytes of each rank, in the order of the ranks.
 std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void* own,
                          size_t bytes) {
   const auto size = static_cast<size_t>(fabric.topology.size);
   std::vector<char> all(bytes * size);
   Operation gather;
   gather.fingerprint = operation.fingerprint;
-  gather.in = ConstPieces(static_cast<const char*>(own), bytes);
-  gather.out = Pieces(all.data(), all.size());
+  gather.in = ConstBufferList(static_cast<const char*>(own), bytes);
+  gather.out = BufferList(all.data(), all.size());
   gather.sent_rows = {bytes};
   gather.received_rows.assign(size, bytes);
   AllGather(fabric, gather);
   return all;
 }
 
-// What a rank writes to another one's memory: each has a word of each other one's there.
+// The test value that a rank writes to another rank's memory, in the word reserved for the writer.
 uint64_t Probe(size_t writer, size_t owner) {
-  return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;
+  return uint64_t{0x7fd157} + writer * device::kMaxRanks + owner;
 }
 
-// A word that goes to a GPU's memory, or comes from there.
+// Copies a word to and from a GPU's memory.
 class Word {
  public:
   explicit Word(const Gpu& gpu) : stream_(gpu), host_(gpu, sizeof(uint64_t)) {}
@@ -68,8 +68,8 @@ bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b) {
   return std::memcmp(&a, &b, sizeof(a)) == 0;
 }
 
-std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const std::vector<Introduction>& own) {
+std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operation,
+                                       const std::vector<PeerInfo>& own) {
   const Topology& topology = fabric.topology;
   const auto processes = static_cast<size_t>(topology.size);
   const uint64_t count = own.size();
@@ -78,16 +78,16 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
   std::memcpy(counts.data(), told.data(), told.size());
   for (size_t process = 1; process < processes; ++process) {
     if (counts[process] == counts[0]) continue;
-    throw Error(Code::kMismatch,
-                "All workers need as many GPUs. Received: " + std::to_string(counts[0]) + " on " +
-                    topology.names[0] + ", " + std::to_string(counts[process]) + " on " +
-                    topology.names[process] + ".");
+    throw Error(Code::kMismatch, "All workers must have the same number of GPUs. Received: " +
+                                     std::to_string(counts[0]) + " on " + topology.names[0] + ", " +
+                                     std::to_string(counts[process]) + " on " +
+                                     topology.names[process] + ".");
   }
   const std::vector<char> all =
-      Gather(fabric, operation, own.data(), own.size() * sizeof(Introduction));
-  std::vector<Introduction> ranks(processes * own.size());
+      Gather(fabric, operation, own.data(), own.size() * sizeof(PeerInfo));
+  std::vector<PeerInfo> ranks(processes * own.size());
   std::memcpy(ranks.data(), all.data(), all.size());
-  for (Introduction& rank : ranks) {
+  for (PeerInfo& rank : ranks) {
     for (char* end : {std::end(rank.transport), std::end(rank.place), std::end(rank.model),
                       std::end(rank.lack)}) {
       end[-1] = 0;
@@ -123,7 +123,7 @@ bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
 }
 
 std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own) {
-  constexpr size_t kBytes = sizeof(Introduction::lack);
+  constexpr size_t kBytes = sizeof(PeerInfo::lack);
   char text[kBytes] = {};
   std::strncpy(text, own.c_str(), kBytes - 1);
   const std::vector<char> all = Gather(fabric, operation, text, kBytes);
@@ -152,9 +152,9 @@ cuda::Uuid ThisProcess() {
   return name;
 }
 
-Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank)
+Peers::Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank)
     : gpu_(gpu), rank_(rank) {
-  for (const Introduction& each : ranks) {
+  for (const PeerInfo& each : ranks) {
     if (AreSame(each.process, ranks[rank].process)) {
       if (!AreSame(each.gpu, ranks[rank].gpu)) gpu.ReachInto(each.number);
       shared_.push_back({each.staging_address, each.words_address});
@@ -163,10 +163,9 @@ Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank
     try {
       opened_.push_back(std::make_unique<Opened>(gpu, each));
     } catch (const Error& error) {
-      throw Error(error.code(),
-                  std::string(error.what()) +
-                      " Workers in containers of their own need the host's IPC and PID "
-                      "namespaces (--ipc=host --pid=host)");
+      throw Error(error.code(), std::string(error.what()) +
+                                    " Workers in separate containers need the host's IPC and PID "
+                                    "namespaces (--ipc=host --pid=host)");
     }
     shared_.push_back({opened_.back()->staging.address(), opened_.back()->words.address()});
   }
@@ -198,24 +197,24 @@ bool Peers::Read() const {
 
 namespace {
 
-// Where ranks share a GPU, a kernel may be queued behind another one that waits for it.
-bool HaveOwnGpus(const DeviceTeam& team) {
+// If ranks share a GPU, a kernel may be queued behind another kernel that waits for it.
+bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
-  for (const Introduction& rank : team.ranks) {
+  for (const PeerInfo& rank : group.ranks) {
     gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
   }
-  return team.may_share_gpu || gpus.size() == team.ranks.size();
+  return group.may_share_gpu || gpus.size() == group.ranks.size();
 }
 
-// Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each
-// other. Processes do not get into each other's way, but take turns on a GPU, which is slow.
-std::string WhyNoStreams(const DeviceTeam& team) {
-  if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+// Two ranks of one process on the same GPU: their streams, too, may be queued behind each other.
+// Ranks of different processes take turns on a GPU, which is slow, but do not block each other.
+std::string WhyNoStreams(const DeviceGroup& group) {
+  if (std::strcmp(group.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
-      if (AreSame(team.ranks[other].gpu, team.ranks[rank].gpu) &&
-          AreSame(team.ranks[other].process, team.ranks[rank].process)) {
-        return team.topology.names[other] + " and " + team.topology.names[rank] +
+      if (AreSame(group.ranks[other].gpu, group.ranks[rank].gpu) &&
+          AreSame(group.ranks[other].process, group.ranks[rank].process)) {
+        return group.topology.names[other] + " and " + group.topology.names[rank] +
                ", of one process, have the same GPU";
       }
     }
@@ -225,75 +224,76 @@ std::string WhyNoStreams(const DeviceTeam& team) {
 
 }  // namespace
 
-bool StreamsWait(const DeviceTeam& team) { return team.streams_wait || !HaveOwnGpus(team); }
+bool StreamsWait(const DeviceGroup& group) { return group.streams_wait || !HaveOwnGpus(group); }
 
-std::string WhyNoKernels(const DeviceTeam& team) {
-  if (team.topology.hosts.size() > 1) return "there are several hosts";
-  if (team.ranks.size() > device::kMostRanks) return "there are more than 16 ranks";
-  const std::string no_streams = HaveOwnGpus(team) ? "" : WhyNoStreams(team);
+std::string WhyNoKernels(const DeviceGroup& group) {
+  if (group.topology.hosts.size() > 1) return "there are several hosts";
+  if (group.ranks.size() > device::kMaxRanks) return "there are more than 16 ranks";
+  const std::string no_streams = HaveOwnGpus(group) ? "" : WhyNoStreams(group);
   if (!no_streams.empty()) return no_streams;
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    const Introduction& each = team.ranks[rank];
-    if (StreamsWait(team) && !each.has_stream_waits) {
-      return "two ranks have the same GPU, and the driver of " + team.topology.names[rank] +
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    const PeerInfo& each = group.ranks[rank];
+    if (StreamsWait(group) && !each.has_stream_waits) {
+      return "two ranks have the same GPU, and the driver of " + group.topology.names[rank] +
              " has no cuStreamWaitValue64 for it";
     }
-    if (*each.lack) return "on " + team.topology.names[rank] + ", " + each.lack;
-    if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
+    if (*each.lack) return "on " + group.topology.names[rank] + ", " + each.lack;
+    if (each.buffer_bytes != group.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
   }
   return "";
 }
 
-std::string WhyNoNccl(const DeviceTeam& team) {
-  if (team.tls) return "TLS is set, and NCCL sends in the clear";
+std::string WhyNoNccl(const DeviceGroup& group) {
+  if (group.tls) return "TLS is set, but NCCL does not encrypt";
   const bool may_share =
-      team.may_share_gpu || std::all_of(team.ranks.begin(), team.ranks.end(),
-                                        [](const Introduction& rank) { return rank.nccl_shares; });
-  if (!may_share && !HaveOwnGpus(team)) return "two ranks have the same GPU";
-  // Which NCCL refuses otherwise.
+      group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
+                                         [](const PeerInfo& rank) { return rank.nccl_shares; });
+  if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
+  // NCCL refuses this otherwise.
   std::set<std::pair<int, std::string>> places;
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second && !may_share) {
-      return "two ranks have parts of the same GPU";
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&
+        !may_share) {
+      return "two ranks have partitions of the same GPU";
     }
   }
-  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    if (team.ranks[rank].nccl == 0) return team.topology.names[rank] + " uses none";
+  for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
+    if (group.ranks[rank].nccl == 0) return group.topology.names[rank] + " uses none";
   }
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (team.ranks[rank].nccl != team.ranks[0].nccl) {
-      return team.topology.names[0] + " has " + nccl::VersionOf(team.ranks[0].nccl) + ", and " +
-             team.topology.names[rank] + " has " + nccl::VersionOf(team.ranks[rank].nccl);
-    }
-  }
-  return "";
-}
-
-std::string HowGpusDiffer(const DeviceTeam& team) {
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (std::strcmp(team.ranks[rank].model, team.ranks[0].model) != 0) {
-      return team.topology.names[0] + " has " + team.ranks[0].model + ", and " +
-             team.topology.names[rank] + " has " + team.ranks[rank].model;
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (group.ranks[rank].nccl != group.ranks[0].nccl) {
+      return group.topology.names[0] + " has " + nccl::VersionOf(group.ranks[0].nccl) + ", and " +
+             group.topology.names[rank] + " has " + nccl::VersionOf(group.ranks[rank].nccl);
     }
   }
   return "";
 }
 
-size_t LeastBuffer(const DeviceTeam& team) {
-  const auto less = [](const Introduction& a, const Introduction& b) {
+std::string HowGpusDiffer(const DeviceGroup& group) {
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (std::strcmp(group.ranks[rank].model, group.ranks[0].model) != 0) {
+      return group.topology.names[0] + " has " + group.ranks[0].model + ", and " +
+             group.topology.names[rank] + " has " + group.ranks[rank].model;
+    }
+  }
+  return "";
+}
+
+size_t MinBufferBytes(const DeviceGroup& group) {
+  const auto less = [](const PeerInfo& a, const PeerInfo& b) {
     return a.buffer_bytes < b.buffer_bytes;
   };
-  return std::min_element(team.ranks.begin(), team.ranks.end(), less)->buffer_bytes;
+  return std::min_element(group.ranks.begin(), group.ranks.end(), less)->buffer_bytes;
 }
 
-void CheckTransports(const DeviceTeam& team) {
-  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
-    if (std::strcmp(team.ranks[rank].transport, team.ranks[0].transport) != 0) {
+void CheckTransports(const DeviceGroup& group) {
+  for (size_t rank = 1; rank < group.ranks.size(); ++rank) {
+    if (std::strcmp(group.ranks[rank].transport, group.ranks[0].transport) != 0) {
       throw Error(Code::kMismatch,
                   "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
                   "Received: '" +
-                      std::string(team.ranks[0].transport) + "' on " + team.topology.names[0] +
-                      ", '" + team.ranks[rank].transport + "' on " + team.topology.names[rank] +
+                      std::string(group.ranks[0].transport) + "' on " + group.topology.names[0] +
+                      ", '" + group.ranks[rank].transport + "' on " + group.topology.names[rank] +
                       ".");
     }
   }

@@ -15,10 +15,10 @@
 
 namespace tfdist {
 
-// The introductions of a communicator's ranks, and access to each other's GPU memory.
+// The connection information of a communicator's GPUs, and access to each other's memory.
 //
 // Describes one GPU; copied as bytes between processes of one program.
-struct Introduction {
+struct PeerInfo {
   cuda::Uuid gpu;
   char place[32];           // the GPU's location in its host
   cuda::Uuid process;       // unique among all processes
@@ -37,11 +37,11 @@ struct Introduction {
   char transport[8];    // the requested transport
 };
 
-// Exchanges the introductions of all GPUs, in the order of the processes. All processes call this
-// and the following functions within one operation. Throws Error(kMismatch) if the processes have
+// Exchanges the information of all GPUs, in the order of the processes. All processes call this and
+// the following functions within one operation. Throws Error(kMismatch) if the processes have
 // different numbers of GPUs.
-std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const std::vector<Introduction>& own);
+std::vector<PeerInfo> ExchangePeerInfo(Fabric& fabric, const Operation& operation,
+                                       const std::vector<PeerInfo>& own);
 
 // Exchanges a number per GPU, in the same order.
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
@@ -74,7 +74,7 @@ class Peers {
  public:
   // Opens the memory. Args: this rank's GPU, the handles of all ranks, and this rank's number.
   // Throws Error if the driver refuses.
-  Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank);
+  Peers(const Gpu& gpu, const std::vector<PeerInfo>& ranks, size_t rank);
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
@@ -85,7 +85,7 @@ class Peers {
 
  private:
   struct Opened {
-    Opened(const Gpu& gpu, const Introduction& rank)
+    Opened(const Gpu& gpu, const PeerInfo& rank)
         : staging(gpu, rank.staging), words(gpu, rank.words) {}
     PeerMemory staging, words;
   };
@@ -98,30 +98,30 @@ class Peers {
 // Why a transport is unavailable; the same answer on all ranks.
 //
 // All GPUs of a communicator.
-struct DeviceTeam {
-  Topology topology;                // its ranks are GPUs; `rank` is this process's first
-  std::vector<Introduction> ranks;  // the introduction of each
+struct DeviceGroup {
+  Topology topology;            // its ranks are GPUs; `rank` is this process's first
+  std::vector<PeerInfo> ranks;  // one per GPU
   bool tls = false;
   bool may_share_gpu = false;
   bool streams_wait = false;  // regardless of shared GPUs
 };
 
 // Whether streams wait for the other ranks, not kernels.
-bool StreamsWait(const DeviceTeam& team);
+bool StreamsWait(const DeviceGroup& group);
 
 // Why no kernel can access another GPU's memory, as far as all ranks know; "" if it can.
-std::string WhyNoKernels(const DeviceTeam& team);
+std::string WhyNoKernels(const DeviceGroup& group);
 
 // Why NCCL is not used; "" if it can be.
-std::string WhyNoNccl(const DeviceTeam& team);
+std::string WhyNoNccl(const DeviceGroup& group);
 
 // Names two GPUs of different models, whose step times differ; "" if there are none.
-std::string HowGpusDiffer(const DeviceTeam& team);
+std::string HowGpusDiffer(const DeviceGroup& group);
 
-// The size of the smallest buffer, by which all ranks cut their buckets.
-size_t LeastBuffer(const DeviceTeam& team);
+// The size of the smallest buffer; all ranks cut their buckets by it.
+size_t MinBufferBytes(const DeviceGroup& group);
 
 // Throws Error(kMismatch) if the ranks' settings request different transports.
-void CheckTransports(const DeviceTeam& team);
+void CheckTransports(const DeviceGroup& group);
 
 }  // namespace tfdist

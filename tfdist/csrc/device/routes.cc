@@ -9,9 +9,9 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kMostInOneShot = size_t{256} << 10;
+constexpr size_t kMaxOneShotBytes = size_t{256} << 10;
 
-// The names and hosts of all GPUs. Args: how many each process has.
+// Returns the names and hosts of all GPUs. Args: gpus: the number of GPUs per process.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
   std::vector<std::string> names;
   std::vector<int> hosts;
@@ -28,16 +28,16 @@ Topology TopologyOf(const Topology& processes, size_t gpus) {
 }  // namespace
 
 void Routes::Open(Fabric& fabric, const Operation& operation) {
-  if (!team_.ranks.empty()) return;
+  if (!group_.ranks.empty()) return;
   try {
-    Introduce(fabric, operation);
+    ExchangeInfo(fabric, operation);
   } catch (...) {
-    team_.ranks.clear();
+    group_.ranks.clear();
     throw;
   }
 }
 
-void Routes::Introduce(Fabric& fabric, const Operation& operation) {
+void Routes::ExchangeInfo(Fabric& fabric, const Operation& operation) {
   int version = 0;
   bool shares = false;
   std::string no_nccl = "no library is given";
@@ -51,26 +51,25 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
       if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
     }
   }
-  std::vector<Introduction> introductions;
+  std::vector<PeerInfo> own;
   for (const auto& rank : ranks_) {
-    introductions.push_back(rank->Introduce(setup_));
-    introductions.back().nccl = version;
-    introductions.back().nccl_shares = shares;
-    introductions.back().communicator = NewName();
+    own.push_back(rank->MakePeerInfo(setup_));
+    own.back().nccl = version;
+    own.back().nccl_shares = shares;
+    own.back().communicator = NewName();
   }
-  team_.ranks = tfdist::Introduce(fabric, operation, introductions);
-  team_.topology = TopologyOf(fabric.topology, ranks_.size());
-  team_.tls = setup_.tls;
-  team_.may_share_gpu = setup_.may_share_gpu;
-  team_.streams_wait = setup_.streams_wait;
-  CheckTransports(team_);
-  no_nccl_ = WhyNoNccl(team_);
+  group_.ranks = ExchangePeerInfo(fabric, operation, own);
+  group_.topology = TopologyOf(fabric.topology, ranks_.size());
+  group_.tls = setup_.tls;
+  group_.may_share_gpu = setup_.may_share_gpu;
+  group_.streams_wait = setup_.streams_wait;
+  CheckTransports(group_);
+  no_nccl_ = WhyNoNccl(group_);
   if (setup_.transport == "nccl" && !MayUseNccl()) {
-    throw Error(
-        Code::kInvalidArgument,
-        "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-        "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
-            no_nccl_ + "." + (version || team_.tls ? "" : " Here: " + no_nccl));
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, and one GPU "
+                "per rank (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
+                    no_nccl_ + "." + (version || group_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {
     const bool first = fabric.topology.rank == 0;
@@ -83,9 +82,9 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   if (!setup_.is_free() && setup_.transport != "own") return;
-  lack_ = WhyNoKernels(team_);
+  lack_ = WhyNoKernels(group_);
   if (!lack_.empty()) {
-    if (team_.topology.hosts.size() == 1) Announce();
+    if (group_.topology.hosts.size() == 1) Announce();
     return;
   }
   const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
@@ -98,58 +97,59 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   };
   const auto need = [](bool good) {
     if (good) return;
-    throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
+    throw Error(Code::kUnavailable,
+                "data written by one GPU are wrong when another one reads them");
   };
-  const bool good =
-      try_to([&](DeviceRank& rank, size_t number) {
-        rank.peers = std::make_unique<Peers>(*rank.gpu, team_.ranks, number);
-      }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
-      try_to([&](DeviceRank& rank, size_t number) {
-        if (StreamsWait(team_)) OpenMeetings(fabric, rank, number);
-        rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
-            rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
-            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds, rank.meetings.get()});
-      });
+  const bool good = try_to([&](DeviceRank& rank, size_t number) {
+                      rank.peers = std::make_unique<Peers>(*rank.gpu, group_.ranks, number);
+                    }) &&
+                    try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
+                    try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
+                    try_to([&](DeviceRank& rank, size_t number) {
+                      if (StreamsWait(group_)) OpenStreamBarriers(fabric, rank, number);
+                      rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
+                          rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number),
+                          rank.peers->shared(), setup_.buffer_bytes, kMaxOneShotBytes,
+                          setup_.timeout_seconds, rank.stream_barriers.get()});
+                    });
   if (good) return;
   for (const auto& rank : ranks_) {
     rank->own = nullptr;
-    rank->meetings = nullptr;
+    rank->stream_barriers = nullptr;
     rank->peers = nullptr;
   }
   Announce();
 }
 
-void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const {
-  static_assert(StreamMeetings::kWordBytes <= Segment::kStreamWordBytes);
+void Routes::OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const {
+  static_assert(StreamBarriers::kWordBytes <= Segment::kStreamWordBytes);
   if (!fabric.host->has_segment()) {
-    throw Error(Code::kUnavailable, "the ranks have the same GPU, and share no memory of the host");
+    throw Error(Code::kUnavailable, "the ranks have the same GPU, but no shared host memory");
   }
-  rank.meetings = std::make_unique<StreamMeetings>(*rank.gpu, fabric.host->segment().stream_words(),
-                                                   static_cast<uint32_t>(number),
-                                                   static_cast<uint32_t>(team_.ranks.size()));
+  rank.stream_barriers = std::make_unique<StreamBarriers>(
+      *rank.gpu, fabric.host->segment().stream_words(), static_cast<uint32_t>(number),
+      static_cast<uint32_t>(group_.ranks.size()));
 }
 
-// Says once why all-reduces go another way than they could.
+// Explains once why all-reduces do not use the fastest transport.
 void Routes::Announce() const {
   if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
-  setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
-              (MayUseNccl() ? "NCCL." : "the host's memory."));
+  setup_.warn("The GPUs do not access each other's memory, since " + lack_ +
+              ". All-reduces go through " + (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-// Between hosts there is nothing as fast.
+// Only NCCL is fast between hosts.
 void Routes::AnnounceNoNccl() const {
-  const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
+  const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
   setup_.warn("NCCL is not used, since " + no_nccl_ +
-              ". All-reduces of what is on GPUs go through the host's memory.");
+              ". All-reduces of GPU memory go through the host's memory.");
 }
 
-// Says once, whichever communicators come later.
+// Warns once per process.
 void Routes::AnnounceUnlikeGpus() const {
   static std::atomic<bool> announced{false};
-  const std::string differ = HowGpusDiffer(team_);
+  const std::string differ = HowGpusDiffer(group_);
   if (differ.empty() || first() != 0 || !setup_.warn || announced.exchange(true)) return;
   setup_.warn("The GPUs are of different models: " + differ +
               ". Each step takes as long as on the slowest.");
@@ -163,8 +163,8 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (setup_.transport == "host") return Transport::kHost;
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " +
+                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that can access each other's memory. They "
+                "cannot, since " +
                     lack_ + ".");
   }
   const bool reduces = IsReduction(asked.kind);
@@ -173,7 +173,7 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
   const bool nccl =
       setup_.transport != "own" && MayUseNccl() && (!reduces || NcclSupports(asked.type, asked.op));
-  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
+  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= max_kernel_bytes_)) {
     return Transport::kOwn;
   }
   return nccl ? Transport::kNccl : Transport::kHost;

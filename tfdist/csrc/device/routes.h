@@ -1,5 +1,5 @@
-// Which ways the GPUs of a communicator have to each other, as all ranks find out together, so that
-// all choose alike.
+// The transports available between a communicator's GPUs. All ranks exchange their information, so
+// that they choose identically.
 #pragma once
 
 #include <cstddef>
@@ -20,33 +20,36 @@ class Routes {
   enum class Transport { kHost, kOwn, kNccl };
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: this process's GPUs, whose `peers` and `own` are made.
+  // Args: ranks: this process's GPUs; `Open` sets their `peers` and `own`.
   Routes(const DeviceSetup& setup, Ranks& ranks) : setup_(setup), ranks_(ranks) {}
 
-  // Has the ranks introduce themselves, unless they have. All processes call this within one
-  // operation. Throws Error where the way that was asked for cannot be had.
+  // Exchanges the ranks' information, if not yet done. All processes call this within one
+  // operation. Throws Error if a requested transport is unavailable.
   void Open(Fabric& fabric, const Operation& operation);
 
-  // Once open:
-  const Topology& topology() const { return team_.topology; }                // whose ranks are GPUs
-  size_t first() const { return static_cast<size_t>(team_.topology.rank); }  // of this process's
+  // The following require `Open`.
+  const Topology& topology() const { return group_.topology; }  // its ranks are GPUs
+  size_t first() const {
+    return static_cast<size_t>(group_.topology.rank);
+  }  // this process's first rank
   const nccl::UniqueId& id() const { return id_; }
-  // Of this communicator among all of all processes.
-  const cuda::Uuid& name() const { return team_.ranks[0].communicator; }
-  // What all cut their buckets by.
-  size_t least_buffer() const { return LeastBuffer(team_); }
-  // Whether kernels and NCCL are there, and which is faster is to be found out.
+  // Unique among all communicators of all processes.
+  const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
+  // The smallest buffer of all ranks; they cut their buckets by it.
+  size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
+  // Whether both kernels and NCCL are available, and a measurement decides between them.
   bool HaveChoice() const;
-  void PreferKernelsUpTo(size_t bytes) { most_before_nccl_ = bytes; }
-  // Throws Error where own kernels were asked for and there are none.
+  void PreferKernelsUpTo(size_t bytes) { max_kernel_bytes_ = bytes; }
+  // Throws Error if kernels were requested and are unavailable.
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
-  // The same for what is compressed: NCCL or the host's links, since kernels have no way for it.
+  // The same for compressed operations: NCCL or the host's links, since kernels do not support
+  // them.
   Transport ChooseForCompressed() const;
 
  private:
-  void Introduce(Fabric& fabric, const Operation& operation);
+  void ExchangeInfo(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
-  void OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const;
+  void OpenStreamBarriers(Fabric& fabric, DeviceRank& rank, size_t number) const;
   bool MayUseNccl() const { return no_nccl_.empty(); }
   void Announce() const;
   void AnnounceNoNccl() const;
@@ -54,13 +57,13 @@ class Routes {
 
   const DeviceSetup& setup_;
   Ranks& ranks_;
-  DeviceTeam team_;      // without ranks before the first operation
-  std::string no_nccl_;  // why there is none
-  std::string lack_;     // why no kernels are used
+  DeviceGroup group_;    // has no ranks before the first operation
+  std::string no_nccl_;  // why NCCL is unavailable; "" if it is available
+  std::string lack_;     // why kernels are not used; "" if they are
   nccl::UniqueId id_{};
-  // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that
-  // NVLink connects.
-  size_t most_before_nccl_ = size_t{256} << 10;
+  // Up to this many bytes, kernels take precedence over NCCL: a published value for GPUs connected
+  // by NVLink.
+  size_t max_kernel_bytes_ = size_t{256} << 10;
 };
 
 }  // namespace tfdist

@@ -46,43 +46,43 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
     }
     return true;
   } catch (const Error&) {
-    return false;  // A GPU that does not work any more runs nothing either.
+    return false;  // a broken GPU runs nothing any more
   }
 }
 
 namespace {
 
-// Of a rank; for each meeting one of each other rank.
-constexpr size_t kWords = device::kMeetingWords;
-static_assert(kWords == StreamMeetings::kMost * device::kMostRanks);
-// Beyond any number of a meeting, as the driver compares them.
+// The words of one rank: for each barrier, a word for each other rank.
+constexpr size_t kWords = device::kBarrierWords;
+static_assert(kWords == StreamBarriers::kMax * device::kMaxRanks);
+// Larger than any barrier's number, in the driver's comparison.
 constexpr uint64_t kEndless = std::numeric_limits<int64_t>::max();
 
 }  // namespace
 
-StreamMeetings::StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks)
+StreamBarriers::StreamBarriers(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks)
     : gpu_(gpu),
       words_(static_cast<uint64_t*>(words)),
       memory_(gpu, words, kWordBytes),
       rank_(rank),
       ranks_(ranks) {}
 
-uint64_t* StreamMeetings::WordsOf(uint32_t rank, uint64_t meeting) const {
+uint64_t* StreamBarriers::WordsOf(uint32_t rank, uint64_t barrier) const {
   return cuda::PointerTo<uint64_t>(memory_.address()) + rank * kWords +
-         meeting % kMost * device::kMostRanks;
+         barrier % kMax * device::kMaxRanks;
 }
 
-void StreamMeetings::Await(uint64_t meeting, cuda::Stream* stream) const {
+void StreamBarriers::Await(uint64_t barrier, cuda::Stream* stream) const {
   gpu_.Use();
   for (uint32_t other = 0; other < ranks_; ++other) {
     if (other == rank_) continue;
-    const cuda::Address word = cuda::AddressOf(WordsOf(rank_, meeting) + other);
-    cuda::Check(cuda::Load().cuStreamWaitValue64_v2(stream, word, meeting, cuda::kReached),
+    const cuda::Address word = cuda::AddressOf(WordsOf(rank_, barrier) + other);
+    cuda::Check(cuda::Load().cuStreamWaitValue64_v2(stream, word, barrier, cuda::kReached),
                 "cuStreamWaitValue64_v2");
   }
 }
 
-void StreamMeetings::Release() noexcept {
+void StreamBarriers::Release() noexcept {
   uint64_t* const own = words_ + rank_ * kWords;
   for (size_t i = 0; i < kWords; ++i) __atomic_store_n(own + i, kEndless, __ATOMIC_RELEASE);
 }
@@ -91,9 +91,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// About so long it may take; what is larger than what has been tried by then is the second's.
-constexpr double kMostSeconds = 1.0;
-// A way that takes so many times as long will not catch up with larger sizes.
+// The approximate time limit; sizes not yet measured by then count as faster by the second
+// transport.
+constexpr double kMaxSeconds = 1.0;
+// A transport that is slower by this factor will not be faster for larger sizes.
 constexpr double kLost = 2.0;
 constexpr size_t kStep = 4;  // from one size to the next
 
@@ -116,9 +117,9 @@ size_t WhereFirstIsFaster(
     const double own_first = seconds(true, bytes), own_second = seconds(false, bytes);
     const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
     const std::vector<double> all = slowest({own_first, own_second, spent});
-    // Half way to the next size.
+    // Geometrically half way to the next size.
     if (all[0] < all[1]) most = bytes * kStep / 2;
-    if (all[0] > kLost * all[1] || all[2] > kMostSeconds) break;
+    if (all[0] > kLost * all[1] || all[2] > kMaxSeconds) break;
   }
   return most;
 }

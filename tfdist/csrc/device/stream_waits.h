@@ -29,22 +29,21 @@ bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 // that share a GPU, where a waiting kernel may prevent the awaited kernel from running.
 //
 // The words are in memory shared by a host's processes, so the host can end a wait at once,
-// regardless of the GPU's queues. A meeting keeps its own words until it is over on all ranks, so
+// regardless of the GPU's queues. A barrier keeps its own words until it is over on all ranks, so
 // another rank's late write cannot undo the end of a wait.
-class StreamMeetings {
+class StreamBarriers {
  public:
-  // The number of meetings with words: the maximum number of unfinished meetings.
-  static constexpr uint64_t kMost = device::kMostBlocks;
-  static constexpr size_t kWordBytes =
-      device::kMostRanks * device::kMeetingWords * sizeof(uint64_t);
+  // The number of barriers with words: the maximum number of unfinished barriers.
+  static constexpr uint64_t kMax = device::kMaxBlocks;
+  static constexpr size_t kWordBytes = device::kMaxRanks * device::kBarrierWords * sizeof(uint64_t);
 
   // Args: kWordBytes shared by all ranks, zero-filled.
-  StreamMeetings(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
+  StreamBarriers(const Gpu& gpu, void* words, uint32_t rank, uint32_t ranks);
 
-  // The words of a rank for a meeting, as seen by kernels of this rank's GPU.
-  uint64_t* WordsOf(uint32_t rank, uint64_t meeting) const;
+  // The words of a rank for a barrier, as seen by kernels of this rank's GPU.
+  uint64_t* WordsOf(uint32_t rank, uint64_t barrier) const;
   // Makes a stream wait until all other ranks have reported their arrival.
-  void Await(uint64_t meeting, cuda::Stream* stream) const;
+  void Await(uint64_t barrier, cuda::Stream* stream) const;
   // Ends all waits of this rank; from any thread.
   void Release() noexcept;
 
@@ -61,9 +60,10 @@ class StreamMeetings {
 // The measured sizes, ascending.
 std::vector<size_t> TriedSizes();
 
-// Returns the size in bytes up to which the first transport is faster; 0 if it never is.
-//   seconds: how long an all-reduce of so many bytes takes by the first way, or by the second.
-//   slowest: the same numbers, each the largest of all ranks; so that all come to one result.
+// Returns the largest size in bytes for which the first transport is faster; 0 if it never is.
+// Args: seconds: the time of an all-reduce of `bytes` bytes by the first or the second transport.
+// slowest: returns the maximum of each number over all ranks, so that all ranks get the same
+// result.
 size_t WhereFirstIsFaster(
     const std::function<double(bool first, size_t bytes)>& seconds,
     const std::function<std::vector<double>(const std::vector<double>&)>& slowest);

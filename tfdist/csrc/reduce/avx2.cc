@@ -1,10 +1,10 @@
-// The reductions for avx2.
+// The reductions for AVX2.
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
 #if defined(__x86_64__)
-// After the standard headers, whose inline functions must stay fit for any processor.
+// This follows the standard headers, whose inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
 #else

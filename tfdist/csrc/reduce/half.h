@@ -1,5 +1,5 @@
-// float16 and bfloat16 <-> float32, rounding to the nearest, ties to even.
-// Each including file gets code of its own, since it may be compiled for another vector unit.
+// float16 and bfloat16 <-> float32, rounding to nearest, ties to even. Each including file gets its
+// own code, since it may be compiled for another vector unit.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// The exponent is moved by a multiplication, which makes denormal numbers normal ones.
+// A multiplication adjusts the exponent, which makes denormal numbers normal.
 inline float ToFloat(Float16 value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{value.bits & 0x7fffu} << 13;
@@ -51,9 +51,9 @@ inline void FromFloat(float value, Float16* out) {
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
   uint32_t half;
-  if (magnitude >= 0x47800000) {  // 65536 and more, infinity, NaN
+  if (magnitude >= 0x47800000) {  // at least 65536, infinity or NaN
     half = magnitude > 0x7f800000 ? 0x7e00u : 0x7c00u;
-  } else if (magnitude < 0x38800000) {  // a denormal half: let the addition round
+  } else if (magnitude < 0x38800000) {  // a denormal half: the addition rounds it
     half = FloatToBits(BitsToFloat(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     half = (magnitude + 0xc8000fff + ((magnitude >> 13) & 1)) >> 13;

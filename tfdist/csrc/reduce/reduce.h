@@ -1,4 +1,4 @@
-// Sums of values of all types.
+// Reductions of values of all types.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,6 @@
 namespace tfdist {
 
 // Element-wise reduction of several buffers.
-//
-// What to reduce, and where to.
 struct Reduction {
   DType type;
   ReduceOp op;            // kMean is a sum; `divisor` makes the mean
@@ -17,14 +15,15 @@ struct Reduction {
   const void* const* in;  // `inputs` buffers of `count` elements
   int inputs;
   size_t count;
-  void* out;  // may be one of the inputs, if it is of their type
-  // The partial type of `type`, or the other way round, if the result is not of the same type.
+  void* out;  // may be one of the inputs if it has their type
+  // `type`, or its partial type, or the type that `type` is the partial type of.
   DType out_type = type;
 };
 
-// Reduces in the order of the inputs, half types in float32 and means of float32 in float64, so
-// that every rank that reduces the same values gets the same bits, and a mean of equal values is
-// that value. The vector unit is chosen at run time: a built library may move to another machine.
+// Reduces in the order of the inputs, half types in float32 and means of float32 in float64. Every
+// rank that reduces the same values gets the same bits, and a mean of equal values is that value.
+// The vector unit is chosen at run time, since a library may run on another machine than the one
+// that built it.
 void Reduce(const Reduction& reduction);
 
 // Throws Error(kInvalidArgument) if the reduction is not defined for the type.

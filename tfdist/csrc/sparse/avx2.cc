@@ -1,11 +1,11 @@
-// The passes for avx2.
+// The passes for AVX2.
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include "sparse/units.h"
 
-// After the standard headers, whose inline functions must stay fit for any processor.
+// This follows the standard headers, whose inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
 #else

@@ -6,7 +6,7 @@
 namespace tfdist {
 
 struct Row {
-  int32_t index;  // among the values of all tensors, one after the other
+  int32_t index;  // in the concatenation of all tensors
   float value;
 };
 static_assert(sizeof(Row) == 2 * sizeof(int32_t));

@@ -58,20 +58,20 @@ std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, 
   return found;
 }
 
-// What a candidate's magnitude will be, when its error and momentum are up to date.
+// Returns a candidate's magnitude after the update of error and momentum.
 uint32_t Expected(const Candidates& c, size_t i) {
   if (!c.error) return Magnitude(c.Value(i));
   const float in = c.scale * c.in[i];
   return Magnitude(c.error[i] + (c.momentum ? NextMomentum(c.momentum[i], c.factor, in) : in));
 }
 
-// A threshold that more than `selected` candidates reach, most likely, but not many more. Source of
+// Returns a threshold that slightly more than `selected` candidates reach, most likely. Source of
 // the idea: Lin et al., "Deep gradient compression", 2018 (hierarchical sampling).
 float Estimate(const Candidates& candidates, size_t selected) {
   const size_t samples = std::min(candidates.count, kSamples);
   std::vector<uint32_t> magnitudes(samples);
   for (size_t i = 0; i < samples; ++i) {
-    // One of each of so many equal parts, here or there in it.
+    // Takes one sample from each of `samples` equal ranges, at varying positions.
     const size_t begin = i * candidates.count / samples;
     const size_t length = (i + 1) * candidates.count / samples - begin;
     magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length);
@@ -85,7 +85,7 @@ float Estimate(const Candidates& candidates, size_t selected) {
   return FromMagnitude(std::max(*chosen, 1u));
 }
 
-// Keeps the largest, and of equal ones the first.
+// Keeps the largest candidates; among equal ones, the first.
 void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> magnitudes;
   magnitudes.reserve(indices->size());
@@ -98,7 +98,7 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
     const uint32_t magnitude = Magnitude(candidates.Value(index));
     return magnitude < smallest || (magnitude == smallest && equal-- <= 0);
   };
-  // Not std::remove_if, which may copy what it asks, and its count with it.
+  // Not std::remove_if, which may copy the predicate together with its counter.
   auto end = indices->begin();
   for (const uint32_t index : *indices) {
     if (!dropped(index)) *end++ = index;
@@ -106,7 +106,7 @@ void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint
   indices->erase(end, indices->end());
 }
 
-// Zeros, the first ones, among rising indices of all that are not.
+// Adds the first zeros to the ascending indices of all nonzero candidates.
 void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
   std::vector<uint32_t> all;
   all.reserve(selected);
@@ -124,9 +124,9 @@ void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<ui
 }
 
 void Check(const Candidates& candidates) {
-  if (candidates.count >= kMostCandidates) {
+  if (candidates.count >= kMaxCandidates) {
     throw Error(Code::kInvalidArgument,
-                "A sparse gradient's tensor has fewer than 2^31 values. Received: " +
+                "A sparse gradient's tensor must have fewer than 2^31 values. Received: " +
                     std::to_string(candidates.count) + ".");
   }
 }
@@ -136,7 +136,7 @@ void Check(const Candidates& candidates) {
 void CheckThreshold(float threshold) {
   if (threshold > 0) return;
   throw Error(Code::kInvalidArgument,
-              "A threshold is positive. Received: " + std::to_string(threshold) + ".");
+              "A threshold must be positive. Received: " + std::to_string(threshold) + ".");
 }
 
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected) {
@@ -189,7 +189,8 @@ void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices
     if (candidates.error) candidates.error[index] = 0;
     if (candidates.momentum) candidates.momentum[index] = 0;
   }
-  // What is not finite has shown, for it is selected first; no step after this one needs more.
+  // Values that are not finite are selected first, so the sum of this step shows them. Later steps
+  // must not repeat them.
   if (!finite && candidates.error) Forget(candidates.error, candidates.count);
   if (!finite && candidates.momentum) Forget(candidates.momentum, candidates.count);
 }
@@ -202,7 +203,7 @@ void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors)
     std::fill_n(tensor.values, tensor.count, 0.0f);
     ends.push_back(end += static_cast<int64_t>(tensor.count));
   }
-  // Rows of one rank rise, so the tensor of one is mostly that of the one before.
+  // A rank's rows have ascending indices, so consecutive rows mostly belong to one tensor.
   size_t at = 0;
   for (size_t r = 0; r < count; ++r) {
     const int64_t index = rows[r].index;

@@ -9,9 +9,9 @@
 
 namespace tfdist {
 
-// The few values of a tensor that are sent, and what is kept of the others for the next time.
+// The values of a tensor to select from, and the residual that is kept of the unsent ones.
 //
-// The values to select from: `scale * in`, or its sum with the earlier residual.
+// The values are `scale * in`, or its sum with the earlier residual.
 struct Candidates {
   const float* in;
   float* error;     // becomes error + momentum, or error + scale * in without one; null for none
@@ -24,17 +24,17 @@ struct Candidates {
   const float* Values() const { return error ? error : in; }
   float Value(size_t index) const { return error ? error[index] : scale * in[index]; }
 };
-constexpr size_t kMostCandidates = size_t{1} << 31;
+constexpr size_t kMaxCandidates = size_t{1} << 31;
 
-// Both bring `error` and `momentum` up to date, and return rising indices. Larger means of larger
-// magnitude; infinity is larger than all numbers, and what is not a number is larger still.
+// Both functions update `error` and `momentum`, and return ascending indices. Values are compared
+// by magnitude; NaN is larger than infinity.
 
 // Selects the given number of largest values; among equal values, the first ones.
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
 
 // Selects all values not smaller than a positive threshold.
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
-// Throws Error unless it is positive.
+// Throws Error unless the threshold is positive.
 void CheckThreshold(float threshold);
 
 // Makes rows of a sparse gradient from tensors, and tensors from rows.
@@ -50,7 +50,8 @@ struct RowSums {
   size_t count;
 };
 
-// Sums rows in their order; zeros where no row has a value. Throws Error for an index of no value.
+// Sums rows in their order; values without rows become zero. Throws Error for an index out of
+// range.
 void SumRows(const Row* rows, size_t count, const std::vector<RowSums>& tensors);
 
 }  // namespace tfdist

@@ -31,7 +31,7 @@ DType FromTensorFlow(DataType type) {
     case tensorflow::DT_FLOAT:
       return DType::kFloat32;
     default:
-      return DType::kFloat64;  // the signatures allow no others
+      return DType::kFloat64;  // the signatures allow no other types
   }
 }
 
@@ -56,7 +56,7 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
     : AsyncOpKernel(construction), kind_(kind) {
   OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
-  // A step goes on while a message leaves.
+  // The step continues while a message is sent.
   overlaps_ = kind == Kind::kSend;
   if (construction->HasAttr("overlaps")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
@@ -88,7 +88,7 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       operation.cancellation = cancellation;
     }
     const auto end = [this, context, done, manager, token](const Error* error) {
-      // Without waiting for a callback that runs: it needs nothing that goes with the operation.
+      // Does not wait for a running callback, which uses nothing that the operation frees.
       if (manager) manager->TryDeregisterCallback(token);
       OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
       done();
@@ -103,27 +103,26 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
 
 void CollectiveOp::Enqueue(Communicator* group, Operation operation, Communicator::Done done) {
   if (group->gpus().size() > 1 && operation.fingerprint.kind != Kind::kBarrier) {
-    const Error error(Code::kInvalidArgument, "The communicator '" + group->name() +
-                                                  "' is for what is on several GPUs of "
-                                                  "this process. Received: " +
-                                                  Describe(operation.fingerprint) +
-                                                  " in the host's memory.");
+    const Error error(Code::kInvalidArgument,
+                      "The communicator '" + group->name() +
+                          "' accepts only tensors on this process's GPUs. Received: " +
+                          Describe(operation.fingerprint) + " in the host's memory.");
     return done(&error);
   }
   group->Enqueue(std::move(operation), std::move(done));
 }
 
-ConstPieces Read(const Tensor& tensor) {
-  return ConstPieces(static_cast<const char*>(tensor.data()), tensor.TotalBytes());
+ConstBufferList Read(const Tensor& tensor) {
+  return ConstBufferList(static_cast<const char*>(tensor.data()), tensor.TotalBytes());
 }
 
-Pieces Written(Tensor* tensor) {
-  return Pieces(static_cast<char*>(tensor->data()), tensor->TotalBytes());
+BufferList Written(Tensor* tensor) {
+  return BufferList(static_cast<char*>(tensor->data()), tensor->TotalBytes());
 }
 
 absl::Status LayList(OpKernelContext* context, int count, Operation* operation) {
-  std::vector<BasicPiece<const char>> in;
-  std::vector<BasicPiece<char>> out;
+  std::vector<BasicBuffer<const char>> in;
+  std::vector<BasicBuffer<char>> out;
   for (int i = 1; i <= count; ++i) {
     const Tensor& tensor = context->input(i);
     Tensor* result = nullptr;
@@ -133,8 +132,8 @@ absl::Status LayList(OpKernelContext* context, int count, Operation* operation) 
     out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
     operation->fingerprint.AddShape(Dims(tensor.shape()));
   }
-  operation->in = ConstPieces(in);
-  operation->out = Pieces(out);
+  operation->in = ConstBufferList(in);
+  operation->out = BufferList(out);
   return absl::OkStatus();
 }
 
@@ -170,7 +169,7 @@ ReduceOp ReductionNamed(const std::string& name) {
   for (int op = 0; op < kReduceOps; ++op) {
     if (name == NameOf(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);
   }
-  return ReduceOp::kSum;  // the signature allows no others
+  return ReduceOp::kSum;  // the signature allows no other reductions
 }
 
 }  // namespace tfdist::tf

@@ -14,7 +14,7 @@ namespace tfdist::tf {
 DType FromTensorFlow(tensorflow::DataType type);
 absl::Status ToStatus(const Error& error);
 
-// The token is input 0 of every operation; the tensors come after it.
+// Input 0 of every operation is the token; the tensors follow.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
   CollectiveOp(tensorflow::OpKernelConstruction* construction, Kind kind);
@@ -37,16 +37,16 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   bool overlaps_ = false;  // the program continues meanwhile
 };
 
-ConstPieces Read(const tensorflow::Tensor& tensor);
-Pieces Written(tensorflow::Tensor* tensor);
-// A list of tensors, inputs 1 to `count`, viewed as one run of values, and the results as outputs:
-// in place if TensorFlow allows it.
+ConstBufferList Read(const tensorflow::Tensor& tensor);
+BufferList Written(tensorflow::Tensor* tensor);
+// Lays out inputs 1 to `count` as one buffer list, and the outputs for the results: in place if
+// TensorFlow allows it.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
 // Keeps the tensors of such a list and the results alive after the operation.
 std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,
                                                           int count);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
-// A tensor of rows, whose number may differ between ranks.
+// Adds a tensor of rows, whose number may differ between ranks.
 absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);
 ReduceOp ReductionNamed(const std::string& name);
 

@@ -1,4 +1,4 @@
-// The kernels of the collectives that move values as they are.
+// The kernels of the collectives that do not reduce.
 #include <numeric>
 
 #include "tf/moving_ops.h"
@@ -12,12 +12,12 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Allocates output 0 for rows that come from many ranks.
-Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
+// Allocates output 0 for the rows received from all ranks.
+BufferList AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
   Tensor* result = nullptr;
-  // Rows without bytes may be more than a shape can count.
+  // The number of rows without bytes may exceed the range of a shape.
   absl::Status status = shape.SetDimWithStatus(0, static_cast<int64_t>(rows));
   if (status.ok()) status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
@@ -107,7 +107,7 @@ class AllToAllOp : public CollectiveOp {
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
-        // None larger than their sum, which then does not overflow.
+        // No count may exceed their sum, so that the sum does not overflow.
         impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
         operation->sent_rows.push_back(static_cast<size_t>(count));
@@ -115,8 +115,8 @@ class AllToAllOp : public CollectiveOp {
     }
     if (operation->sent_rows.empty() || impossible || total != tensor.dim_size(0)) {
       return absl::InvalidArgumentError(
-          "all_to_all needs, for each of " + std::to_string(group.size()) +
-          " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +
+          "all_to_all needs a number of rows for each of " + std::to_string(group.size()) +
+          " ranks, with the tensor's number of rows as their sum. Received: rows " +
           rows.SummarizeValue(64) + " for a tensor of shape " + tensor.shape().DebugString() + ".");
     }
     Tensor* received_rows = nullptr;
@@ -177,7 +177,7 @@ REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast")
                             .HostMemory("value"),
                         BroadcastOp);
 
-// The others go through the host's memory.
+// The other types are in host memory.
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
                             .HostMemory("tensor")
                             .HostMemory("rows")

@@ -20,10 +20,10 @@
 namespace tfdist::tf {
 namespace {
 
-// A point in TensorFlow's stream, in whose order its memory is used.
-class Turn {
+// A point in TensorFlow's stream, whose order governs the use of its memory.
+class StreamPoint {
  public:
-  Turn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
+  StreamPoint(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)
       : gpu_(std::move(gpu)), stream_(stream), event_(*gpu_) {
     Take();
   }
@@ -43,7 +43,7 @@ absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** str
   if (device && device->stream()) {
     *stream = static_cast<cuda::Stream*>(device->stream()->platform_specific_handle().stream);
   } else if (context->device()->device_type() != tensorflow::DEVICE_CPU) {
-    return absl::InternalError("TensorFlow gives no stream for an operation on " +
+    return absl::InternalError("TensorFlow provides no stream for an operation on " +
                                context->device()->name() + ".");
   }
   return absl::OkStatus();
@@ -66,20 +66,21 @@ CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream) {
   };
 }
 
-absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
-                      Operation* operation) {
+absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
+                          int64_t gpu, Operation* operation) {
   TF_RETURN_IF_ERROR(CheckGpu(group, gpu));
   cuda::Stream* stream = nullptr;
   TF_RETURN_IF_ERROR(FindStream(context, &stream));
-  const auto turn = std::make_shared<Turn>(group.gpus()[static_cast<size_t>(gpu)], stream);
-  operation->device = turn->event();
-  operation->kept = std::make_shared<std::pair<std::shared_ptr<Turn>, std::shared_ptr<void>>>(
-      turn, operation->kept);
+  const auto point = std::make_shared<StreamPoint>(group.gpus()[static_cast<size_t>(gpu)], stream);
+  operation->device = point->event();
+  operation->kept =
+      std::make_shared<std::pair<std::shared_ptr<StreamPoint>, std::shared_ptr<void>>>(
+          point, operation->kept);
   if (!operation->allocate) return absl::OkStatus();
-  operation->allocate = [turn = turn.get(), allocate = std::move(operation->allocate)](
+  operation->allocate = [point = point.get(), allocate = std::move(operation->allocate)](
                             const std::vector<size_t>& rows) {
-    Pieces made = allocate(rows);
-    turn->Take();
+    BufferList made = allocate(rows);
+    point->Take();
     return made;
   };
   return absl::OkStatus();
@@ -101,8 +102,9 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
   return FindStream(context, &work->stream);
 }
 
-// Ends a wait for the GPU with the step or the communicator, which the other ranks end when they
-// have waited too long: until the GPU has computed its gradients, this rank has not come.
+// Ends a wait for the GPU if the step is canceled or the communicator is aborted. The other ranks
+// do so after their timeout, since this rank has not arrived until its GPU has computed its
+// gradients.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -120,7 +122,7 @@ class StepGuard : public Guard {
   Communicator& group_;
 };
 
-// Waits for all that the stream was given.
+// Waits for all work queued in the stream.
 void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   DeviceEvent event(*work.gpu());
   event.Record(work.stream);
@@ -128,13 +130,13 @@ void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   try {
     Await(event, guard);
   } catch (...) {
-    SettleSoon(work.stream, event);  // It may use what its caller frees.
+    SettleSoon(work.stream, event);  // The work may use memory that the caller frees.
     throw;
   }
 }
 
-// Memory that what is in the stream may use until the operation has ended for TensorFlow, as the
-// next one's work comes behind it.
+// Memory for work queued in the stream. The stream may use it until the operation ends for
+// TensorFlow, since the work of later operations is queued behind.
 class Scratch {
  public:
   absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
@@ -150,12 +152,13 @@ class Scratch {
   Tensor room_;
 };
 
-// Copies of a GPU's values on the host, and back.
+// Copies of a GPU's values on the host.
 class HostCopies {
  public:
   HostCopies(OpKernelContext* context, const LocalWork& work)
       : context_(context), work_(work), copy_(CopyIn(work.gpu(), work.stream)) {
-    AwaitStream(context, work);  // To copy to pageable memory waits for the stream without a limit.
+    // Otherwise a copy to pageable memory would wait for the stream without a limit.
+    AwaitStream(context, work);
   }
 
   template <typename T>
@@ -164,12 +167,12 @@ class HostCopies {
     copy_(room, values, count * sizeof(T));
     return room;
   }
-  // Room for values of the host.
+  // Returns host memory for values.
   template <typename T>
   T* Room(size_t count) {
     return reinterpret_cast<T*>(rooms_.emplace_back(count * sizeof(T)).data());
   }
-  // Copies values that are in such room.
+  // Copies values from such memory to the GPU.
   template <typename T>
   void Put(const T* values, size_t count, T* to) const {
     copy_(to, values, count * sizeof(T));
@@ -211,7 +214,7 @@ absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const Loc
     TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
     auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
     select.FindAbove(threshold(), scratch.address());
-    AwaitStream(context, work);  // Nothing is written to the host's memory after an end of this.
+    AwaitStream(context, work);  // An ended wait must not leave a pending write to host memory.
     CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
     AwaitStream(context, work);
     count = *rows;

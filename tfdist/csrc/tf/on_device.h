@@ -10,22 +10,23 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those
-// of its communicator.
+// The same kernels for tensors in GPU memory. Each operation has an attribute that selects one of
+// its communicator's GPUs.
 
 namespace tfdist::tf {
 
-// Lets an operation wait for its GPU: what it reads has been computed, and what it writes is free,
-// once this point of TensorFlow's stream has passed. Of an allocation during the operation, too.
-absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
-                      Operation* operation);
+// Makes an operation wait for its GPU. Once this point of TensorFlow's stream has passed, the
+// inputs are computed and the outputs may be written. This also holds for memory allocated during
+// the operation.
+absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
+                          int64_t gpu, Operation* operation);
 
-// An error where a communicator has no such GPU.
+// Returns an error if a communicator has no such GPU.
 absl::Status CheckGpu(const Communicator& group, int64_t gpu);
-// TensorFlow's stream for an operation; null on a CPU, where all that came before it has ended.
+// Finds TensorFlow's stream for an operation; null on a CPU, where all earlier work has finished.
 absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream);
 
-// How the memory of a GPU is copied in a stream.
+// Returns a function that copies GPU memory in a stream.
 CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream);
 
 template <typename Op>
@@ -39,7 +40,7 @@ class OnDevice : public Op {
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override {
     TF_RETURN_IF_ERROR(Op::Prepare(context, group, operation));
-    return TakeTurn(context, group, gpu_, operation);
+    return FollowStream(context, group, gpu_, operation);
   }
   void Enqueue(Communicator* group, Operation operation, Communicator::Done done) override {
     group->EnqueuePart(static_cast<size_t>(gpu_), std::move(operation), std::move(done));
@@ -50,7 +51,7 @@ class OnDevice : public Op {
   int64_t gpu_ = 0;
 };
 
-// TensorFlow keeps the int32 tensors of a GPU's operations in the host's memory.
+// TensorFlow keeps int32 tensors of GPU operations in host memory.
 #define TFDIST_FOR_DEVICE_TYPES(F) \
   F(bool)                          \
   F(tensorflow::uint8)             \
@@ -63,12 +64,12 @@ class OnDevice : public Op {
 
 }  // namespace tfdist::tf
 
-// The operations of `sparse_op.h` for tensors and variables in a GPU's memory. They work in
-// TensorFlow's stream, since nothing here waits for another rank.
+// The operations of `sparse_op.h` for tensors and variables in GPU memory. They run in TensorFlow's
+// stream, since they wait for no other rank.
 
 namespace tfdist::tf {
 
-// The GPU of a communicator, and TensorFlow's stream of an operation there.
+// The GPU of a communicator, and TensorFlow's stream for an operation on it.
 struct LocalWork {
   std::shared_ptr<Communicator> group;
   cuda::Stream* stream = nullptr;
@@ -76,7 +77,7 @@ struct LocalWork {
   const std::shared_ptr<const Gpu>& gpu() const { return group->gpus()[0]; }
 };
 
-// With one GPU per worker. Without kernels, the work is done on the host: the rows are the same.
+// For one GPU per worker. Without kernels, the host does the work and selects the same rows.
 class DeviceSelectOp : public SelectOp {
  public:
   explicit DeviceSelectOp(tensorflow::OpKernelConstruction* construction);

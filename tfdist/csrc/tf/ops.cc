@@ -1,7 +1,7 @@
 // The collectives as TensorFlow operations: their signatures and the shapes of their results.
 //
 // `token` is a resource that orders the operations of one communicator: TensorFlow runs operations
-// that hold the same resource in the order of the program, and that must be the same on all ranks.
+// that hold the same resource in program order, which must be the same on all ranks.
 
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
@@ -219,8 +219,8 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// This process's rank and the number of ranks, as they are when it runs: a graph outlives a change
-// of the group. It only reads `order`, so nothing waits for it.
+// Returns this process's rank and the number of ranks at run time, since a graph outlives a change
+// of the group. It only reads `order`, so no operation waits for it.
 REGISTER_OP("TfdistGroupShape")
     .Input("order: resource")
     .Output("rank: int32")
@@ -233,11 +233,12 @@ REGISTER_OP("TfdistGroupShape")
       return Result();
     });
 
-// Each replica's rows of every batch; the first replicas take one row more if need be. With
-// `replicas` of them in this process, a batch has as many elements. The place of this process,
-// `worker` of `workers`, is that in `communicator` if there is one, whenever a batch is read.
-// Without `splits`, an element is the whole batch, and the number of the replica of this process
-// that it is for. `replay` is the number of what makes a batch be given again; 0 for none.
+// A dataset of each replica's rows of every batch. If the rows cannot be divided evenly, the first
+// replicas take one row more. Each batch yields one element for each of this process's `replicas`.
+// The process has position `worker` of `workers`, or its position in `communicator`, if any, when a
+// batch is read. Without `splits`, an element is the whole batch and the index of its replica in
+// this process. `replay` is the number of the Replay that can request the last batch again; 0 for
+// none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -251,12 +252,12 @@ REGISTER_OP("TfdistSharesDataset")
     .Attr("output_shapes: list(shape) >= 1")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// What follows tells the recorder how far a step has come. Each kind has a resource of its own,
-// `order`, since TensorFlow runs operations with side effects, but without a resource, one after
-// the other: they would wait for each other, and those of the user for them.
+// The following operations report a step's progress to the recorder. Each kind has its own
+// resource, `order`: TensorFlow runs operations with side effects but without a resource one after
+// the other, so they would wait for each other, and the user's such operations for them.
 
-// What an operation of this key needs exists; without a key, the step can do nothing more beside
-// the one that runs.
+// Reports that the inputs of the operation with this key are available. Without a key, reports that
+// the step has no more work to overlap with the running operation.
 REGISTER_OP("TfdistReady")
     .Input("order: resource")
     .Attr("communicator: string")
@@ -289,7 +290,7 @@ REGISTER_OP("TfdistSpanEnds")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Whether a step with tensors of these shapes runs what has been compiled; see shape_ops.cc.
+// Returns whether a step with tensors of these shapes runs compiled clusters; see step_ops.cc.
 REGISTER_OP("TfdistShapesFit")
     .Input("order: resource")
     .Input("shapes: count * int64")
@@ -298,31 +299,31 @@ REGISTER_OP("TfdistShapesFit")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
-// What follows makes a step count or leave no trace. The operations that hold variables wait for
-// what the program has done to them before, and what it does to them later waits for these.
+// The following operations make steps atomic. An operation that holds variables runs after the
+// program's earlier operations on them and before its later ones.
 
-// A step begins; `complete` if all that it writes is kept.
+// Begins a step. `complete`: all variables that it writes are kept.
 REGISTER_OP("TfdistStepBegins")
     .Input("order: resource")
     .Attr("complete: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The variables that a step may write before it is sure to end well.
+// Keeps variables that a step may write before its success is certain.
 REGISTER_OP("TfdistKeep")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Nothing more is communicated: variables may now be written that are not kept.
+// The step has finished communicating, and may now write variables that are not kept.
 REGISTER_OP("TfdistUpdateBegins")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// This rank has written these variables, which it alone holds, and can redo the step from now on.
+// This rank has written these worker-local variables, and can redo the step from now on.
 REGISTER_OP("TfdistStepPrepares")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -334,8 +335,8 @@ REGISTER_OP("TfdistStepCommits")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The number of steps that stand, and whether a step that does not has left no trace. If it is
-// `redoable`, TfdistRedo can put back what it takes out.
+// Returns the number of committed steps, and whether an uncommitted step has been undone
+// completely. If `redoable`, TfdistRedo can restore the values that it removes.
 REGISTER_OP("TfdistRollBack")
     .Output("committed: int64")
     .Output("whole: bool")

@@ -8,7 +8,7 @@
 #include "reduce/reduce.h"
 #include "tf/on_device.h"
 
-// The kernel of the all-reduce that sends encoded values.
+// The kernel of the compressed all-reduce.
 
 namespace tfdist::tf {
 
@@ -39,7 +39,8 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
 
 namespace {
 
-// What the operation refers to, and what the GPU uses after its end.
+// Keeps the variables that the operation refers to, and the tensors that the GPU uses after its
+// end.
 struct Kept {
   Variables variables;
   std::shared_ptr<std::vector<Tensor>> list;
@@ -80,15 +81,15 @@ absl::Status CompressedAllReduceOp::FindCopy(OpKernelContext*, const Communicato
 }
 
 absl::Status CompressedAllReduceOp::FindErrors(OpKernelContext* context, const CopyBytes& copy,
-                                               Variables* variables, Pieces* error) const {
-  std::vector<BasicPiece<char>> pieces;
+                                               Variables* variables, BufferList* error) const {
+  std::vector<BasicBuffer<char>> buffers;
   for (int i = 0; i < errors_; ++i) {
     const Tensor& values = context->input(1 + i);
     float* taken = nullptr;
     TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, copy, variables, &taken));
-    pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
+    buffers.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
   }
-  *error = Pieces(pieces);
+  *error = BufferList(buffers);
   return absl::OkStatus();
 }
 
@@ -146,7 +147,7 @@ absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&, Ope
   const int count = context->num_inputs() - 1;
   TF_RETURN_IF_ERROR(LayList(context, count, operation));
   operation->launches = awaited_;
-  // The GPU uses them after the end of this operation.
+  // The GPU uses the tensors after the end of this operation.
   if (awaited_) operation->kept = KeepList(context, count);
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Operations that sum tensors over ranks, also encoded.
+// Operations that reduce tensors over ranks, including compressed ones.
 #pragma once
 
 #include "tf/collective_op.h"
@@ -32,10 +32,10 @@ class AllReduceOp : public ReducingOp {
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
 
-  bool awaited_ = false;  // by another operation, which has the result
+  bool awaited_ = false;  // another operation waits for the result
 };
 
-// Hands on what all-reduces before it have only launched, once it is there.
+// Waits for the results of launched all-reduces, and returns them.
 class AwaitOp : public CollectiveOp {
  public:
   explicit AwaitOp(tensorflow::OpKernelConstruction* construction)
@@ -58,7 +58,7 @@ class ReduceScatterOp : public ReducingOp {
 
 }  // namespace tfdist::tf
 
-// The all-reduce that sends encoded values.
+// The compressed all-reduce.
 
 namespace tfdist::tf {
 
@@ -69,22 +69,22 @@ class CompressedAllReduceOp : public CollectiveOp {
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override;
-  // How the memory of variables is copied.
+  // Finds the function that copies the memory of variables.
   virtual absl::Status FindCopy(tensorflow::OpKernelContext* context, const Communicator& group,
                                 CopyBytes* copy) const;
 
  private:
   absl::Status FindErrors(tensorflow::OpKernelContext* context, const CopyBytes& copy,
-                          Variables* variables, Pieces* error) const;
+                          Variables* variables, BufferList* error) const;
 
   Codec codec_;
   bool within_hosts_ = false;
-  bool awaited_ = false;  // by another operation, which has the result
+  bool awaited_ = false;  // another operation waits for the result
   int tensors_ = 0;
   int errors_ = 0;
 };
 
-// The same of tensors and variables in a GPU's memory.
+// The same for tensors and variables in GPU memory.
 class DeviceCompressedAllReduceOp : public OnDevice<CompressedAllReduceOp> {
  public:
   using OnDevice<CompressedAllReduceOp>::OnDevice;

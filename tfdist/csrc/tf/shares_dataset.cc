@@ -164,9 +164,9 @@ absl::Status BatchSource::Check(int64_t number) const {
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].dims() == 0 || batch[i].dim_size(0) != RowsOf(batch)) {
       return absl::InvalidArgumentError(
-          "The components of a batch must have as many rows each, for "
-          "Elastic(batch=\"per_worker\") "
-          "to draw batches of another size from them. Received: shapes " +
+          "The components of a batch must have the same number of rows, for "
+          "Elastic(batch=\"per_worker\") to draw batches of another size from them. Received: "
+          "shapes " +
           batch[0].shape().DebugString() + " and " + batch[i].shape().DebugString() + "." + remedy);
     }
     tensorflow::TensorShape before = first[i].shape(), now = batch[i].shape();
@@ -174,8 +174,8 @@ absl::Status BatchSource::Check(int64_t number) const {
     now.RemoveDim(0);
     if (before != now) {
       return absl::InvalidArgumentError(
-          "The rows of all batches must have one shape, for Elastic(batch=\"per_worker\") to draw "
-          "batches of another size from them. Received: " +
+          "The rows of all batches must have the same shape, for Elastic(batch=\"per_worker\") to "
+          "draw batches of another size from them. Received: " +
           before.DebugString() + " and " + now.DebugString() + "." + remedy);
     }
   }
@@ -199,7 +199,7 @@ RowCounts BatchSource::CountsAt(const Place& place) const {
 
 void BatchSource::Publish() {
   const RowCounts now = CountsAt(end_);
-  // The first batch is read twice, and once it is none of the data.
+  // The first batch is read twice, and the first reading is not part of the data.
   replay_->Publish(now, batches_read_ > 0 ? CountsAt(begin_) : now);
 }
 
@@ -247,8 +247,8 @@ absl::Status BatchSource::Restore(IteratorContext* context, const std::string& p
 
 }  // namespace tfdist::tf
 
-// The dataset of the replicas' rows of each batch: a share refers to the batch's memory where it
-// can.
+// The dataset of the replicas' rows of each batch. A share refers to the batch's memory if
+// possible.
 
 namespace tfdist::tf {
 namespace {
@@ -284,7 +284,7 @@ struct Place {
   int64_t worker, workers;
 };
 
-// The rows of one replica of all.
+// Takes the rows of one replica.
 absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, Tensor* share) {
   if (batch.dims() == 0) {
     return absl::InvalidArgumentError(
@@ -295,7 +295,7 @@ absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, T
   const int64_t least = batch.dim_size(0) / replicas, excess = batch.dim_size(0) % replicas;
   const int64_t start = replica * least + std::min(replica, excess);
   *share = TakeRows(batch, start, start + least + (replica < excess ? 1 : 0));
-  // TensorFlow's kernels rely on it.
+  // TensorFlow's kernels rely on the alignment.
   if (!share->IsAligned()) *share = tensorflow::tensor::DeepCopy(*share);
   return absl::OkStatus();
 }
@@ -368,7 +368,7 @@ class SharesDataset : public DatasetBase {
                                  bool* ended) override {
       const tensorflow::mutex_lock lock(mutex_);
       *ended = false;
-      // A step that failed may have read the shares of the first replicas only.
+      // A failed step may have read the shares of only the first replicas.
       if (source_.is_asked_again()) next_ = 0;
       if (next_ == 0) {
         TF_RETURN_IF_ERROR(FindPlace());
@@ -437,7 +437,7 @@ class SharesDataset : public DatasetBase {
     tensorflow::mutex mutex_;
     std::unique_ptr<IteratorBase> input_ TF_GUARDED_BY(mutex_);
     BatchSource source_ TF_GUARDED_BY(mutex_);
-    int64_t next_ TF_GUARDED_BY(mutex_) = 0;  // of this process's replicas
+    int64_t next_ TF_GUARDED_BY(mutex_) = 0;  // the next replica of this process
     Place place_ TF_GUARDED_BY(mutex_) = {0, 1};
   };
 

@@ -22,7 +22,7 @@ class BatchSource {
   // changed number of workers must keep its rows per batch, the rows are for that number.
   absl::Status Next(tensorflow::data::IteratorContext* context,
                     tensorflow::data::IteratorBase* input, int64_t workers, bool* ended);
-  // The one that `Next` has found.
+  // The batch found by `Next`.
   const Batch& batch() const { return batch_; }
   // Whether the next batch repeats the last one.
   bool is_asked_again() const { return replay_ && replay_->is_requested(); }
@@ -36,8 +36,8 @@ class BatchSource {
  private:
   // A position between two rows of `read_`.
   struct Place {
-    int64_t batches = 0;  // that are before it
-    int64_t offset = 0;   // the rows of the next one that are
+    int64_t batches = 0;  // batches before this position
+    int64_t offset = 0;   // rows of the next batch before this position
     bool operator==(const Place& other) const {
       return batches == other.batches && offset == other.offset;
     }
@@ -51,17 +51,17 @@ class BatchSource {
                     tensorflow::data::IteratorBase* input, int64_t rows, Place* end);
   // Sets `batch_` to the rows from `begin_` to `end_`.
   absl::Status Take();
-  // Whether rows of this batch can follow those of the ones before it.
+  // Checks that rows of this batch can follow the earlier batches' rows.
   absl::Status Check(int64_t number) const;
   RowCounts CountsAt(const Place& place) const;
   void Publish();
 
   const std::shared_ptr<Replay> replay_;
-  std::deque<Batch> read_;  // of the input's batches, those that are still needed
-  Place begin_, end_;       // of the last batch; only a part of the first of `read_` is before it
+  std::deque<Batch> read_;  // the input's batches that are still needed
+  Place begin_, end_;       // of the last batch; `begin_` is in the first batch of `read_`
   Batch batch_;
-  int64_t batches_read_ = 0, rows_read_ = 0;  // without the first one
-  bool begun_ = false;                        // whether the first one has been read
+  int64_t batches_read_ = 0, rows_read_ = 0;  // not counting the first batch
+  bool begun_ = false;                        // whether the first batch has been read
 };
 
 }  // namespace tfdist::tf

@@ -21,7 +21,7 @@ absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const T
   Tensor* tensor = variable->tensor();
   if (tensor->dtype() != tensorflow::DT_FLOAT || tensor->NumElements() != like.NumElements()) {
     return absl::InvalidArgumentError(
-        "What is kept of a tensor is a float32 variable with as many values. The tensor: " +
+        "A residual must be a float32 variable with as many values as its tensor. The tensor: " +
         like.shape().DebugString() + ". Received: " + tensor->DebugString() + ".");
   }
   if (!tensor->RefCountIsOne()) {
@@ -53,8 +53,8 @@ SelectOp::SelectOp(OpKernelConstruction* construction) : OpKernel(construction) 
   const bool fits = (errors_ == 0 || errors_ == tensors_) &&
                     (momenta_ == 0 || (momenta_ == tensors_ && errors_ == tensors_));
   OP_REQUIRES(construction, fits,
-              absl::InvalidArgumentError("Each tensor has an error, or none has; and momenta "
-                                         "need errors."));
+              absl::InvalidArgumentError(
+                  "Either all tensors must have an error or none, and momenta need errors."));
 }
 
 void SelectOp::Compute(OpKernelContext* context) {
@@ -73,15 +73,15 @@ absl::Status SelectOp::Ask(OpKernelContext* context, const CopyBytes& copy, Aske
   const Tensor& counts = context->input(tensors_ + errors_ + momenta_);
   const Tensor& scales = context->input(tensors_ + errors_ + momenta_ + 1);
   if (counts.NumElements() != tensors_ || scales.NumElements() != tensors_) {
-    return absl::InvalidArgumentError("Each tensor has a count and a scale.");
+    return absl::InvalidArgumentError("Each tensor needs a count and a scale.");
   }
   int64_t values = 0;
   for (int i = 0; i < tensors_; ++i) {
     const Tensor& tensor = context->input(i);
     values += tensor.NumElements();
-    if (values >= int64_t{kMostCandidates}) {
+    if (values >= int64_t{kMaxCandidates}) {
       return absl::InvalidArgumentError(
-          "Tensors that are made sparse together have fewer than 2^31 values. Received: " +
+          "Tensors that are made sparse together must have fewer than 2^31 values. Received: " +
           std::to_string(values) + ".");
     }
     Candidates candidates{
@@ -140,7 +140,7 @@ ScatterOp::ScatterOp(OpKernelConstruction* construction) : OpKernel(construction
   int count = 0;
   OP_REQUIRES_OK(construction, construction->GetAttr("N", &count));
   OP_REQUIRES(construction, static_cast<size_t>(count) == shapes_.size(),
-              absl::InvalidArgumentError("Each tensor has a shape."));
+              absl::InvalidArgumentError("Each tensor needs a shape."));
 }
 
 void ScatterOp::Compute(OpKernelContext* context) {
@@ -156,7 +156,7 @@ absl::Status ScatterOp::Ask(OpKernelContext* context, Asked* asked) const {
   const Tensor& rows = context->input(0);
   if (rows.dims() != 2 || rows.dim_size(1) != 2) {
     return absl::InvalidArgumentError(
-        "Rows have an index and a value. Received: " + rows.shape().DebugString() + ".");
+        "A row must have an index and a value. Received: " + rows.shape().DebugString() + ".");
   }
   asked->rows = static_cast<const Row*>(rows.data());
   asked->count = static_cast<size_t>(rows.dim_size(0));

@@ -16,12 +16,12 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
-// Some rows of a tensor, sharing its memory if that is safe.
+// Returns some rows of a tensor, which share its memory if that is safe.
 
 namespace tfdist::tf {
 
-// A batch may be the memory of an array that a Python generator has yielded. TensorFlow knows that
-// of the batch, but not of a slice, which the next operation would overwrite with its result.
+// A batch may use the memory of an array that a Python generator has yielded. TensorFlow knows this
+// for the batch, but not for a slice, which the next operation would overwrite with its result.
 inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t start, int64_t stop) {
   tensorflow::Tensor rows = tensor.Slice(start, stop);
   const tensorflow::TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
@@ -31,32 +31,34 @@ inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t sta
 
 }  // namespace tfdist::tf
 
-// Variables that a kernel changes in place.
+// Variables that a kernel modifies in place.
 
 namespace tfdist::tf {
 
-// A variable whose values are changed, and their memory: another value may be assigned meanwhile.
+// A variable that is modified, and its memory, which stays valid if another value is assigned
+// meanwhile.
 struct Taken {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   tensorflow::Tensor values;
 };
 
-// Keeps variables alive while their values are changed.
+// Keeps variables alive while they are modified.
 using Variables = std::vector<Taken>;
 
-// Copies bytes where tensors are.
+// Copies bytes in the memory of tensors.
 using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
 
-// The values of a float32 variable with as many as a tensor, for nobody else: what others still
-// read is copied. Args: input: of the kernel, the variable's resource.
+// Takes exclusive access to the values of a float32 variable, which must have as many values as a
+// tensor. Values that others still read are copied. Args: input: the kernel's input with the
+// variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
                         const tensorflow::Tensor& like, const CopyBytes& copy, Variables* variables,
                         float** values);
 
 }  // namespace tfdist::tf
 
-// The kernels that make rows of a sparse gradient from tensors, and tensors from rows: an index and
-// a value each, by their bits.
+// The kernels that convert tensors to rows of a sparse gradient, and rows to tensors. A row is an
+// index and the bits of a value.
 
 namespace tfdist::tf {
 
@@ -69,18 +71,18 @@ class SelectOp : public tensorflow::OpKernel {
  protected:
   // The candidates of a step.
   struct Asked {
-    std::vector<Candidates> candidates;  // of each tensor
-    std::vector<size_t> selected;        // how many of each, unless there is a threshold
+    std::vector<Candidates> candidates;  // per tensor
+    std::vector<size_t> selected;        // number of values per tensor, unless there is a threshold
     Variables variables;
   };
-  // The selection, on the host.
+  // The selection on the host.
   class Selected {
    public:
     Selected(const std::vector<Candidates>& candidates, const std::vector<size_t>& selected,
              float threshold);
 
     size_t rows() const;
-    // Moves the values to so many rows.
+    // Moves the values to `rows()` rows.
     void Take(Row* rows) const;
 
    private:
@@ -89,9 +91,9 @@ class SelectOp : public tensorflow::OpKernel {
   };
 
   absl::Status Ask(tensorflow::OpKernelContext* context, const CopyBytes& copy, Asked* asked) const;
-  // The output, for so many rows.
+  // Allocates the output for this many rows.
   static absl::Status Allocate(tensorflow::OpKernelContext* context, size_t count, Row** rows);
-  // 0 for none.
+  // The threshold; 0 for none.
   float threshold() const { return threshold_; }
 
  private:

@@ -30,8 +30,8 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // Sparse updates have switched the variable to a mode in which they change its buffer even if
-    // it is shared. The next update copies the buffer first, and restores the mode.
+    // Sparse updates have switched the variable to copy-on-read mode, and would change its buffer
+    // even if it is shared. The next update copies the buffer first, and restores the mode.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;
@@ -173,7 +173,8 @@ TFDIST_KERNEL("TfdistStepPrepares", StepPreparesOp)
 TFDIST_KERNEL("TfdistStepCommits", StepCommitsOp)
 TFDIST_KERNEL("TfdistRollBack", RollBackOp)
 TFDIST_KERNEL("TfdistRedo", RedoOp)
-// An operation runs where its resources are; a reference to a buffer of a GPU is as good.
+// TensorFlow runs an operation on the device of its resources. These kernels only hold references,
+// which works the same for GPU buffers.
 REGISTER_KERNEL_BUILDER(Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
                         KeepOp);
 REGISTER_KERNEL_BUILDER(
@@ -216,7 +217,7 @@ class ReadyOp : public OpKernel {
         recorder.Stalls();
       }
     } catch (const Error&) {
-      // The communicator has been closed, as its operation will report.
+      // The communicator has been closed; its operation will report that.
     }
   }
 
@@ -238,7 +239,7 @@ class InputEndsOp : public OpKernel {
   void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
 };
 
-// The beginning of a span, or its end, which takes the beginning's output time.
+// Marks the beginning or the end of a span. The end takes the time from the beginning's output.
 class SpanBeginsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -288,9 +289,10 @@ using tensorflow::OpKernelContext;
 // XLA compiles each new shape, which takes longer than many steps. So the first shapes are
 // compiled, and others once they are frequent, up to a limit per step.
 constexpr int kOften = 16;
-constexpr int kMost = 16;
-// The number of shapes counted at once: rows of ever new lengths must not exhaust memory.
-constexpr size_t kMostCounted = 1024;
+constexpr int kMax = 16;
+// The maximum number of shapes counted concurrently: rows of ever new lengths must not exhaust
+// memory.
+constexpr size_t kMaxCounted = 1024;
 
 class ShapesFitOp : public OpKernel {
  public:
@@ -303,7 +305,7 @@ class ShapesFitOp : public OpKernel {
       const auto shape = context->input(i).flat<int64_t>();
       shapes.push_back(shape.size());
       shapes.insert(shapes.end(), shape.data(), shape.data() + shape.size());
-      // A replica without rows computes with a row of zeros, and differently.
+      // A replica without rows computes differently, with one row of zeros.
       empty |= std::count(shape.data(), shape.data() + shape.size(), 0) > 0;
     }
     tensorflow::Tensor* fits = nullptr;
@@ -315,19 +317,19 @@ class ShapesFitOp : public OpKernel {
   bool Known(const std::vector<int64_t>& shapes) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (compiled_.count(shapes) > 0) return true;
-    if (compiled_.size() == kMost) return false;
-    // Frequent shapes are soon counted again.
-    if (times_.size() == kMostCounted && times_.count(shapes) == 0) times_.clear();
+    if (compiled_.size() == kMax) return false;
+    // Frequent shapes soon reach the count again.
+    if (times_.size() == kMaxCounted && times_.count(shapes) == 0) times_.clear();
     if (!compiled_.empty() && ++times_[shapes] < kOften) return false;
     compiled_.insert(shapes);
     times_.erase(shapes);
-    if (compiled_.size() == kMost) times_.clear();
+    if (compiled_.size() == kMax) times_.clear();
     return true;
   }
 
   std::mutex mutex_;
   std::set<std::vector<int64_t>> compiled_;
-  std::map<std::vector<int64_t>, int> times_;  // of shapes that are not compiled
+  std::map<std::vector<int64_t>, int> times_;  // how often shapes occurred that are not compiled
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);

@@ -8,11 +8,11 @@
 namespace tfdist::openssl {
 namespace {
 
-// The interface of 1.1 is a part of that of 3.
+// OpenSSL 3 provides the whole interface of OpenSSL 1.1.
 constexpr const char* kNames[] = {"libssl.so.3", "libssl.so.1.1"};
 
 void* Open() {
-  // First the one that Python has loaded, wherever it was: two in one process are one too many.
+  // Prefers a library that is already loaded, such as Python's: one process should not use two.
   for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW}) {
     for (const char* name : kNames) {
       if (void* const library = dlopen(name, flags)) return library;
@@ -27,7 +27,7 @@ void* Open() {
 Library Resolve() {
   void* const opened = Open();
   const auto find = [opened](const char* name) {
-    void* const found = dlsym(opened, name);  // also in libcrypto, which libssl brings
+    void* const found = dlsym(opened, name);  // also in libcrypto, which libssl loads
     if (!found) {
       throw Error(Code::kInvalidArgument, std::string("TLS between the workers needs OpenSSL ") +
                                               "1.1.1 or newer; the one found lacks " + name +
@@ -63,13 +63,13 @@ const char* Reason() {
 namespace tfdist {
 namespace {
 
-// The first is as strong as anyone needs here, and the fastest where there are AES instructions.
+// The first cipher is strong enough, and the fastest on processors with AES instructions.
 constexpr char kCiphers[] =
     "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256";
 
 constexpr size_t kReadBytes = 128 << 10;
 
-// Instead of asking for a passphrase at the terminal.
+// Replaces the passphrase prompt at the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 void Check(bool done, const std::string& what, const std::string& path) {
@@ -87,17 +87,17 @@ TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
   context_.reset(ssl.SSL_CTX_new(ssl.TLS_method()));
   openssl::SSL_CTX* const context = get();
   if (!context) {
-    throw Error(Code::kInternal, std::string("OpenSSL cannot begin: ") + openssl::Reason() + ".");
+    throw Error(Code::kInternal, std::string("OpenSSL cannot start: ") + openssl::Reason() + ".");
   }
   ssl.SSL_CTX_ctrl(context, openssl::kSetMinimumVersion, openssl::kTls13, nullptr);
-  // No connection is resumed.
+  // Connections are never resumed.
   ssl.SSL_CTX_ctrl(context, openssl::kSetSessionCache, 0, nullptr);
   ssl.SSL_CTX_set_num_tickets(context, 0);
-  // More than one record of 16 KiB with each call.
+  // Reads more than one record of 16 KiB per call.
   ssl.SSL_CTX_ctrl(context, openssl::kSetReadAhead, 1, nullptr);
   ssl.SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   ssl.SSL_CTX_set_options(context, openssl::kNoTicket | openssl::kNoRenegotiation);
-  // Fails only where a policy of the system forbids them; then the system's own choice remains.
+  // Fails only if a system policy forbids these ciphers; the system's choice then remains.
   ssl.SSL_CTX_set_ciphersuites(context, kCiphers);
   ssl.SSL_CTX_set_verify(context, openssl::kVerifyBoth, nullptr);
   ssl.SSL_CTX_set_default_passwd_cb(context, NoPassphrase);

@@ -1,4 +1,4 @@
-// OpenSSL, loaded at run time, and contexts of it.
+// OpenSSL, loaded at run time, and its contexts.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-// The few functions of OpenSSL that are used, found when the process runs: so nothing of it is
-// needed to compile, and it is the OpenSSL that Python has loaded.
+// The OpenSSL functions in use, loaded at run time. Compilation needs no part of OpenSSL, and the
+// process uses the same OpenSSL as Python.
 
 namespace tfdist::openssl {
 
@@ -18,7 +18,7 @@ struct BIO;
 struct BIO_METHOD;
 struct EVP_MD;
 
-// Numbers of OpenSSL 1.1 and 3.
+// Constants of OpenSSL 1.1 and 3.
 constexpr int kPem = 1;                          // SSL_FILETYPE_PEM
 constexpr int kVerifyBoth = 1 | 2;               // SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT
 constexpr int kSetMinimumVersion = 123;          // SSL_CTRL_SET_MIN_PROTO_VERSION
@@ -36,7 +36,7 @@ constexpr int kRetries = 0x0f;                   // BIO_FLAGS_RWS, BIO_FLAGS_SHO
 constexpr int kFlush = 11;                       // BIO_CTRL_FLUSH
 constexpr long kVerified = 0;                    // X509_V_OK
 
-// Name, what it returns, what it takes.
+// Name, return type, parameters.
 #define TFDIST_OPENSSL(F)                                                                   \
   F(TLS_method, const SSL_METHOD*, ())                                                      \
   F(SSL_CTX_new, SSL_CTX*, (const SSL_METHOD*))                                             \
@@ -90,32 +90,32 @@ struct Library {
 #undef TFDIST_MEMBER
 };
 
-// The same for the whole process. Throws Error if there is none.
+// Returns the process-wide library. Throws Error if there is none.
 const Library& Load();
 
-// Why the last call of this thread failed; forgets it.
+// Returns why this thread's last call failed, and clears the error.
 const char* Reason();
 
 }  // namespace tfdist::openssl
 
 namespace tfdist {
 
-// What this process proves itself with, and whom it trusts.
+// The credentials of this process, and its trusted authority.
 //
 // Paths of PEM files; all of them, or none for no TLS.
 struct TlsFiles {
   std::string certificate;
   std::string key;
-  std::string ca;           // by whom all ranks' certificates are signed
-  std::string secret = {};  // what all ranks have besides; empty for none
+  std::string ca;           // the authority that signed all ranks' certificates
+  std::string secret = {};  // a secret shared by all ranks; empty for none
 
   bool any() const { return !(certificate.empty() && key.empty() && ca.empty()); }
 };
 
-// Made once for all connections of a communicator; threads may share it.
+// Created once for all connections of a communicator; threads may share it.
 class TlsContext {
  public:
-  // Throws Error(kInvalidArgument) if there is no OpenSSL, or if it cannot use the files.
+  // Throws Error(kInvalidArgument) if OpenSSL is missing or cannot use the files.
   explicit TlsContext(const TlsFiles& files);
 
   openssl::SSL_CTX* get() const { return context_.get(); }

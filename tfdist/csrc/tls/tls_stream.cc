@@ -14,10 +14,11 @@
 namespace tfdist {
 namespace {
 
-// Encrypted before any of it is sent: enough to make little of the calls, and still in the caches.
-constexpr size_t kMostBytes = 128 << 10;
+// The bytes encrypted before sending: enough to make the cost of calls negligible, and few enough
+// to stay in the caches.
+constexpr size_t kMaxBytes = 128 << 10;
 
-// RFC 5705: labels that are not registered begin like this.
+// RFC 5705: unregistered labels begin with EXPERIMENTAL.
 constexpr char kLabel[] = "EXPERIMENTAL tfdist secret";
 constexpr char kServer[] = "server", kClient[] = "client";
 
@@ -25,7 +26,7 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL's own way to a socket would raise SIGPIPE, and makes one call for every 16 KiB.
+// OpenSSL's own socket access would raise SIGPIPE, and makes one call for every 16 KiB.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));
@@ -73,10 +74,10 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
   const openssl::Library& ssl = openssl::Load();
   ssl_.reset(ssl.SSL_new(context.get()));
   openssl::BIO* const bio = ssl_ ? ssl.BIO_new(Callbacks::Method()) : nullptr;
-  if (!bio) throw Error(Code::kInternal, "OpenSSL has no room for another connection.");
+  if (!bio) throw Error(Code::kInternal, "OpenSSL cannot allocate another connection.");
   ssl.BIO_set_data(bio, this);
   ssl.BIO_set_init(bio, 1);
-  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // frees it too
+  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // takes ownership of the BIO also
   server ? ssl.SSL_set_accept_state(ssl_.get()) : ssl.SSL_set_connect_state(ssl_.get());
 }
 
@@ -138,10 +139,10 @@ bool TlsStream::Secure() {
     return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
   };
   int error = advance();
-  // Also after a failure, for it tells the other end why.
+  // Flush even after a failure, since the alert informs the other end of the cause.
   const bool flushed = Flush();
   if (error == 0 && !socket_error_) return flushed;
-  // What the other end said before it went tells more than that it is gone.
+  // A pending alert from the other end says more than the broken connection.
   if (error == openssl::kWantRead && socket_error_) error = advance();
   if (error == openssl::kWantRead && !socket_error_) return false;
   const long verified = ssl.SSL_get_verify_result(ssl_.get());
@@ -172,7 +173,7 @@ ssize_t TlsStream::Read(char* data, size_t bytes) {
 
 ssize_t TlsStream::Write(const char* data, size_t bytes) {
   if (taken_ == 0) {
-    taken_ = std::min(bytes, kMostBytes);
+    taken_ = std::min(bytes, kMaxBytes);
     openssl::Load().ERR_clear_error();
     const int result = openssl::Load().SSL_write(ssl_.get(), data, static_cast<int>(taken_));
     if (result <= 0) {
@@ -180,7 +181,7 @@ ssize_t TlsStream::Write(const char* data, size_t bytes) {
       return Failed(result);
     }
   }
-  // What is encrypted counts as written once it has left, so that nobody needs to see to the rest.
+  // Encrypted bytes count as written once they are sent, so that no separate flush is needed.
   if (!Flush()) {
     errno = socket_error_ ? socket_error_ : EAGAIN;
     return -1;
@@ -226,7 +227,7 @@ constexpr int kPollMilliseconds = 100;
 
 struct Greeting {
   TlsStream* stream;
-  const std::string* name;  // of the rank at the other end
+  const std::string* name;  // the rank at the other end
 };
 
 Sockets TakeOver(const std::vector<int>& descriptors) {
@@ -258,7 +259,7 @@ bool Advance(const Greeting& greeting) {
   }
 }
 
-// All at once, so that one that is slow holds up no other.
+// Runs all handshakes concurrently, so that a slow one does not delay the others.
 void ShakeHands(std::vector<Greeting> greetings, double seconds) {
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
   for (;;) {
@@ -267,8 +268,9 @@ void ShakeHands(std::vector<Greeting> greetings, double seconds) {
     if (Clock::now() >= deadline) {
       char text[32];
       std::snprintf(text, sizeof(text), "%.1f s", seconds);
-      throw Error(Code::kUnavailable,
-                  *greetings.front().name + " did not begin TLS within " + text + ".");
+      throw Error(
+          Code::kUnavailable,
+          *greetings.front().name + " did not complete the TLS handshake within " + text + ".");
     }
     std::vector<pollfd> polled;
     for (const Greeting& greeting : greetings) {

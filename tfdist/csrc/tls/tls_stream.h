@@ -11,10 +11,10 @@
 
 namespace tfdist {
 
-// A TLS connection between two ranks, each of which has proven to belong to the job.
+// A TLS connection between two ranks that have proven to belong to the job.
 class TlsStream : public Stream {
  public:
-  // One end of a connection is its server.
+  // Args: server: whether this end is the server; exactly one end must be.
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
   // Advances the handshake without blocking, and returns whether it is done. If not, poll
@@ -50,16 +50,16 @@ class TlsStream : public Stream {
   size_t proof_received_ = 0;
   Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
-  std::vector<char> out_;  // encrypted; unsent from `sent_` on
+  std::vector<char> out_;  // encrypted data, unsent from `sent_` on
   size_t sent_ = 0;
-  size_t taken_ = 0;      // the caller's bytes that are in `out_`
+  size_t taken_ = 0;      // the caller's bytes in `out_`
   bool ended_ = false;    // the other end has closed the connection
   int socket_error_ = 0;  // errno of the socket, once it is broken
 };
 
 // Makes streams from a group's connections: unencrypted, or in TLS once all handshakes are done.
 //
-// A stream per rank, or null.
+// One stream per rank, or null.
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
 struct Connections {

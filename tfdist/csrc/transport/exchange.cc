@@ -10,7 +10,8 @@
 namespace tfdist {
 namespace {
 
-// A rank on this host rings no descriptor, so with both kinds of links poll() looks around itself.
+// Ranks on this host cannot wake poll(), so poll() must return soon if both kinds of links are
+// pending.
 constexpr int kMixedPollMilliseconds = 1;
 constexpr int kPollMilliseconds = 20;
 constexpr int kSpins = 200;
@@ -87,7 +88,7 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
   next.received += got;
   const size_t received = next.received;
   const bool whole = received == next.bytes;
-  // Moved out first: the callback may add to the streams.
+  // The callback may add to the queues, so it is moved out first.
   const OnBytes on_bytes = whole ? std::move(next.on_bytes) : next.on_bytes;
   if (whole) stream.in.pop_front();
   if (on_bytes) on_bytes(received);
@@ -109,25 +110,25 @@ bool Exchange::Done() const {
 
 void Exchange::Wait() {
   std::vector<pollfd> polled;
-  bool rings = false;
+  bool signals = false;
   for (int rank = 0; rank < fabric_.topology.size; ++rank) {
     const Stream& stream = At(rank);
     if (stream.out.empty() && stream.in.empty()) continue;
     const int descriptor = fabric_.link(rank).descriptor();
     if (descriptor < 0) {
-      rings = true;
+      signals = true;
       continue;
     }
     const int events = (stream.out.empty() ? 0 : POLLOUT) | (stream.in.empty() ? 0 : POLLIN);
     polled.push_back({descriptor, static_cast<short>(events), 0});
   }
   if (!polled.empty()) {
-    poll(polled.data(), polled.size(), rings ? kMixedPollMilliseconds : kPollMilliseconds);
+    poll(polled.data(), polled.size(), signals ? kMixedPollMilliseconds : kPollMilliseconds);
     return;
   }
   Host& host = *fabric_.host;
   bool advanced = false;
-  WaitUntil([&] { return advanced = advanced || Advance(); }, host.bell(), host.patience(),
+  WaitUntil([&] { return advanced = advanced || Advance(); }, host.event(), host.spin_policy(),
             fabric_.guard);
 }
 

@@ -11,22 +11,22 @@
 
 namespace tfdist {
 
-// What one collective sends and receives. Every stream begins with the collective's fingerprint,
-// which the receiver compares with its own. On each link the sends go in the order given, and so
-// do the receives.
+// The sends and receives of one collective. Every stream begins with the collective's fingerprint,
+// which the receiver compares with its own. Sends on a link stay in order, and so do receives.
 class Exchange {
  public:
   Exchange(Fabric& fabric, const Fingerprint& joined);
 
-  // The memory stays the caller's until `Run` returns. Results may land in it meanwhile: a part of
-  // an all-reduce's result exists only once its owner has read all of that part, so what is
-  // overwritten has been sent. A link that refers to the memory after `Write` has returned would
-  // break this. `fill`, if any, is called once before the first byte is sent, to write it.
+  // The caller keeps the memory valid until `Run` returns. Results may be written into sent memory
+  // meanwhile: a part of an all-reduce's result exists only once its owner has read all inputs of
+  // that part, so the overwritten data have been sent. A link that refers to the memory after
+  // `Write` has returned would break this. `fill`, if any, is called once before the first byte is
+  // sent, to produce the data.
   using Fill = std::function<void()>;
   void Send(int rank, const void* data, size_t bytes, Fill fill = {});
 
-  // `on_bytes`, if any, is told how many bytes have come each time that some have; it may call
-  // `Send`.
+  // `on_bytes`, if any, receives the number of bytes received so far, whenever it grows; it may
+  // call `Send`.
   using OnBytes = std::function<void(size_t received)>;
   void Receive(int rank, void* data, size_t bytes, OnBytes on_bytes = {});
 
@@ -64,7 +64,7 @@ class Exchange {
   Fabric& fabric_;
   Fingerprint joined_;
   std::vector<Stream> streams_;
-  bool waited_ = false;  // for anything so far
+  bool waited_ = false;  // whether anything has been waited for so far
 };
 
 }  // namespace tfdist

@@ -10,7 +10,7 @@
 namespace tfdist {
 namespace {
 
-// See the progress counts in host.cc.
+// See host.cc.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
 }  // namespace
@@ -22,7 +22,7 @@ size_t RingLink::Write(const char* data, size_t bytes) {
   Ring& ring = segment.ring(host_.rank(), other_);
   const size_t room = segment.ring_bytes();
   const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  // The other rank's count is not believed further than the memory goes.
+  // The other rank's count is not trusted beyond the memory's size.
   const uint64_t unread = std::min<uint64_t>(written - ring.read.load(kInOrder), room);
   const size_t taken = std::min(bytes, room - static_cast<size_t>(unread));
   if (taken == 0) return 0;
@@ -57,8 +57,9 @@ size_t RingLink::Read(char* data, size_t bytes) {
 
 namespace {
 
-// So that what is received is still in the caches when it is read, and every link has its turn.
-constexpr size_t kMostBytes = 256 << 10;
+// A limit, so that received data are still in the caches when they are read, and no link delays the
+// others.
+constexpr size_t kMaxBytes = 256 << 10;
 
 }  // namespace
 
@@ -66,7 +67,7 @@ SocketLink::SocketLink(std::unique_ptr<Stream> stream, std::string name)
     : stream_(std::move(stream)), name_(std::move(name)) {}
 
 size_t SocketLink::Write(const char* data, size_t bytes) {
-  const ssize_t sent = stream_->Write(data, std::min(bytes, kMostBytes));
+  const ssize_t sent = stream_->Write(data, std::min(bytes, kMaxBytes));
   if (sent >= 0) {
     sent_bytes += static_cast<uint64_t>(sent);
     return static_cast<size_t>(sent);
@@ -77,7 +78,7 @@ size_t SocketLink::Write(const char* data, size_t bytes) {
 }
 
 size_t SocketLink::Read(char* data, size_t bytes) {
-  const ssize_t got = stream_->Read(data, std::min(bytes, kMostBytes));
+  const ssize_t got = stream_->Read(data, std::min(bytes, kMaxBytes));
   if (got > 0) {
     received_bytes += static_cast<uint64_t>(got);
     return static_cast<size_t>(got);

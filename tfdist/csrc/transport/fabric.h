@@ -16,7 +16,7 @@
 
 namespace tfdist {
 
-// A two-way stream of bytes to one other rank.
+// A bidirectional stream of bytes to one other rank.
 class Link {
  public:
   virtual ~Link() = default;
@@ -26,7 +26,7 @@ class Link {
   virtual size_t Write(const char* data, size_t bytes) = 0;
   virtual size_t Read(char* data, size_t bytes) = 0;
 
-  // The descriptor to poll for progress; -1 if the bell rings instead.
+  // The descriptor to poll for progress; -1 if progress signals a futex event instead.
   virtual int descriptor() const { return -1; }
 };
 
@@ -64,8 +64,8 @@ class SocketLink : public Link {
 
 // A rank's connections to its group: its host's segment, and a link to every rank.
 //
-// Who sits where. A host's ranks are in the order of their ranks in the group; so are the hosts,
-// by their first rank.
+// The placement of ranks. A host's ranks are in ascending order, and so are the hosts by their
+// first rank.
 struct Topology {
   int rank = 0;
   int size = 1;
@@ -74,7 +74,7 @@ struct Topology {
   std::vector<int> host_of;             // for each rank, an index into `hosts`
   std::vector<int> place_of;            // for each rank, its position on its host
 
-  // Args: for each rank a number that its host alone has.
+  // Args: host_ids: for each rank, a number unique to its host.
   static Topology From(int rank, std::vector<std::string> names, const std::vector<int>& host_ids);
 
   const std::vector<int>& my_host() const {
@@ -86,11 +86,11 @@ struct Topology {
 struct Fabric {
   Topology topology;
   std::unique_ptr<Host> host;
-  std::vector<std::unique_ptr<Link>> links;  // one for each rank, none for this one
+  std::vector<std::unique_ptr<Link>> links;  // one per rank, null for this one
   Guard& guard;
   Recorder& recorder;
-  Scratch host_scratch = {};  // for what passes between a host's ranks
-  Scratch link_scratch = {};  // for what passes over links
+  Scratch host_scratch = {};  // for data passed between a host's ranks
+  Scratch link_scratch = {};  // for data passed over links
 
   Link& link(int other) { return *links[static_cast<size_t>(other)]; }
 };

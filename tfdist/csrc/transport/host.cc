@@ -10,11 +10,11 @@
 namespace tfdist {
 namespace {
 
-// Progress is stored and then the bells' `asleep` read; a sleeper does it the other way round. Only
-// in one common order does either see the other.
+// A rank stores its progress and then reads the events' `asleep`; a sleeper stores `asleep` and
+// then reads the progress. Only sequential consistency guarantees that one of them sees the other.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
-// Every so many collectives; measuring holds the processor up.
+// The interval between measurements, in collectives; measuring stalls the processor.
 constexpr uint64_t kMeasured = 8;
 
 }  // namespace
@@ -28,46 +28,47 @@ Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ra
       names_(std::move(names)),
       guard_(guard),
       recorder_(recorder),
-      patience_(Patience::For(size_)),
+      spin_policy_(SpinPolicy::For(size_)),
       awaited_(static_cast<size_t>(size_), 0) {}
 
-void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
+void Host::Arrive(const Fingerprint& fingerprint, const ConstBufferList& data) {
   joined_ = fingerprint;
-  ++arrivals_;
+  ++collectives_;
   if (size_ == 1) return;
-  Arrival& arrival = segment_->arrival(rank_, arrivals_);
-  arrival.fingerprint = fingerprint;
+  EagerSlot& slot = segment_->slot(rank_, collectives_);
+  slot.fingerprint = fingerprint;
   copied_bytes.store(copied_bytes.load(std::memory_order_relaxed) + data.bytes(),
                      std::memory_order_relaxed);
-  char* to = arrival.data;
+  char* to = slot.data;
   data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
     std::memcpy(to, from, bytes);
     to += bytes;
   });
-  mine().arrived.store(arrivals_, kInOrder);
+  mine().arrived.store(collectives_, kInOrder);
   Wake();
 }
 
-const Arrival& Host::Await(int rank) {
+const EagerSlot& Host::Await(int rank) {
   const auto& arrived = segment_->progress(rank).arrived;
-  const bool waits = arrived.load(kInOrder) < arrivals_;
-  if (waits) Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
+  const bool waits = arrived.load(kInOrder) < collectives_;
+  if (waits) Wait([&] { return arrived.load(kInOrder) >= collectives_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
-  const Arrival& arrival = segment_->arrival(rank, arrivals_);
-  // The second time it is in this core's own cache.
+  const EagerSlot& slot = segment_->slot(rank, collectives_);
+  // A second read would hit this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
-  if (rank != rank_ && arrivals_ % kMeasured == 0 && awaited != arrivals_) {
-    // An interruption is no distance.
-    const unsigned long ticks = std::min(TicksToRead(&arrival), 4 * kFarTicks);
+  if (rank != rank_ && collectives_ % kMeasured == 0 && awaited != collectives_) {
+    // Limits the effect of an interruption on the measurement.
+    const unsigned long ticks = std::min(TicksToRead(&slot), 4 * kFarTicks);
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
-  awaited = arrivals_;
-  const Fingerprint theirs = arrival.fingerprint;  // A copy, as the memory is theirs.
+  awaited = collectives_;
+  // A copy, since the other rank can change its memory.
+  const Fingerprint theirs = slot.fingerprint;
   if (rank != rank_ && !Agree(joined_, theirs)) {
     throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
                        names_[static_cast<size_t>(rank)], theirs);
   }
-  return arrival;
+  return slot;
 }
 
 void Host::AwaitAll() {
@@ -77,7 +78,7 @@ void Host::AwaitAll() {
 }
 
 void Host::Copy(void* to, const void* from, size_t bytes) {
-  // Virtual processors move about, so it is looked at again and again.
+  // Virtual processors migrate between cores, so the distance is measured repeatedly.
   if (ticks_ > kFarTicks) {
     CopyFar(to, from, bytes);
   } else {
@@ -92,7 +93,7 @@ uint64_t Host::TakeChunks(uint64_t count) {
 }
 
 size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
-  // Round and round, so that a line is long out of the others' caches when it is written again.
+  // Uses the room as a ring, so that other caches no longer hold a line when it is rewritten.
   if (room_next_ + bytes > segment_->room_bytes()) room_next_ = 0;
   const size_t begin = room_next_;
   room_next_ += bytes;
@@ -137,8 +138,8 @@ void Host::Wake() {
 }
 
 void Host::Wake(int rank) {
-  Bell& bell = segment_->progress(rank).bell;
-  if (bell.asleep.load(kInOrder)) bell.Ring();
+  FutexEvent& event = segment_->progress(rank).event;
+  if (event.asleep.load(kInOrder)) event.Signal();
 }
 
 }  // namespace tfdist

@@ -1,4 +1,4 @@
-// One rank among those of its host: arrivals, chunks and rings in their shared segment.
+// A rank among the ranks of its host: eager slots, chunks and rings in their shared segment.
 #pragma once
 
 #include <atomic>
@@ -18,9 +18,9 @@ namespace tfdist {
 
 class Host {
  public:
-  // Args: the segment (none for a rank alone on its host), this rank's position on the host, the
-  // positions' ranks in the group and their names for messages, what ends waits early, and what
-  // keeps when ranks arrive.
+  // Args: the segment (null for a rank alone on its host), this rank's position on the host, the
+  // positions' ranks in the group and their names for messages, a guard that ends waits early, and
+  // a recorder of arrivals.
   Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ranks,
        std::vector<std::string> names, Guard& guard, Recorder& recorder);
 
@@ -30,21 +30,21 @@ class Host {
   Segment& segment() { return *segment_; }
   Guard& guard() { return guard_; }
 
-  // Announces that this rank has joined a collective, with up to Arrival::kBytes of data.
-  void Arrive(const Fingerprint& fingerprint, const ConstPieces& data = {});
+  // Announces that this rank has joined a collective, with up to EagerSlot::kBytes of data.
+  void Arrive(const Fingerprint& fingerprint, const ConstBufferList& data = {});
 
-  // What a rank has brought to the collective that this one has joined last.
-  // Throws what Disagreement says if it has joined another one.
-  const Arrival& Await(int rank);
+  // Waits for a rank to join this rank's current collective, and returns its eager slot. Throws
+  // Disagreement if it has joined another collective.
+  const EagerSlot& Await(int rank);
   void AwaitAll();
 
-  // Copies into the segment, in the way that lets the other ranks read it fastest.
+  // Copies into the segment such that the other ranks can read it fastest.
   void Copy(void* to, const void* from, size_t bytes);
 
   // The chunks of one transfer; all ranks of the host take the same number.
   uint64_t TakeChunks(uint64_t count);
-  // Waits until a chunk may be written, and says where in each rank's room it lies. All ranks of
-  // the host ask for the same chunks with the same bytes, chunk_bytes() at most, in order.
+  // Waits until a chunk may be written, and returns its offset in each rank's room. All ranks of
+  // the host take the same chunks with the same size, at most chunk_bytes(), in order.
   size_t TakeRoom(uint64_t chunk, size_t bytes);
   void Publish(uint64_t chunk);
   void AwaitPublished(int rank, uint64_t chunk);
@@ -52,11 +52,11 @@ class Host {
   void AwaitReduced(int rank, uint64_t chunk);
   void Finish(uint64_t chunk);
 
-  // Wakes the ranks that sleep; after each progress that another may wait for.
+  // Wakes sleeping ranks; called after each progress that another rank may wait for.
   void Wake();
   void Wake(int rank);
-  Bell& bell() { return segment_->progress(rank_).bell; }
-  const Patience& patience() const { return patience_; }
+  FutexEvent& event() { return segment_->progress(rank_).event; }
+  const SpinPolicy& spin_policy() const { return spin_policy_; }
 
   std::atomic<uint64_t> copied_bytes{0};  // copied into the segment
 
@@ -65,7 +65,7 @@ class Host {
   template <typename Ready>
   void Wait(Ready ready) {
     guard_.NoteProgress();
-    WaitUntil(ready, bell(), patience_, guard_);
+    WaitUntil(ready, event(), spin_policy_, guard_);
   }
 
   std::unique_ptr<Segment> segment_;
@@ -75,13 +75,13 @@ class Host {
   const std::vector<std::string> names_;
   Guard& guard_;
   Recorder& recorder_;
-  const Patience patience_;
-  std::vector<uint64_t> awaited_;  // for each rank the last collective whose arrival was read
+  const SpinPolicy spin_policy_;
+  std::vector<uint64_t> awaited_;  // per rank, the last collective whose eager slot was read
   Fingerprint joined_;
-  uint64_t arrivals_ = 0;
-  uint64_t chunks_ = 0;  // taken so far; the first is number 1
+  uint64_t collectives_ = 0;  // joined so far
+  uint64_t chunks_ = 0;       // number of chunks taken so far; the first chunk is number 1
   size_t room_next_ = 0;
-  unsigned long ticks_ = 0;  // to read what another rank has written, a running mean
+  unsigned long ticks_ = 0;  // running mean of the time to read another rank's data
 };
 
 }  // namespace tfdist

@@ -18,7 +18,7 @@
 namespace tfdist {
 namespace {
 
-// Nobody is woken by a rank that died, so a sleeper looks around by itself now and then.
+// A dead rank does not wake sleepers, so they wake up periodically.
 constexpr long kNapNanoseconds = 20'000'000;
 
 long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
@@ -28,20 +28,20 @@ long Futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
 
 }  // namespace
 
-void Bell::Ring() {
-  rings.fetch_add(1, std::memory_order_seq_cst);
-  Futex(&rings, FUTEX_WAKE, 1, nullptr);
+void FutexEvent::Signal() {
+  signals.fetch_add(1, std::memory_order_seq_cst);
+  Futex(&signals, FUTEX_WAKE, 1, nullptr);
 }
 
-void Bell::Sleep(uint32_t seen) {
+void FutexEvent::Sleep(uint32_t seen) {
   const timespec nap{0, kNapNanoseconds};
-  Futex(&rings, FUTEX_WAIT, seen, &nap);
+  Futex(&signals, FUTEX_WAIT, seen, &nap);
 }
 
-Patience Patience::For(int ranks) {
+SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // Somebody who has no core must run first.
+  // A rank without a core must run first.
   return {0, 60};
 }
 
@@ -53,15 +53,15 @@ constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Large, so that a rank's room does not fit into its second cache: lines that have moved on to the
-// third are faster to read for another core. All rooms together stay within 32 MiB.
+// Large enough that a rank's room exceeds its second-level cache: another core reads lines faster
+// once they have moved to the third level. All rooms together take at most 32 MiB.
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
   return std::max(std::min(share, size_t{512} << 10), n * (size_t{1} << 10));
 }
 
-// The rings of all pairs together stay within 16 MiB.
+// The rings of all pairs together take at most 16 MiB.
 size_t RingBytes(int ranks) {
   const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
   const size_t share = (size_t{16} << 20) / pairs / kPage * kPage;
@@ -73,14 +73,15 @@ size_t RingBytes(int ranks) {
 size_t Segment::BytesFor(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   return RoundUp(sizeof(Header), kPage) + RoundUp(n * sizeof(Progress), kPage) +
-         RoundUp(n * kArrivals * sizeof(Arrival), kPage) + RoundUp(n * n * sizeof(Ring), kPage) +
-         n * n * RingBytes(ranks) + (kSlots + 1) * n * ChunkBytes(ranks) + kStreamWordBytes;
+         RoundUp(n * kEagerSlots * sizeof(EagerSlot), kPage) +
+         RoundUp(n * n * sizeof(Ring), kPage) + n * n * RingBytes(ranks) +
+         (kSlots + 1) * n * ChunkBytes(ranks) + kStreamWordBytes;
 }
 
 Segment::Segment(int descriptor, size_t bytes, int ranks)
     : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
   struct stat status{};
-  // A file that is too short would kill this process at the first access behind its end.
+  // An access beyond the end of a file that is too short would kill this process.
   const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
                     status.st_size >= static_cast<off_t>(bytes);
   if (fits) memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -118,7 +119,7 @@ void Segment::Lay() {
   };
   header_ = reinterpret_cast<Header*>(take(sizeof(Header)));
   progress_ = reinterpret_cast<Progress*>(take(n * sizeof(Progress)));
-  arrivals_ = reinterpret_cast<Arrival*>(take(n * kArrivals * sizeof(Arrival)));
+  eager_slots_ = reinterpret_cast<EagerSlot*>(take(n * kEagerSlots * sizeof(EagerSlot)));
   rings_ = reinterpret_cast<Ring*>(take(n * n * sizeof(Ring)));
   ring_data_ = take(n * n * ring_bytes_);
   rooms_ = take((kSlots + 1) * n * chunk_bytes_);
@@ -130,7 +131,7 @@ void Segment::Abort(const Error& error) {
     std::strncpy(header_->message, error.what(), sizeof(header_->message) - 1);
     header_->aborted.store(static_cast<uint32_t>(error.code()), std::memory_order_release);
   }
-  RingAll();
+  WakeAll();
 }
 
 Error Segment::abort_error() const {
@@ -139,8 +140,8 @@ Error Segment::abort_error() const {
   return Error(code, std::string(header_->message, length));
 }
 
-void Segment::RingAll() {
-  for (int rank = 0; rank < ranks_; ++rank) progress_[rank].bell.Ring();
+void Segment::WakeAll() {
+  for (int rank = 0; rank < ranks_; ++rank) progress_[rank].event.Signal();
 }
 
 }  // namespace tfdist

@@ -12,23 +12,24 @@ namespace tfdist {
 
 // Lets ranks of one host wait for each other: spin briefly, yield the core, then sleep.
 //
-// A rank's bell, in shared memory. A rank that makes progress rings the bells of sleeping ranks.
-struct alignas(64) Bell {
+// A rank's futex event, in shared memory. A rank that makes progress signals the events of sleeping
+// ranks.
+struct alignas(64) FutexEvent {
   std::atomic<uint32_t> asleep;
-  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> signals;
 
-  void Ring();
-  // Sleeps until the bell has rung since `seen`, or for a moment.
+  void Signal();
+  // Sleeps until the event has been signaled since `seen`, at most briefly.
   void Sleep(uint32_t seen);
 };
 
 // How long to spin before sleeping, in rounds; depends on whether every rank has a core.
-struct Patience {
+struct SpinPolicy {
   int spins;
   int yields;
 
   // Args: the number of ranks on this host.
-  static Patience For(int ranks);
+  static SpinPolicy For(int ranks);
 };
 
 inline void Pause() {
@@ -41,21 +42,21 @@ inline void Pause() {
 
 void GiveCoreAway();
 
-// Waits until `ready()`; `mine` is the bell of the rank that waits.
+// Waits until `ready()`; `mine` is the event of the waiting rank.
 template <typename Ready>
-void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) {
-  for (int i = 0; i < patience.spins; ++i) {
+void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Guard& guard) {
+  for (int i = 0; i < spin_policy.spins; ++i) {
     if (ready()) return;
     Pause();
   }
-  for (int i = 0; i < patience.yields; ++i) {
+  for (int i = 0; i < spin_policy.yields; ++i) {
     if (ready()) return;
     GiveCoreAway();
   }
   while (!ready()) {
     guard.Check();
     mine.asleep.store(1, std::memory_order_seq_cst);
-    const uint32_t seen = mine.rings.load(std::memory_order_seq_cst);
+    const uint32_t seen = mine.signals.load(std::memory_order_seq_cst);
     if (!ready()) mine.Sleep(seen);
     mine.asleep.store(0, std::memory_order_relaxed);
   }
@@ -63,7 +64,7 @@ void WaitUntil(Ready ready, Bell& mine, const Patience& patience, Guard& guard) 
 
 // The shared memory of a host's ranks: their progress, and room for data.
 //
-// Processes share them: a lock would be one of each process.
+// The atomics are shared between processes, so they must not use process-local locks.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
 
@@ -73,17 +74,17 @@ struct alignas(128) Progress {
   std::atomic<uint64_t> published;  // chunks whose parts for other ranks are ready
   std::atomic<uint64_t> reduced;    // chunks whose own part is ready
   std::atomic<uint64_t> finished;   // chunks that are no longer read here
-  Bell bell;
+  FutexEvent event;
 };
 
-// A rank's arrival at a collective: its fingerprint, and all of its data if small.
-struct alignas(64) Arrival {
+// A rank's eager slot for a collective: its fingerprint, and all of its data if small.
+struct alignas(64) EagerSlot {
   static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
 };
 
-// One direction between two ranks, a ring of bytes.
+// A ring of bytes from one rank to another.
 struct alignas(128) Ring {
   std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
@@ -91,11 +92,11 @@ struct alignas(128) Ring {
 
 class Segment {
  public:
-  // The number of chunks in flight, and of arrivals kept.
+  // The maximum number of chunks in flight, and of eager slots per rank.
   static constexpr int kSlots = 3;
-  static constexpr int kArrivals = 8;
+  static constexpr int kEagerSlots = 8;
 
-  // The number of words with which GPU streams wait for each other.
+  // The bytes of the words that GPU streams wait for.
   static constexpr size_t kStreamWordBytes = size_t{64} << 10;
 
   static size_t BytesFor(int ranks);
@@ -110,9 +111,9 @@ class Segment {
 
   int ranks() const { return ranks_; }
   Progress& progress(int rank) { return progress_[rank]; }
-  Arrival& arrival(int rank, uint64_t sequence) {
-    return arrivals_[(sequence % kArrivals) * static_cast<size_t>(ranks_) +
-                     static_cast<size_t>(rank)];
+  EagerSlot& slot(int rank, uint64_t sequence) {
+    return eager_slots_[(sequence % kEagerSlots) * static_cast<size_t>(ranks_) +
+                        static_cast<size_t>(rank)];
   }
 
   // A rank's room for chunks, and the maximum chunk size. There is room for one more chunk than are
@@ -134,7 +135,7 @@ class Segment {
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
   Error abort_error() const;
   // Wakes sleeping ranks.
-  void RingAll();
+  void WakeAll();
 
  private:
   struct alignas(128) Header {
@@ -153,7 +154,7 @@ class Segment {
   size_t ring_bytes_;
   Header* header_;
   Progress* progress_;
-  Arrival* arrivals_;
+  EagerSlot* eager_slots_;
   Ring* rings_;
   char* ring_data_;
   char* rooms_;

@@ -19,7 +19,7 @@ struct OpenSockets {
   std::set<int> descriptors;
 };
 
-// Never destroyed: threads of other libraries may come here while the process ends.
+// Never destroyed: threads of other libraries may still call it while the process ends.
 OpenSockets& Open() {
   static OpenSockets* const open = new OpenSockets;
   return *open;
@@ -43,11 +43,12 @@ Socket::Socket(int descriptor) : descriptor_(descriptor) {
   }
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
-  // Fails on a socket that is not TCP, where it is not needed.
+  // Fails on a socket that is not TCP and does not need it.
   setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 }
 
-// One step for whoever forks, who would close what has the number next.
+// Holds the lock for both: otherwise a concurrently forked child could close a new descriptor of
+// the same number.
 Socket::~Socket() {
   const std::lock_guard<std::mutex> lock(Open().mutex);
   Open().descriptors.erase(descriptor_);

@@ -1,4 +1,4 @@
-// All kernels, which are compiled together.
+// All kernels, compiled together.
 #include "device/kernels/all_reduce.cu"
 #include "device/kernels/codecs.cu"
 #include "device/kernels/scatter.cu"

@@ -1,11 +1,12 @@
 // An all-reduce among the GPUs of a host.
 //
-// In one shot, each rank puts its values where the others read them, and reduces all of them: for
-// small ones, one kernel. In two shots, each reduces a part, and the others fetch it: pack, meet,
-// reduce, meet, unpack. Sources: NCCL's and TensorRT-LLM's kernels of these names work alike.
+// In one shot, each rank writes its values to its staging buffer, and reduces the values of all
+// ranks: one kernel, for small data. In two shots, each rank reduces a part, and the other ranks
+// fetch it: pack, barrier, reduce, barrier, unpack. Sources: the kernels of the same names in NCCL
+// and TensorRT-LLM work similarly.
+#include "device/kernels/barrier.h"
 #include "device/kernels/execution.h"
 #include "device/kernels/lists.h"
-#include "device/kernels/meeting.h"
 #include "device/kernels/reducing.h"
 #include "device/kernels/staging.h"
 #include "device/kernels/vectors.h"
@@ -22,15 +23,15 @@ TFDIST_KERNEL tfdist_pack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// One block, whose threads go together: the host may give up at any time.
-TFDIST_KERNEL tfdist_meet(Meeting meeting, Waiting waiting) {
-  if (AllOfBlock(!HasGivenUp(waiting))) Meet(meeting, waiting);
+// One block. Its threads decide together, since the host may abort at any time.
+TFDIST_KERNEL tfdist_barrier(KernelBarrier barrier, Waiting waiting) {
+  if (AllOfBlock(!HasGivenUp(waiting))) SyncRanks(barrier, waiting);
 }
 
-// The first half of a meeting of streams, one block. A rank that has given up does not come: the
-// others would take what it has not done for done.
-TFDIST_KERNEL tfdist_tell(Meeting meeting, Waiting waiting) {
-  if (!HasGivenUp(waiting) && IsOther(meeting, Thread())) Tell(meeting, Thread());
+// The first half of a barrier of streams, one block. A rank that has given up does not signal: the
+// others would take its unfinished work for complete.
+TFDIST_KERNEL tfdist_signal(KernelBarrier barrier, Waiting waiting) {
+  if (!HasGivenUp(waiting) && IsOther(barrier, Thread())) Signal(barrier, Thread());
 }
 
 TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
@@ -40,10 +41,10 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Reduces this rank's part in place: nobody else reads it before the next meeting.
+// Reduces this rank's part in place: no other rank reads it before the next barrier.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
-  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // or there are not enough registers
+  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // limited by the number of registers
   const uint64_t begin = staging.part * staging.rank;
   const uint64_t end = begin + staging.part < vectors ? begin + staging.part : vectors;
   Vector* const own = Vectors(staging.of[staging.rank]);
@@ -58,9 +59,10 @@ void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   }
 }
 
-// Each block has its own values and meets the same blocks of the other ranks, whichever run.
+// Each block has its own values and synchronizes with the same blocks of the other ranks,
+// regardless of which other blocks run.
 template <typename T, typename Op, typename S>
-void InOneShot(const List& list, const Staging& staging, const Meeting& meeting,
+void InOneShot(const List& list, const Staging& staging, const KernelBarrier& barrier,
                const Waiting& waiting, double divisor) {
   const uint64_t share = (list.vectors + Blocks() - 1) / Blocks();
   const uint64_t begin = share * BlockIndex();
@@ -69,23 +71,23 @@ void InOneShot(const List& list, const Staging& staging, const Meeting& meeting,
   for (uint64_t v = begin + Thread(); v < end; v += ThreadsOfBlock()) {
     own[v] = LoadVector(list, v);
   }
-  if (!Meet(meeting, waiting)) return;
+  if (!SyncRanks(barrier, waiting)) return;
   const auto put = [&](uint64_t v, const Vector& result) { StoreVector(list, v, result); };
   for (uint64_t v = begin + Thread(); v < end; v += ThreadsOfBlock()) {
     ReduceVectors<T, Op, S, 1>(staging.of, staging.ranks, v, 0, divisor, put);
   }
 }
 
-#define TFDIST_REDUCE(name, T, Op, S)                                                    \
-  TFDIST_KERNEL tfdist_reduce_##name(uint64_t vectors, Staging staging, Waiting waiting, \
-                                     double divisor) {                                   \
-    if (!HasGivenUp(waiting)) ReducePart<T, Op, S>(vectors, staging, divisor);           \
-  }                                                                                      \
-  TFDIST_KERNEL tfdist_one_shot_##name(List list, Staging staging, Meeting meeting,      \
-                                       Waiting waiting, double divisor) {                \
-    if (AllOfBlock(!HasGivenUp(waiting))) {                                              \
-      InOneShot<T, Op, S>(list, staging, meeting, waiting, divisor);                     \
-    }                                                                                    \
+#define TFDIST_REDUCE(name, T, Op, S)                                                     \
+  TFDIST_KERNEL tfdist_reduce_##name(uint64_t vectors, Staging staging, Waiting waiting,  \
+                                     double divisor) {                                    \
+    if (!HasGivenUp(waiting)) ReducePart<T, Op, S>(vectors, staging, divisor);            \
+  }                                                                                       \
+  TFDIST_KERNEL tfdist_one_shot_##name(List list, Staging staging, KernelBarrier barrier, \
+                                       Waiting waiting, double divisor) {                 \
+    if (AllOfBlock(!HasGivenUp(waiting))) {                                               \
+      InOneShot<T, Op, S>(list, staging, barrier, waiting, divisor);                      \
+    }                                                                                     \
   }
 TFDIST_FOR_ALL_REDUCTIONS(TFDIST_REDUCE)
 

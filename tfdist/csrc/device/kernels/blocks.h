@@ -1,5 +1,5 @@
-// How a team encodes a block, and decodes one: as the processor does, to the same bits. Its threads
-// are the lanes of a sum.
+// Encodes and decodes a block by a half-warp, bit-identical to the processor. Its threads are the
+// lanes of a sum.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 #include <type_traits>
 
 #include "device/kernels/coding.h"
+#include "device/kernels/encodings.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/forms.h"
 
 namespace tfdist::device {
 namespace {
 
-// Values that lie together, and are moved together.
+// Contiguous values that are moved together.
 template <uint32_t kCount>
 struct alignas(kCount * sizeof(float)) Pack {
   float values[kCount];
@@ -28,7 +28,7 @@ inline bool IsAligned(const void* data, uint32_t bytes) {
   return reinterpret_cast<uint64_t>(data) % bytes == 0;
 }
 
-// One block of values, with what was not sent so far.
+// One block of values with its residual.
 struct Block {
   Block(const float* given, float* left, uint32_t values)
       : in(OfMemory(given)), error(left), count(values) {
@@ -37,12 +37,12 @@ struct Block {
       const uint32_t magnitude = FloatToBits(value) & kMagnitude;
       bits = magnitude > bits ? magnitude : bits;
     });
-    largest = LargestOfTeam(bits);
+    largest = MaxOfHalfWarp(bits);
   }
-  // By 64 bits: the address of a later one is that of the first plus a constant.
+  // A 64-bit index lets the compiler compute later addresses as the first address plus a constant.
   float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
 
-  // So many values from one on, where they are aligned.
+  // Returns kCount values from an aligned index on.
   template <uint32_t kCount>
   Pack<kCount> At(uint32_t i) const {
     Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
@@ -54,30 +54,30 @@ struct Block {
     return pack;
   }
 
-  // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at
+  // Calls `use(value)` for each value of this thread's lane, in order; several values are loaded at
   // once.
   template <typename Use>
   void ForLane(Use use) const {
     constexpr uint32_t kAtOnce = 16;
     uint32_t i = Lane();
-    for (; i + (kAtOnce - 1) * kTeam < count; i += kAtOnce * kTeam) {
+    for (; i + (kAtOnce - 1) * kHalfWarp < count; i += kAtOnce * kHalfWarp) {
       const uint64_t first = i;
       float values[kAtOnce];
       TFDIST_UNROLL
-      for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kTeam];
+      for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kHalfWarp];
       TFDIST_UNROLL
       for (uint32_t k = 0; k < kAtOnce; ++k) use(values[k]);
     }
-    for (; i < count; i += kTeam) use((*this)[i]);
+    for (; i < count; i += kHalfWarp) use((*this)[i]);
   }
 
   template <typename Term>
   float Sum(Term term) const {
-    float own = 0, lanes[kTeam], sum = 0;
+    float own = 0, lanes[kHalfWarp], sum = 0;
     ForLane([&](float value) { own += term(value); });
-    TellTeam(own, lanes);
+    GatherInHalfWarp(own, lanes);
     TFDIST_UNROLL
-    for (uint32_t k = 0; k < kTeam; ++k) sum += lanes[k];
+    for (uint32_t k = 0; k < kHalfWarp; ++k) sum += lanes[k];
     return Finite(sum);
   }
 
@@ -87,7 +87,7 @@ struct Block {
   uint32_t largest;  // bits of a magnitude
 };
 
-// How the codes of a block lie: place k has one of each plane, and takes so many bits.
+// The layout of a block's codes: place k holds one code of each plane, in kPlaceBits bits.
 template <typename F>
 struct Planes {
   static constexpr uint32_t kBits = BitsOf(F::kCodec), kPlaceBits = kBits > 8 ? kBits : 8;
@@ -98,15 +98,15 @@ struct Planes {
   const uint32_t places;
 };
 
-// Calls `use(i, place, shift)` for each value of a block, with the place and the bit of its code,
-// of those that this thread sees to, place by place.
+// Calls `use(i, place, shift)` for each of this thread's values of a block, place by place, with
+// the place and the bit offset of its code.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
   const uint32_t places = Planes<F>(count).places;
   constexpr uint32_t kPlacesAtOnce =
-      Planes<F>::kBits == 8 ? 4 : 1;  // or there are not enough registers
+      Planes<F>::kBits == 8 ? 4 : 1;  // limited by the number of registers
   TFDIST_UNROLL_BY(kPlacesAtOnce)
-  for (uint32_t k = Lane(); k < places; k += kTeam) {
+  for (uint32_t k = Lane(); k < places; k += kHalfWarp) {
     TFDIST_UNROLL
     for (uint32_t p = 0; p < Planes<F>::kCount; ++p) {
       const uint32_t i = k + p * places;
@@ -135,29 +135,30 @@ void PutHeader(const typename F::Header& header, uint8_t* block) {
   if (Lane() == 0) std::memcpy(block, &header, HeaderBytes(F::kCodec));
 }
 
-// Where a block begins that `before` values come before.
+// The offset of the block that follows `before` values.
 template <typename F>
 uint64_t BytesBefore(const Codec& codec, uint64_t before) {
   return before / codec.block * BlockBytes(F::kCodec, codec.block);
 }
 
-// A word of the bits of codes.
+// An unsigned integer of kBits bits.
 template <uint32_t kBits>
 using CodesOf =
     std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
-// A thread sees to so many places at once, and in each plane to so many values, which lie together.
+// A thread handles kPlaces contiguous places at once, and as many contiguous values in each plane.
 template <typename F, uint32_t kPlaces>
-void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* payload, float* out) {
+void EncodeValues(const F& encoding, const Block& block, uint32_t seed, uint8_t* payload,
+                  float* out) {
   using P = Planes<F>;
   constexpr uint32_t kAtOnce = P::kCount < 4 / kPlaces ? P::kCount : 4 / kPlaces;
   const uint32_t places = P(block.count).places;
   const auto is_in = [&](uint32_t i) { return kPlaces > 1 || i < block.count; };
-  for (uint32_t k = Lane() * kPlaces; k < places; k += kTeam * kPlaces) {
+  for (uint32_t k = Lane() * kPlaces; k < places; k += kHalfWarp * kPlaces) {
     uint32_t codes = 0;
     TFDIST_UNROLL
     for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
-      Pack<kPlaces> values[kAtOnce];  // are loaded before any is written
+      Pack<kPlaces> values[kAtOnce];  // all loaded before any is written
       TFDIST_UNROLL
       for (uint32_t p = 0; p < kAtOnce; ++p) {
         const uint32_t i = k + (first + p) * places;
@@ -171,9 +172,9 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
         TFDIST_UNROLL
         for (uint32_t v = 0; v < kPlaces; ++v) {
           const float value = values[p].values[v];
-          const uint32_t code = form.Code(value, seed + i + v);
+          const uint32_t code = encoding.Code(value, seed + i + v);
           codes |= code << (v * P::kPlaceBits + (first + p) * P::kBits);
-          decoded.values[v] = F::Value(code, form.header());
+          decoded.values[v] = F::Value(code, encoding.header());
           left.values[v] = value - decoded.values[v];
         }
         if (block.error) PutPack(left, OfMemory(block.error) + i);
@@ -185,30 +186,30 @@ void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* pay
   }
 }
 
-// Args: out: where the decoded values go, too; null for nowhere.
+// Args: out: also receives the decoded values; null for none.
 template <typename F>
 void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to, float* out) {
   using P = Planes<F>;
   uint8_t* const payload = to + HeaderBytes(F::kCodec);
   if (block.largest >= kInfinity) {
     PutHeader<F>(F::NotFinite(), to);
-    constexpr uint32_t kCode = F::kCodec.form == Form::kBfloat16 ? kBfloat16Nan : 0;
+    constexpr uint32_t kCode = F::kCodec.encoding == Encoding::kBfloat16 ? kBfloat16Nan : 0;
     return ForCodes<F>(block.count, [&](uint32_t i, uint32_t place, uint32_t) {
       reinterpret_cast<CodesOf<P::kPlaceBits>*>(payload)[place] = kCode;
       if (out) out[i] = BitsToFloat(kNan);
     });
   }
-  const F form(codec, block);
-  PutHeader<F>(form.header(), to);
-  // As many as a word takes; of single bits, so many that all threads have some.
+  const F encoding(codec, block);
+  PutHeader<F>(encoding.header(), to);
+  // As many codes as fit a word; for single bits, few enough that all threads have some.
   constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
   constexpr uint32_t kBytes = kTogether * sizeof(float);
   if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
       IsAligned(block.error, kBytes) && IsAligned(out, kBytes) &&
       IsAligned(payload, kTogether * P::kPlaceBits / 8)) {
-    EncodeValues<F, kTogether>(form, block, seed, payload, out);
+    EncodeValues<F, kTogether>(encoding, block, seed, payload, out);
   } else {
-    EncodeValues<F, 1>(form, block, seed, payload, out);
+    EncodeValues<F, 1>(encoding, block, seed, payload, out);
   }
 }
 
@@ -220,16 +221,16 @@ void DecodeBlock(const uint8_t* from, uint32_t count, float* out) {
   });
 }
 
-// Calls `use(begin, count)` for each block of so many values that this thread's team sees to.
+// Calls `use(begin, count)` for each block of `block` values that this thread's half-warp handles.
 template <typename Use>
 void ForBlocks(uint64_t count, uint32_t block, Use use) {
-  const uint64_t step = TeamsOfGrid() * block;
-  for (uint64_t begin = TeamOfGrid() * block; begin < count; begin += step) {
+  const uint64_t step = HalfWarpsOfGrid() * block;
+  for (uint64_t begin = HalfWarpOfGrid() * block; begin < count; begin += step) {
     use(begin, static_cast<uint32_t>(count - begin < block ? count - begin : block));
   }
 }
 
-// Of a block's first value.
+// The seed of a block's first value.
 inline uint32_t SeedAt(const Batch& batch, uint64_t begin) {
   const uint64_t chunk = begin / batch.chunk;
   const uint32_t seed = batch.seed + static_cast<uint32_t>(chunk) * batch.seed_step;

@@ -1,9 +1,9 @@
-// The encodings of a compressed all-reduce. Sixteen threads see to a block, so that nothing waits
-// for more of them than half of a warp. Nothing here waits for another GPU or for the host.
+// The codecs of a compressed all-reduce. A half-warp handles a block, so that no thread waits for
+// more than 15 others. Nothing here waits for another GPU or for the host.
 #include "device/kernels/blocks.h"
 #include "device/kernels/coding.h"
+#include "device/kernels/encodings.h"
 #include "device/kernels/execution.h"
-#include "device/kernels/forms.h"
 #include "device/kernels/names.h"
 #include "device/kernels/windows.h"
 
@@ -32,7 +32,7 @@ void DecodeAll(const Codec& codec, uint64_t count, const uint8_t* from, const Pl
   });
 }
 
-// The own values of a sum as they are, and each sum.
+// Uses the own values unencoded, and the sums as they are.
 template <typename F>
 struct Exact {
   Exact(const Codec&, const float* values, uint32_t) : own(values) {}
@@ -42,7 +42,8 @@ struct Exact {
   const float* const own;
 };
 
-// A vote counts as those of the others do, and the majority wins; a tie has no sign.
+// Counts the own values as encoded votes, like the other ranks' values, and returns the majority; a
+// tie has no sign.
 template <typename F>
 struct Vote {
   Vote(const Codec& codec, const float* values, uint32_t count) : own(values) {
@@ -51,7 +52,7 @@ struct Vote {
     header = finite ? F(codec, block).header() : F::NotFinite();
   }
   float Own(uint32_t i) const { return F::Value(finite ? SignsValues::Code(own[i]) : 0, header); }
-  // Not a number stays.
+  // NaN stays NaN.
   static float Of(float sum) { return sum > 0 ? 1.0f : sum < 0 ? -1.0f : sum; }
 
   const float* const own;
@@ -59,8 +60,8 @@ struct Vote {
   typename F::Header header;
 };
 
-// Everyone's values of the own part, in the members' order, then encoded again. F is the form of
-// what has come, S that of the sums.
+// Sums all members' values of the own part in the members' order, and encodes the sums. F and S are
+// the encodings of the received values and of the sums.
 template <typename F, typename S, template <typename> class How>
 void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
             const Place& out, const Room& room, uint8_t* to) {
@@ -81,7 +82,7 @@ void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const P
       }
       sums[i] = How<F>::Of(sum);
     });
-    MeetTeam();
+    SyncHalfWarp();
     EncodeBlock<S>(batch.codec, Block(sums, left.values(), count), SeedAt(batch, begin),
                    to + BytesBefore<S>(batch.codec, begin), result.values());
     left.Return();
@@ -102,11 +103,11 @@ void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const P
                                        Place out, Room room, uint8_t* to) {                 \
     SumAll<F, F, Exact>(batch, arrived, in, error, out, room, to);                          \
   }
-TFDIST_FOR_ALL_FORMS(TFDIST_CODE)
+TFDIST_FOR_ALL_ENCODINGS(TFDIST_CODE)
 
 TFDIST_WIDE_KERNEL tfdist_sum_votes(Batch batch, Arrived arrived, Place in, Place error, Place out,
                                     Room room, uint8_t* to) {
-  SumAll<SignsForm, LevelsForm<2>, Vote>(batch, arrived, in, error, out, room, to);
+  SumAll<SignsEncoding, LevelsEncoding<2>, Vote>(batch, arrived, in, error, out, room, to);
 }
 
 }  // namespace tfdist::device

@@ -1,4 +1,4 @@
-// What the kernels of codecs are given.
+// Arguments of the codec kernels.
 #pragma once
 
 #include <cstdint>
@@ -7,27 +7,27 @@
 
 namespace tfdist::device {
 
-// Values that are encoded: whole blocks, unless the part of a member ends.
+// Values to be encoded: whole blocks, except at the end of a member's part.
 struct Batch {
   Codec codec;
   uint64_t count;
-  // The random numbers of so many values, whole blocks, go on from one seed: that of the first
-  // chunk, and so much more for each next one.
+  // `chunk` values, in whole blocks, share a seed: `seed` for the first chunk, and `seed_step` more
+  // for each following one.
   uint64_t chunk;
   uint32_t seed;
   uint32_t seed_step;
 };
 
-// Everyone's encoded values of the part that a member sums.
+// All members' encoded values of the part that this member sums.
 struct Arrived {
   Codec codec;
   const uint8_t* encoded;  // the first member's
-  uint64_t stride;         // bytes to the next one's
+  uint64_t stride;         // bytes between two members
   uint32_t members;
-  uint32_t me;  // whose own values are as they were
+  uint32_t me;  // the member whose own values are unencoded
 };
 
-// Room for floats while kernels run, several times as many as a batch has values.
+// Scratch memory for floats: `kRooms` times the number of values of a batch.
 struct Room {
   float* values;
   uint64_t each;
@@ -36,21 +36,21 @@ struct Room {
 };
 constexpr uint32_t kRooms = 4;
 
-// Tensors of float32, seen as one run of values: a block that is encoded may begin in one tensor
-// and end in another.
+// Tensors of float32 as one run of values: an encoded block may begin in one tensor and end in
+// another.
 
 struct Stretch {
   float* values;
-  uint64_t begin;  // of its first value in the run
+  uint64_t begin;  // the first value's index in the run
 };
 
-// In the order of their values. The stretches are in the GPU's memory.
+// Stretches in ascending order of their values. The array is in GPU memory.
 struct Run {
   const Stretch* stretches;
-  uint32_t count;  // 0 for a run that there is not
+  uint32_t count;  // 0 if there is no run
 };
 
-// Some values of a run.
+// A position in a run.
 struct Place {
   Run run;
   uint64_t begin;

@@ -1,25 +1,24 @@
 // Names of kernels and of their template arguments.
 #pragma once
 
-// The forms of a codec for which there are kernels.
+// The encodings for which there are kernels.
 
-// F(name, form).
-#define TFDIST_FOR_ALL_FORMS(F) \
-  F(half, HalfForm)             \
-  F(bfloat16, Bfloat16Form)     \
-  F(float8, Float8Form)         \
-  F(levels2, LevelsForm<2>)     \
-  F(levels4, LevelsForm<4>)     \
-  F(levels8, LevelsForm<8>)     \
-  F(powers, PowersForm)         \
-  F(means, MeansForm)           \
-  F(signs, SignsForm)
+// F(name, encoding).
+#define TFDIST_FOR_ALL_ENCODINGS(F) \
+  F(half, HalfEncoding)             \
+  F(bfloat16, Bfloat16Encoding)     \
+  F(float8, Float8Encoding)         \
+  F(levels2, LevelsEncoding<2>)     \
+  F(levels4, LevelsEncoding<4>)     \
+  F(levels8, LevelsEncoding<8>)     \
+  F(powers, PowersEncoding)         \
+  F(means, MeansEncoding)           \
+  F(signs, SignsEncoding)
 
 // The reductions for which there are kernels.
 
-// What the reductions are made of: F(name, type of the values, reduction, type of the partial
-// results). A sum of bools is whether any is true, which is their maximum as bytes; a product is
-// their minimum.
+// F(name, type of the values, reduction, type of the partial results). The sum of bools is their
+// OR, the maximum of their bytes; the product is their AND, the minimum.
 #define TFDIST_FOR_REDUCTIONS_OF(F, name, T, S) \
   F(name##_sum, T, Sum, S)                      \
   F(name##_min, T, Min, S)                      \

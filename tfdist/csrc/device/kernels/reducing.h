@@ -1,5 +1,5 @@
-// Reduces vectors as the processor's code does, to the same bits: in the order of the ranks, half
-// types in float32 and means of float32 in float64, rounded once.
+// Reduces vectors, bit-identical to the processor: in the order of the ranks, half types in float32
+// and means of float32 in float64, rounded once.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct Lanes {
   T values[kCount];
 };
 
-// Takes a copy, which is loaded at once: what `memcpy` reads from memory itself, GPUs load byte by
-// byte.
+// Takes a copy, which is loaded at once: GPUs would load the operand of `memcpy` from memory byte
+// by byte.
 template <typename T>
 Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
@@ -30,9 +30,9 @@ Lanes<T> Split(Vector vector) {
   return lanes;
 }
 
-// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector,
-// result)` for each. They are all read before any is written, so that the memory has enough to do.
-// `S` is the type of the partial results.
+// Reduces kVectors vectors, `step` apart, of all ranks' staging buffers; calls `put(vector,
+// result)` for each. A rank's vectors are all read before any result is written, so that several
+// loads are in flight. `S` is the type of the partial results.
 template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
 void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
                    Put put) {

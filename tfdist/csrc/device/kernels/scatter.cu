@@ -1,5 +1,5 @@
-// Sums the rows of all ranks into tensors, rank by rank, as the processor does: a team sees to a
-// tile, and finds in each rank's rows, whose indices rise, those of its values.
+// Sums the rows of all ranks into tensors, rank by rank, bit-identical to the processor: a
+// half-warp handles a tile, and finds its values in each rank's rows, whose indices ascend.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;
 
-// The first row from `begin` on whose index is not smaller.
+// Returns the first row, from `begin` on, whose index is at least `index`.
 uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) {
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;
@@ -28,14 +28,14 @@ uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) 
 
 }  // namespace
 
-// Args: values: of all tensors.
+// Args: values: the number of values of all tensors.
 TFDIST_WIDE_KERNEL tfdist_scatter_find(const Row* rows, uint32_t count, uint32_t values,
                                        RowRuns runs) {
   for (uint64_t r = ThreadOfGrid(); r < count; r += ThreadsOfGrid()) {
     if (static_cast<uint32_t>(rows[r].index) >= values) AddTo(runs.wrong, 1);
     if (r == 0 || rows[r].index > rows[r - 1].index) continue;
     const uint32_t fall = AddTo(runs.falls, 1);
-    if (fall + 1 < runs.most) {
+    if (fall + 1 < runs.max_runs) {
       runs.found[fall] = static_cast<uint32_t>(r);
     } else {
       AddTo(runs.wrong, 1);
@@ -62,14 +62,15 @@ TFDIST_WIDE_KERNEL tfdist_scatter_sum(Targets list, const Row* rows, RowRuns run
   ForTiles(list, [&](const Target& t, uint32_t, uint32_t, uint32_t begin, uint32_t count) {
     float* const values = t.values + begin;
     const uint32_t first = t.first + begin;
-    for (uint32_t i = Lane(); i < count; i += kTeam) values[i] = wrong ? BitsToFloat(kNoNumber) : 0;
+    for (uint32_t i = Lane(); i < count; i += kHalfWarp)
+      values[i] = wrong ? BitsToFloat(kNoNumber) : 0;
     for (uint32_t run = 0; run < end; ++run) {
       const uint32_t last = runs.begins[run + 1];
       const uint32_t from = FindRow(rows, runs.begins[run], last, first);
       const uint32_t to = FindRow(rows, from, last, first + count);
       if (from == to) continue;
-      MeetTeam();  // Another thread's sums go on here.
-      for (uint32_t r = from + Lane(); r < to; r += kTeam) {
+      SyncHalfWarp();  // Another thread may continue these sums.
+      for (uint32_t r = from + Lane(); r < to; r += kHalfWarp) {
         values[static_cast<uint32_t>(rows[r].index) - first] += rows[r].value;
       }
     }

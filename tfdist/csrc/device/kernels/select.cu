@@ -1,6 +1,6 @@
-// The selection of a sparse gradient's values, to the bits of the processor. The magnitude of the
-// last one that is selected is found digit by digit, from how many values have each; then all tiles
-// are counted, and each knows where its rows go.
+// Selects values of a sparse gradient, bit-identical to the processor. Finds the magnitude of the
+// last selected value digit by digit, from the number of values with each digit. Then counts the
+// selected values of all tiles, which gives the position of each tile's rows.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -24,7 +24,7 @@ uint32_t MagnitudeAt(const Source& s, uint32_t i) {
 
 bool IsNotFinite(float value) { return (FloatToBits(value) & ~kSign) >= kInfinite; }
 
-// Brings what is kept of a value up to date.
+// Updates a value's residual.
 void Accumulate(const Source& s, uint32_t i) {
   if (!s.error) return;
   float added = s.scale * s.in[i];
@@ -36,12 +36,12 @@ uint32_t DigitOf(uint32_t magnitude, const Digit& digit) {
   return magnitude >> digit.shift & ((1u << digit.bits) - 1);
 }
 
-// How many of a tile's values are marked before one of this thread's: each thread has marked its
-// own in a word.
-uint32_t Before(const uint32_t (&marked)[kTeam], uint32_t bit) {
+// Returns how many marked values of the tile precede one of this thread's values. Each thread has
+// marked its own values in a word.
+uint32_t Before(const uint32_t (&marked)[kHalfWarp], uint32_t bit) {
   uint32_t before = 0;
   TFDIST_UNROLL
-  for (uint32_t lane = 0; lane < kTeam; ++lane) {
+  for (uint32_t lane = 0; lane < kHalfWarp; ++lane) {
     before += CountBits(marked[lane] & (((lane < Lane() ? 2u : 1u) << bit) - 1));
   }
   return before;
@@ -56,8 +56,8 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// How many magnitudes have each value of a digit, of those whose digits before are the cut's. A
-// block counts in memory of its own, tensor by tensor.
+// Counts the magnitudes with each value of a digit, among those whose higher digits equal the
+// cut's. A block counts in its own memory, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;
@@ -71,44 +71,45 @@ TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumula
     const uint32_t stop = Smaller(s.count, (behind - first) * kTile);
     const uint32_t cut = cuts.magnitudes[list.number + k] >> above;
     for (uint32_t i = Thread(); i < values; i += ThreadsOfBlock()) counts[i] = 0;
-    MeetBlock();
+    SyncBlock();
     for (uint32_t i = (next - first) * kTile + Thread(); i < stop; i += ThreadsOfBlock()) {
       if (accumulates) Accumulate(s, i);
       const uint32_t magnitude = MagnitudeAt(s, i);
       if (magnitude >> above == cut) AddTo(counts + DigitOf(magnitude, digit), 1);
     }
-    MeetBlock();
+    SyncBlock();
     for (uint32_t i = Thread(); i < values; i += ThreadsOfBlock()) {
       if (counts[i] > 0) AddTo(cuts.digits + k * kDigitValues + i, counts[i]);
     }
-    MeetBlock();
+    SyncBlock();
     next = behind;
   }
 }
 
-// The cut's value of a digit: a team finds it for a tensor, each thread among some of the values.
+// Finds the cut's value of a digit: one half-warp per tensor; each thread searches some of the
+// digit's values.
 TFDIST_WIDE_KERNEL tfdist_select_narrow(Sources list, Digit digit, Cuts cuts) {
   const bool is_first = digit.shift == kDigits[0].shift;
-  for (uint64_t k = TeamOfGrid(); k < list.count; k += TeamsOfGrid()) {
+  for (uint64_t k = HalfWarpOfGrid(); k < list.count; k += HalfWarpsOfGrid()) {
     const Source& s = list.tensors[k];
     uint32_t* const magnitude = cuts.magnitudes + list.number + k;
     uint32_t* const equal = cuts.equals + list.number + k;
     uint32_t* const counts = cuts.digits + k * kDigitValues;
-    // So many are still to be found, those of the largest values.
+    // The number of values still to be selected, from the largest down.
     const uint32_t wanted = is_first ? Smaller(s.selected, s.count) : *equal;
-    const uint32_t each = (1u << digit.bits) / kTeam, begin = Lane() * each;
-    uint32_t own = 0, all[kTeam], above = 0;
+    const uint32_t each = (1u << digit.bits) / kHalfWarp, begin = Lane() * each;
+    uint32_t own = 0, all[kHalfWarp], above = 0;
     for (uint32_t i = 0; i < each; ++i) own += counts[begin + i];
-    TellTeam(own, all);
+    GatherInHalfWarp(own, all);
     TFDIST_UNROLL
-    for (uint32_t lane = 0; lane < kTeam; ++lane) above += lane > Lane() ? all[lane] : 0;
+    for (uint32_t lane = 0; lane < kHalfWarp; ++lane) above += lane > Lane() ? all[lane] : 0;
     if (above < wanted && wanted <= above + own) {
       uint32_t value = begin + each - 1;
       for (; above + counts[value] < wanted; --value) above += counts[value];
       *magnitude |= value << digit.shift;
       *equal = wanted - above;
     }
-    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;  // larger than all
+    if (wanted == 0 && Lane() == 0) *magnitude = ~0u;  // larger than all magnitudes
     for (uint32_t i = 0; i < each; ++i) counts[begin + i] = 0;
   }
 }
@@ -117,17 +118,17 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
   ForTiles(list,
            [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
              const uint32_t cut = cuts.magnitudes[number];
-             uint32_t above = 0, equal = 0, all[kTeam];
-             for (uint32_t i = Lane(); i < count; i += kTeam) {
+             uint32_t above = 0, equal = 0, all[kHalfWarp];
+             for (uint32_t i = Lane(); i < count; i += kHalfWarp) {
                if (accumulates) Accumulate(s, begin + i);
                const uint32_t magnitude = MagnitudeAt(s, begin + i);
                above += magnitude > cut;
                equal += magnitude == cut;
              }
-             TellTeam(above << 16 | equal, all);  // a tile has fewer than 2^16
+             GatherInHalfWarp(above << 16 | equal, all);  // a tile has fewer than 2^16 values
              Tally tally{};
              TFDIST_UNROLL
-             for (uint32_t lane = 0; lane < kTeam; ++lane) {
+             for (uint32_t lane = 0; lane < kHalfWarp; ++lane) {
                tally.above += all[lane] >> 16;
                tally.equal += all[lane] & 0xffff;
              }
@@ -135,8 +136,8 @@ TFDIST_WIDE_KERNEL tfdist_select_count(Sources list, bool accumulates, Cuts cuts
            });
 }
 
-// How many values come before each tile in its tensor. A block sees to a tensor, each thread to
-// some of its tiles.
+// Computes the number of values before each tile in its tensor. A block handles a tensor, each
+// thread some of its tiles.
 TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
   uint32_t *const aboves = BlockWords(), *const equals = aboves + ThreadsOfBlock();
   for (uint32_t k = BlockIndex(); k < list.count; k += Blocks()) {
@@ -152,7 +153,7 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
     }
     aboves[Thread()] = own.above;
     equals[Thread()] = own.equal;
-    MeetBlock();
+    SyncBlock();
     for (uint32_t other = 0; other < Thread(); ++other) {
       before.above += aboves[other];
       before.equal += equals[other];
@@ -167,11 +168,11 @@ TFDIST_WIDE_KERNEL tfdist_select_place(Sources list, Cuts cuts) {
       const uint32_t number = list.number + k;
       cuts.rows[number] = before.above + Smaller(before.equal, cuts.equals[number]);
     }
-    MeetBlock();
+    SyncBlock();
   }
 }
 
-// How many rows come before those of each tensor; one thread's work.
+// Computes the number of rows before each tensor's rows, in a single thread.
 TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   if (ThreadOfGrid() > 0) return;
   uint32_t before = 0;
@@ -183,26 +184,26 @@ TFDIST_WIDE_KERNEL tfdist_select_sum(uint32_t tensors, Cuts cuts) {
   *cuts.all_rows = before;
 }
 
-// Moves what is selected to rows: what is sent is no longer kept.
+// Moves the selected values to rows, and removes them from the residual.
 TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
   ForTiles(
       list, [&](const Source& s, uint32_t number, uint32_t tile, uint32_t begin, uint32_t count) {
         const uint32_t cut = cuts.magnitudes[number], most = cuts.equals[number];
         const Tally earlier = cuts.tallies[tile];
-        uint32_t taken = 0, equal = 0, all[kTeam];
-        for (uint32_t i = Lane(), bit = 1; i < count; i += kTeam, bit <<= 1) {
+        uint32_t taken = 0, equal = 0, all[kHalfWarp];
+        for (uint32_t i = Lane(), bit = 1; i < count; i += kHalfWarp, bit <<= 1) {
           const uint32_t magnitude = MagnitudeAt(s, begin + i);
           if (magnitude > cut) taken |= bit;
           if (magnitude == cut) equal |= bit;
         }
-        TellTeam(equal, all);
+        GatherInHalfWarp(equal, all);
         ForBits(equal, [&](uint32_t bit) {
           if (earlier.equal + Before(all, bit) < most) taken |= 1u << bit;
         });
-        TellTeam(taken, all);
+        GatherInHalfWarp(taken, all);
         Row* const to = rows + cuts.rows[number] + earlier.above + Smaller(earlier.equal, most);
         ForBits(taken, [&](uint32_t bit) {
-          const uint32_t i = begin + bit * kTeam + Lane();
+          const uint32_t i = begin + bit * kHalfWarp + Lane();
           const float value = CandidateAt(s, i);
           to[Before(all, bit)] = {static_cast<int32_t>(s.first + i), value};
           if (IsNotFinite(value)) AddTo(cuts.not_finite + number, 1);
@@ -212,11 +213,12 @@ TFDIST_WIDE_KERNEL tfdist_select_take(Sources list, Cuts cuts, Row* rows) {
       });
 }
 
-// What is not finite has shown, for it is selected first; no step after this one needs more.
+// Values that are not finite are selected first, so the sum of this step shows them. Later steps
+// must not repeat them.
 TFDIST_WIDE_KERNEL tfdist_select_forget(Sources list, Cuts cuts) {
   ForTiles(list, [&](const Source& s, uint32_t number, uint32_t, uint32_t begin, uint32_t count) {
     if (cuts.not_finite[number] == 0) return;
-    for (uint32_t i = begin + Lane(); i < begin + count; i += kTeam) {
+    for (uint32_t i = begin + Lane(); i < begin + count; i += kHalfWarp) {
       if (IsNotFinite(s.error[i])) s.error[i] = 0;
       if (s.momentum && IsNotFinite(s.momentum[i])) s.momentum[i] = 0;
     }

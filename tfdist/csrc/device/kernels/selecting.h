@@ -1,4 +1,4 @@
-// Selects and scatters values by tiles.
+// Arguments of the kernels that select and scatter values by tiles.
 #pragma once
 
 #include <cstdint>
@@ -13,19 +13,19 @@ namespace tfdist::device {
 struct Target {
   float* values;
   uint32_t count;
-  uint32_t first;  // the index of the first value among those of all tensors
+  uint32_t first;  // the first value's index in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Targets = TiledList<Target>;
 
-// Where indices do not rise, another rank's rows begin. Two ranks' whose indices go on rising are
-// one run: no index is in it twice.
+// Rows of different ranks are separated by indices that do not ascend. If they ascend across two
+// ranks, both ranks' rows form one run without repeated indices.
 struct RowRuns {
-  uint32_t most;     // as many as there are ranks
-  uint32_t* wrong;   // not 0 if rows are not what ranks send
-  uint32_t* falls;   // how often indices do not rise
-  uint32_t* found;   // where, in any order; room for `most`
-  uint32_t* begins;  // of all runs, in their order, and the end of the last; room for `most` + 1
+  uint32_t max_runs;  // the number of ranks
+  uint32_t* wrong;    // nonzero if the rows are invalid
+  uint32_t* falls;    // number of rows whose index does not ascend
+  uint32_t* found;    // their positions, unordered; room for `max_runs`
+  uint32_t* begins;   // beginnings of the runs, and the end of the last; room for `max_runs` + 1
 };
 
 // F(name).
@@ -40,7 +40,7 @@ struct RowRuns {
 
 namespace tfdist::device {
 
-// A tensor to select from, as the processor's `Candidates`.
+// A tensor to select from, like the processor's `Candidates`.
 struct Source {
   const float* in;
   float* error;     // null for none
@@ -48,29 +48,29 @@ struct Source {
   uint32_t count;
   float scale;
   float factor;
-  uint32_t selected;  // how many values, if their number is given
-  uint32_t first;     // the index of the first value among those of all tensors
+  uint32_t selected;  // number of values to select, if given
+  uint32_t first;     // the first value's index in the concatenation of all tensors
   uint32_t first_tile;
 };
 using Sources = TiledList<Source>;
 
-// Of a tile's values, or of those before it in its tensor.
+// Counts of a tile's values, or of the values before it in its tensor.
 struct Tally {
-  uint32_t above;  // have a larger magnitude than the cut
-  uint32_t equal;  // have that of the cut
+  uint32_t above;  // magnitudes above the cut
+  uint32_t equal;  // magnitudes equal to the cut
 };
 
 // Intermediate results about an operation's tensors, passed between kernels.
 struct Cuts {
-  // Of each tensor. Selected are magnitudes above this one, and so many that are equal: the first
+  // Per tensor, the cut: all larger magnitudes are selected, and the first `equals` of the equal
   // ones.
   uint32_t* magnitudes;
   uint32_t* equals;
-  uint32_t* rows;        // how many are selected; then, how many are of the tensors before
-  uint32_t* not_finite;  // how many of the selected are not finite
+  uint32_t* rows;        // number of selected values; later, of rows before this tensor's
+  uint32_t* not_finite;  // number of selected values that are not finite
   uint32_t* all_rows;
-  Tally* tallies;    // of each tile
-  uint32_t* digits;  // of each tensor of a list, how many magnitudes have each digit
+  Tally* tallies;    // per tile
+  uint32_t* digits;  // per tensor of a list, the number of magnitudes with each digit
 };
 
 // Magnitudes are compared digit by digit, the highest first.

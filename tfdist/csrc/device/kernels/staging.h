@@ -3,45 +3,46 @@
 
 #include <cstdint>
 
-// What kernels need to wait for those of other ranks: words in each rank's memory that the others
-// write. Every wait ends: when the host says so, or after a time.
+// Arguments of kernels that wait for kernels of other ranks: words in each rank's memory that the
+// other ranks write. Every wait ends: when the host aborts it, or by its timeout.
 
 namespace tfdist::device {
 
-constexpr uint32_t kMostRanks = 16;
-constexpr uint32_t kMostBlocks = 32;  // of a kernel whose blocks meet those of other ranks
-constexpr uint32_t kMeetingWords = kMostBlocks * kMostRanks;
+constexpr uint32_t kMaxRanks = 16;
+constexpr uint32_t kMaxBlocks = 32;  // if they synchronize with the other ranks' blocks
+constexpr uint32_t kBarrierWords = kMaxBlocks * kMaxRanks;
 
-// Why a rank waits no longer; written to the host's memory.
+// Why a rank stopped waiting; written to host memory.
 enum class Outcome : uint64_t { kRunning, kAborted, kLate };
 
 struct Waiting {
-  const uint64_t* abort;  // in the host's memory: not 0 to give up
-  uint64_t* outcome;      // in the host's memory
-  uint64_t* ended;       // in the GPU's own, for the kernels behind: not 0 once there is an outcome
-  uint64_t nanoseconds;  // how long at most
+  const uint64_t* abort;  // in host memory: nonzero to abort
+  uint64_t* outcome;      // in host memory
+  uint64_t* ended;        // in GPU memory, for later kernels: nonzero once there is an outcome
+  uint64_t nanoseconds;   // the timeout
 };
 
-// Where the ranks of a host meet. Each has a word of each other one's in its memory, for each
-// block.
-struct Meeting {
+// A barrier of a host's ranks. Each rank has in its memory, for each block, a word for each other
+// rank.
+struct KernelBarrier {
   uint32_t rank;
   uint32_t ranks;
-  uint64_t number;              // of this meeting; one more each time
-  uint64_t* words[kMostRanks];  // of each rank: those for a block lie together
+  uint64_t number;             // of this barrier; increases by 1 each time
+  uint64_t* words[kMaxRanks];  // per rank; the words for a block are contiguous
 };
 
 }  // namespace tfdist::device
 
-// The buffers that the ranks of a host put their values into, where the others read them.
+// The staging buffers, into which the ranks of a host write their values for the others to read.
 //
-// Each rank has two, and takes them in turn. A buffer is free again when its rank's next-but-one
-// collective begins: all have then come to the meeting of the one between, and so have read it.
+// Each rank alternates between two buffers. A buffer is free again at the beginning of its rank's
+// next collective but one: all ranks have then arrived at a barrier of the collective in between,
+// and so have finished reading the buffer.
 
 namespace tfdist::device {
 
 struct Staging {
-  char* of[kMostRanks];  // of each rank, as this one sees it
+  char* of[kMaxRanks];  // per rank, as seen by this rank
   uint32_t rank;
   uint32_t ranks;
   uint64_t part;  // vectors that each rank reduces in two shots; the last ranks may have fewer

@@ -1,4 +1,4 @@
-// How kernels see to the tiles of tensors.
+// Assigns tiles of tensors to half-warps.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tfdist::device {
 
-// Which of the tensors a tile belongs to.
+// Returns the index of the tensor that contains a tile.
 template <typename T>
 uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
   uint32_t first = 0, behind = list.count;
@@ -23,11 +23,11 @@ uint32_t FindTensor(const TiledList<T>& list, uint32_t tile) {
   return first;
 }
 
-// Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's team sees to,
-// with the place of its values in the tensor.
+// Calls `use(tensor, number, tile, begin, count)` for each tile that this thread's half-warp
+// handles, with the range of its values in the tensor.
 template <typename T, typename Use>
 void ForTiles(const TiledList<T>& list, Use use) {
-  for (uint64_t i = TeamOfGrid(); i < list.tiles; i += TeamsOfGrid()) {
+  for (uint64_t i = HalfWarpOfGrid(); i < list.tiles; i += HalfWarpsOfGrid()) {
     const uint32_t tile = list.first_tile + static_cast<uint32_t>(i);
     const uint32_t k = FindTensor(list, tile);
     const T& tensor = list.tensors[k];

@@ -8,7 +8,7 @@
 
 namespace tfdist::device {
 
-// The tensor that a vector belongs to.
+// Returns the tensor that contains a vector.
 inline const Span& Find(const List& list, uint64_t vector) {
   uint32_t first = 0, behind = list.count;
   while (behind - first > 1) {
@@ -22,13 +22,13 @@ inline const Span& Find(const List& list, uint64_t vector) {
   return list.spans[first];
 }
 
-// Whether a vector can be moved as such; `data` are a span's.
+// Whether a vector can be moved at once; `data` is the span's input or output.
 inline bool IsWhole(const Span& span, const char* data, uint64_t offset) {
   const bool aligned = reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
   return aligned && offset + kVectorBytes <= span.bytes;
 }
 
-// Zeros where the tensor ends.
+// Returns a vector, filled with zeros beyond the end of its tensor.
 inline Vector LoadVector(const List& list, uint64_t vector) {
   const Span& span = Find(list, vector);
   const uint64_t offset = (vector - span.begin) * kVectorBytes;

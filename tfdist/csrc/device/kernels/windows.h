@@ -1,5 +1,5 @@
-// The values of one block where its team works on them: in their tensor, or in a copy where they
-// are in several.
+// Gives a half-warp contiguous access to the values of a block: in their tensor, or in a copy if
+// they are in several tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tfdist::device {
 
 class Window {
  public:
-  // Args: copies: room for those of all values from the place on.
+  // Args: copies: room for copies of all values from the place on.
   Window(const Place& place, uint64_t offset, uint32_t count, float* copies)
       : run_(place.run), begin_(place.begin + offset), count_(count) {
     if (run_.count == 0) return;
@@ -20,19 +20,19 @@ class Window {
     values_ = copied_ ? copies + offset : At(first, begin_);
   }
 
-  // Null if there are none.
+  // Null if the run is empty.
   float* values() const { return values_; }
 
   void Fetch() const {
     if (!copied_) return;
-    for (uint32_t i = Lane(); i < count_; i += kTeam)
+    for (uint32_t i = Lane(); i < count_; i += kHalfWarp)
       values_[i] = *At(Find(begin_ + i), begin_ + i);
-    MeetTeam();
+    SyncHalfWarp();
   }
   void Return() const {
     if (!copied_) return;
-    MeetTeam();
-    for (uint32_t i = Lane(); i < count_; i += kTeam)
+    SyncHalfWarp();
+    for (uint32_t i = Lane(); i < count_; i += kHalfWarp)
       *At(Find(begin_ + i), begin_ + i) = values_[i];
   }
 
@@ -40,7 +40,7 @@ class Window {
   float* At(uint32_t stretch, uint64_t value) const {
     return run_.stretches[stretch].values + (value - run_.stretches[stretch].begin);
   }
-  // The stretch that a value is in.
+  // Returns the stretch that contains a value.
   uint32_t Find(uint64_t value) const {
     uint32_t first = 0, behind = run_.count;
     while (behind - first > 1) {

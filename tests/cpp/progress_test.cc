@@ -1,6 +1,5 @@
-// Patience counts from the last progress: a canceled operation whose bytes move comes to its end
-// however long that takes, and so does one that takes longer than the timeout; a stalled one is
-// given up.
+// Timeouts count from the last progress: a canceled operation whose bytes move completes, however
+// long that takes, and so does one that takes longer than the timeout; a stalled one is aborted.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -25,23 +24,23 @@ using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
 constexpr double kPatience = 1;
-// How long a link is slow, and what it lets pass meanwhile: less than what the ranks send.
+// How long a link is slow, and how many bytes it lets pass meanwhile: fewer than the ranks send.
 constexpr Seconds kSlow{1.5 * kPatience};
 constexpr size_t kFewBytes = 512;
 constexpr auto kPause = std::chrono::milliseconds(5);
 constexpr size_t kMany = 300'000;  // elements
 
-// Stands between two ranks, and lets bytes pass as fast as a test wants.
+// Relays bytes between two ranks, at the speed that a test sets.
 class Relay {
  public:
-  // Takes the place of their data connection.
+  // Replaces their data connection.
   Relay(Communicator::Setup* one, Communicator::Setup* other) {
     int* const ends[] = {&one->data[static_cast<size_t>(other->rank)],
                          &other->data[static_cast<size_t>(one->rank)]};
     for (int i = 0; i < 2; ++i) {
       int pair[2];
       EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
-      // Else all of the bytes are soon on their way, which looks like progress of the sender alone.
+      // Otherwise all bytes would soon be in flight, which looks like progress of only the sender.
       const int small = 4096;
       for (const int end : pair) {
         EXPECT(setsockopt(end, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)) == 0);
@@ -80,7 +79,7 @@ class Relay {
     ssize_t got;
     while ((got = recv(from, bytes, sizeof(bytes), 0)) > 0) {
       for (ssize_t passed = 0; passed < got;) {
-        const size_t most = std::min(static_cast<size_t>(got - passed), MostBytes());
+        const size_t most = std::min(static_cast<size_t>(got - passed), MaxBytes());
         const ssize_t sent = send(to, bytes + passed, most, MSG_NOSIGNAL);
         if (sent <= 0) return;
         passed += sent;
@@ -89,7 +88,7 @@ class Relay {
     shutdown(to, SHUT_WR);
   }
 
-  size_t MostBytes() {
+  size_t MaxBytes() {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return slow_until_ != Clock::time_point::max(); });
     if (Clock::now() >= slow_until_) return 64 << 10;
@@ -105,8 +104,7 @@ class Relay {
   Clock::time_point slow_until_;
 };
 
-// Runs `body` on ranks of several hosts, of which the first and the second have a relay between
-// them.
+// Runs `body` on ranks of several hosts, with a relay between the first and the second.
 void WithRelay(const Plan& plan, const std::function<void(Communicator&, Relay&)>& body) {
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
@@ -118,7 +116,7 @@ void WithRelay(const Plan& plan, const std::function<void(Communicator&, Relay&)
   OnEachThread(std::move(setups), [&](Communicator& c) { body(c, relay); });
 }
 
-// All ranks have ended what came before; then no more bytes pass.
+// All ranks have finished the earlier operation; then no more bytes pass.
 void StopBetween(Communicator& c, Relay& relay, std::atomic<int>* ended) {
   Do(c, Kind::kAllReduce, 10);
   ++*ended;
@@ -154,7 +152,7 @@ Kind SideOf(const Communicator& c, Kind kind) {
   return kind == Kind::kSend && c.rank() == 0 ? Kind::kReceive : kind;
 }
 
-// At the end of the data, over a slow link: the operation that runs, and the one behind it.
+// At the end of the data, over a slow link: the running operation, and the queued one.
 void MovesAfterACancellation(const Plan& plan, Kind kind) {
   WithRelay(plan, [&](Communicator& c, Relay& relay) {
     Do(c, Kind::kBarrier, 0);
@@ -233,7 +231,7 @@ void LastProgress() {
 void All() {
   Overdue();
   LastProgress();
-  // On the host of two ranks one waits for what the other moves.
+  // On a host with two ranks, one waits for the data that the other moves.
   const Plan two = Arranged(2, 2, As::kThreads), three = Arranged(3, 2, As::kThreads);
   const std::vector<std::function<void()>> tests{
       [&] { MovesAfterACancellation(two, Kind::kAllReduce); },

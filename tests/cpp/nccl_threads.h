@@ -1,4 +1,4 @@
-// A team of ranks of NCCL for tests, in threads, and what they ask of the NCCL that stands for it.
+// Ranks of NCCL in threads, for tests, and settings of the fake NCCL.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,13 +12,13 @@
 #include <thread>
 #include <vector>
 
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 #include "device/nccl_group.h"
 
 namespace tfdist::testing {
 
-// The paths of those that stand for them are in FAKE_CUDA and FAKE_NCCL; without, that of a real
-// NCCL is in NCCL_LIBRARY.
+// The paths of the fake libraries are in FAKE_CUDA and FAKE_NCCL; without them, NCCL_LIBRARY is the
+// path of a real NCCL.
 inline bool AreFake() { return std::getenv("FAKE_NCCL") != nullptr; }
 inline void LoadLibraries() {
   const auto set = [](const char* name) {
@@ -76,7 +76,7 @@ struct Rank {
   std::unique_ptr<NcclGroup> group;
 };
 
-// Each rank's body in a thread; throws the first failure.
+// Runs each rank's body in a thread; throws the first failure.
 inline void OnEach(int ranks, const std::function<void(int)>& body) {
   std::vector<std::thread> threads;
   std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks));

@@ -15,10 +15,10 @@ inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.ended, 1);
 }
 
-// Reading host memory takes longer than reading the GPU's own.
+// The number of reads of the GPU's own memory per read of host memory, which is slower.
 constexpr uint32_t kLooksForOneAtHost = 64;
 
-// Waits until a word has reached a number.
+// Waits until a word has reached a number. Returns false after an abort or a timeout.
 inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
   const uint64_t start = Nanoseconds();
   for (uint32_t looks = 1; LoadWord(word) < number; ++looks) {
@@ -35,26 +35,26 @@ inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting)
   return true;
 }
 
-inline bool IsOther(const Meeting& meeting, uint32_t rank) {
-  return rank < meeting.ranks && rank != meeting.rank;
+inline bool IsOther(const KernelBarrier& barrier, uint32_t rank) {
+  return rank < barrier.ranks && rank != barrier.rank;
 }
 
-// Reports this block's progress to another rank, which then sees this block's earlier writes.
-inline void Tell(const Meeting& meeting, uint32_t other) {
-  StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
+// Signals this block's progress to another rank, which then sees this block's earlier writes.
+inline void Signal(const KernelBarrier& barrier, uint32_t other) {
+  StoreWord(barrier.words[other] + BlockIndex() * kMaxRanks + barrier.rank, barrier.number);
 }
 
-// Reports this block's progress to the other ranks, and waits for the same block of each. All ranks
+// Signals this block's progress to the other ranks, and waits for the same block of each. All ranks
 // then see each other's earlier writes. Returns false, to the whole block, after an abort.
-inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
-  bool met = AllOfBlock(true);
+inline bool SyncRanks(const KernelBarrier& barrier, const Waiting& waiting) {
+  bool arrived = AllOfBlock(true);
   const uint32_t other = Thread();
-  if (IsOther(meeting, other)) {
-    Tell(meeting, other);
-    const uint64_t* const words = meeting.words[meeting.rank] + BlockIndex() * kMostRanks;
-    met = Await(words + other, meeting.number, waiting);
+  if (IsOther(barrier, other)) {
+    Signal(barrier, other);
+    const uint64_t* const words = barrier.words[barrier.rank] + BlockIndex() * kMaxRanks;
+    arrived = Await(words + other, barrier.number, waiting);
   }
-  return AllOfBlock(met);
+  return AllOfBlock(arrived);
 }
 
 }  // namespace tfdist::device

@@ -1,5 +1,5 @@
-// Communicators whose collectives are of memory on a GPU, for tests. See `gpu_ranks.h` and
-// `nccl_team.h` for the libraries. On a real GPU all ranks share it.
+// Communicators with collectives of GPU memory, for tests. See `gpu_ranks.h` and `nccl_threads.h`
+// for the libraries. On a real GPU, all ranks share it.
 #pragma once
 
 #include <cstdlib>
@@ -35,15 +35,15 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
   return plan;
 }
 
-// Ranks whose streams wait for each other: processes, since they share a GPU, and threads, as if
-// they were processes.
+// Ranks whose streams wait for each other: processes, since they share a GPU, or threads that act
+// like processes.
 inline Plan PlanForStreams(int ranks, As as) {
   Plan plan = PlanFor("own", ranks, 1, as);
   plan.device->may_share_gpu = plan.device->streams_wait = as == As::kThreads;
   return plan;
 }
 
-// A rank's memory on its GPU; all of it from the start.
+// A rank's memory on its GPU, allocated at once.
 class Memory {
  public:
   explicit Memory(int gpu = 0, size_t bytes = kDeviceMemory) : gpu_(gpu), bytes_(bytes) {}
@@ -68,7 +68,7 @@ class Memory {
   bool Has(cuda::Address at, const std::vector<char>& expected) {
     return Get(at, expected.size()) == expected;
   }
-  // What was put there, and nothing else, has to pass before it is used.
+  // Only the writes of this memory must pass before it is used.
   cuda::Event* Ready() {
     ready_.Record(stream_.get());
     return ready_.get();
@@ -100,22 +100,22 @@ inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op,
 inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
                       const std::vector<size_t>& counts) {
   memory.Clear();
-  std::vector<BasicPiece<const char>> in;
-  std::vector<BasicPiece<char>> out;
+  std::vector<BasicBuffer<const char>> in;
+  std::vector<BasicBuffer<char>> out;
   std::vector<int64_t> shape{0};
   for (const size_t count : counts) {
     const std::vector<char> values = Fill(type, count, c.rank());
     char* const at = Pointer(memory.Put(values));
     in.push_back({at, values.size()});
-    // Every second one in place.
+    // Every second tensor is reduced in place.
     char* const to = in.size() % 2 ? at : Pointer(memory.Take(values.size()));
     out.push_back({to, values.size()});
     shape[0] += static_cast<int64_t>(count);
   }
   Operation operation = OnDevice(memory, Kind::kAllReduce, type, op, "gradients");
   operation.fingerprint.AddShape(shape);
-  operation.in = ConstPieces(in);
-  operation.out = Pieces(out);
+  operation.in = ConstBufferList(in);
+  operation.out = BufferList(out);
   c.Run(std::move(operation));
   for (size_t i = 0; i < counts.size(); ++i) {
     EXPECT(memory.Has(reinterpret_cast<uintptr_t>(out[i].data),
@@ -123,17 +123,17 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
   }
 }
 
-// One that is only launched, of memory that nothing else uses meanwhile.
+// Only launches an operation, with memory that nothing else uses meanwhile.
 inline void Launch(Communicator& c, Memory& memory, size_t count) {
   const std::vector<char> values = Fill(DType::kFloat32, count, c.rank());
   char* const at = Pointer(memory.Put(values));
   Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
   operation.launches = true;
-  operation.in = ConstPieces(at, values.size());
-  operation.out = Pieces(at, values.size());
+  operation.in = ConstBufferList(at, values.size());
+  operation.out = BufferList(at, values.size());
   c.Run(std::move(operation));
 }
-// Waits for all of them.
+// Waits for all launched operations.
 inline void AwaitLaunched(Communicator& c, Memory& memory) {
   Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
   operation.awaits = true;
@@ -152,8 +152,8 @@ inline void Message(Communicator& c, Memory& memory, size_t count) {
   Operation message =
       OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
   message.peer = 1 - c.rank();
-  if (sends) message.in = ConstPieces(Pointer(at), values.size());
-  if (!sends) message.out = Pieces(Pointer(at), values.size());
+  if (sends) message.in = ConstBufferList(Pointer(at), values.size());
+  if (!sends) message.out = BufferList(Pointer(at), values.size());
   c.Run(std::move(message));
   EXPECT(memory.Has(at, values));
 }

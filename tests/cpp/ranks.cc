@@ -1,4 +1,4 @@
-#include "cpp/team.h"
+#include "cpp/ranks.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -115,7 +115,7 @@ Communicator::Setup Wiring::Take(int rank) {
   setup.timeout_seconds = plan_.timeout_seconds;
   setup.algorithm =
       plan_.algorithms.empty() ? plan_.algorithm : plan_.algorithms[static_cast<size_t>(rank)];
-  // Every test can be run in TLS: with the folder tests/certificates of the repository.
+  // Every test can run in TLS: with the folder tests/certificates of the repository.
   if (const char* folder = std::getenv("TFDIST_TEST_TLS")) {
     const std::string base = folder;
     setup.tls = {base + "/worker.pem", base + "/worker.key", base + "/ca.pem"};

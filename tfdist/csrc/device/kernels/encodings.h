@@ -1,5 +1,5 @@
-// The forms of a codec for kernels: what the values of a block share, which the block's team finds
-// out together, the code of a value, and the value of a code. All arithmetic is the processor's.
+// The encodings of codecs for kernels: the header of a block, computed by its half-warp, the code
+// of a value, and the value of a code. The arithmetic is the processor's.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ namespace {
 
 #include "codec/arithmetic.inc"
 
-constexpr Codec Of(Form form, uint8_t bits = 8) {
+constexpr Codec Of(Encoding encoding, uint8_t bits = 8) {
   Codec codec;
-  codec.form = form;
+  codec.encoding = encoding;
   codec.bits = bits;
   return codec;
 }
 
-struct HalfForm {
-  static constexpr Codec kCodec = Of(Form::kHalf);
+struct HalfEncoding {
+  static constexpr Codec kCodec = Of(Encoding::kHalf);
   using Header = float;
 
   template <typename Block>
-  HalfForm(const Codec&, const Block& block) : values(HalfValues::Of(block.largest)) {}
+  HalfEncoding(const Codec&, const Block& block) : values(HalfValues::Of(block.largest)) {}
   Header header() const { return values.up; }
   uint32_t Code(float value, uint32_t) const {
     Float16 code;
@@ -41,12 +41,12 @@ struct HalfForm {
   const HalfValues values;
 };
 
-struct Bfloat16Form {
-  static constexpr Codec kCodec = Of(Form::kBfloat16);
+struct Bfloat16Encoding {
+  static constexpr Codec kCodec = Of(Encoding::kBfloat16);
   struct Header {};
 
   template <typename Block>
-  Bfloat16Form(const Codec&, const Block&) {}
+  Bfloat16Encoding(const Codec&, const Block&) {}
   Header header() const { return {}; }
   uint32_t Code(float value, uint32_t) const { return Bfloat16Values::Code(value).bits; }
   static float Value(uint32_t code, Header) {
@@ -55,12 +55,12 @@ struct Bfloat16Form {
   static Header NotFinite() { return {}; }
 };
 
-struct Float8Form {
-  static constexpr Codec kCodec = Of(Form::kFloat8);
+struct Float8Encoding {
+  static constexpr Codec kCodec = Of(Encoding::kFloat8);
   using Header = float;
 
   template <typename Block>
-  Float8Form(const Codec&, const Block& block) : values(Float8Values::Of(block.largest)) {}
+  Float8Encoding(const Codec&, const Block& block) : values(Float8Values::Of(block.largest)) {}
   Header header() const { return values.step; }
   uint32_t Code(float value, uint32_t) const { return values.Code(value); }
   static float Value(uint32_t code, Header step) { return Float8Values::Value(code, step); }
@@ -70,12 +70,12 @@ struct Float8Form {
 };
 
 template <uint8_t kBits>
-struct LevelsForm {
-  static constexpr Codec kCodec = Of(Form::kLevels, kBits);
+struct LevelsEncoding {
+  static constexpr Codec kCodec = Of(Encoding::kLevels, kBits);
   using Header = float;
 
   template <typename Block>
-  LevelsForm(const Codec& codec, const Block& block) : stochastic(codec.stochastic) {
+  LevelsEncoding(const Codec& codec, const Block& block) : stochastic(codec.stochastic) {
     float largest = BitsToFloat(block.largest);
     const auto sum = [&](auto term) {
       return block.Sum([&](float value) { return term(Limited(value, limit)); });
@@ -98,12 +98,12 @@ struct LevelsForm {
   LevelsValues values;
 };
 
-struct PowersForm {
-  static constexpr Codec kCodec = Of(Form::kPowers);
+struct PowersEncoding {
+  static constexpr Codec kCodec = Of(Encoding::kPowers);
   using Header = int32_t;
 
   template <typename Block>
-  PowersForm(const Codec&, const Block& block) : values(PowersValues::Of(block.largest)) {}
+  PowersEncoding(const Codec&, const Block& block) : values(PowersValues::Of(block.largest)) {}
   Header header() const { return values.top; }
   uint32_t Code(float value, uint32_t number) const { return values.Code(value, Random(number)); }
   static float Value(uint32_t code, Header top) {
@@ -114,12 +114,12 @@ struct PowersForm {
   const PowersValues values;
 };
 
-struct MeansForm {
-  static constexpr Codec kCodec = Of(Form::kTwoMeans);
+struct MeansEncoding {
+  static constexpr Codec kCodec = Of(Encoding::kTwoMeans);
   using Header = TwoMeansValues;
 
   template <typename Block>
-  MeansForm(const Codec&, const Block& block)
+  MeansEncoding(const Codec&, const Block& block)
       : values(TwoMeansValues::Of(block.count, [&block](auto term) { return block.Sum(term); })) {}
   Header header() const { return values; }
   uint32_t Code(float value, uint32_t) const { return TwoMeansValues::Code(value); }
@@ -131,12 +131,12 @@ struct MeansForm {
   const TwoMeansValues values;
 };
 
-struct SignsForm {
-  static constexpr Codec kCodec = Of(Form::kSigns);
+struct SignsEncoding {
+  static constexpr Codec kCodec = Of(Encoding::kSigns);
   using Header = float;
 
   template <typename Block>
-  SignsForm(const Codec& codec, const Block& block)
+  SignsEncoding(const Codec& codec, const Block& block)
       : values(SignsValues::Of(codec.unit, block.largest, block.count,
                                [&block](auto term) { return block.Sum(term); })) {}
   Header header() const { return values.magnitude; }
