@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from tfdist._src.internals.tensorflow import (
     default_variable_creator,
     distribute_utils,
 )
-from tfdist._src.strategy.step import current_step, in_global_step
+from tfdist._src.strategy.step import current_step, in_global_step, this_thread
 from tfdist.errors import RendezvousError
 
 
@@ -191,9 +190,6 @@ VARIABLE_CLASSES = {
 }
 
 
-_local = threading.local()
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Makes this thread create plain, local variables.
@@ -201,16 +197,17 @@ def alone() -> Iterator[None]:
     One worker can then do work by itself inside the strategy's scope, such as saving a model,
     without waiting for the other workers.
     """
-    outer, _local.alone = getattr(_local, "alone", False), True
+    outer = this_thread.creates_local_variables
+    this_thread.creates_local_variables = True
     try:
         yield
     finally:
-        _local.alone = outer
+        this_thread.creates_local_variables = outer
 
 
 def is_alone() -> bool:
     """Whether this thread is in `alone`."""
-    return getattr(_local, "alone", False)
+    return this_thread.creates_local_variables
 
 
 def create_variable(

@@ -7,20 +7,20 @@ of by a collective that fails or hangs.
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import dataclasses
 import functools
 import inspect
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist._src.data.distribute import in_order
+from tfdist._src.data.call_context import Call, current_context, entered
+from tfdist._src.data.shares import BatchForm
 from tfdist._src.group import joined_group
 from tfdist._src.internals.keras import TensorFlowTrainer, made_under
 from tfdist._src.internals.optimizer import strategy_of
@@ -34,7 +34,7 @@ from tfdist._src.strategy.multi_worker import share_randomness
 from tfdist.errors import UnsupportedError
 
 
-@dataclass
+@dataclasses.dataclass
 class _Failure:
     """A failed build of a model.
 
@@ -151,19 +151,6 @@ _IDENTICAL = (
 _PRESENT = ("sample_weight", "validation_data")
 
 
-# Identifies a call of `fit` or `train_on_batch`; None in `evaluate` and `predict`.
-_call: contextvars.ContextVar[object] = contextvars.ContextVar("call", default=None)
-
-
-class _Call:
-    """Identifies a call."""
-
-
-# The running call of `fit`, `evaluate` or `predict`, and its model.
-_running: contextvars.ContextVar[Any] = contextvars.ContextVar("running", default=None)
-_model: contextvars.ContextVar[Any] = contextvars.ContextVar("model", default=None)
-
-
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
     patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
@@ -173,7 +160,7 @@ def install() -> None:
 
     @functools.wraps(predict)
     def predict_in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with in_order():
+        with entered(dataclasses.replace(current_context(), in_order=True)):
             return predict(self, *args, **kwargs)
 
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
@@ -181,37 +168,36 @@ def install() -> None:
     patch("Trainer.compile", _in_scope)
 
 
-def training_call() -> Any:
-    """The running call of `fit` or `train_on_batch`, unless `evaluate` or `predict` run in it."""
-    return _call.get()
-
-
 def reads_own_batches() -> bool:
     """Whether only tfdist's functions read the batches of the running call.
 
     A model's own `make_train_function` expects the batches of the data.
     """
-    model = _model.get()
+    model = current_context().model
     made = ("make_train_function", "make_test_function", "make_predict_function")
     return model is not None and all(
         getattr(type(model), name) is getattr(TensorFlowTrainer, name) for name in made
     )
 
 
-def running_call() -> Any:
-    """The running call of `fit`, `evaluate` or `predict`, if any."""
-    return _running.get()
+def _in_call(model: Any, *, trains: bool, loops: bool) -> contextlib.AbstractContextManager[None]:
+    """The context of a new call.
 
-
-@contextlib.contextmanager
-def _in_call(model: Any, call: Any = None, *, trains: bool) -> Iterator[None]:
-    tokens = _call.set(object() if trains else None), _model.set(model), _running.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(tokens[0])
-        _model.reset(tokens[1])
-        _running.reset(tokens[2])
+    Args:
+        model: its model.
+        trains: whether it is `fit` or `train_on_batch`.
+        loops: whether it is `fit`, `evaluate` or `predict`.
+    """
+    call = Call()
+    return entered(
+        dataclasses.replace(
+            current_context(),
+            model=model,
+            call=call if loops else None,
+            training_call=call if trains else None,
+            next_form=BatchForm(),
+        )
+    )
 
 
 def is_ours(model: Any) -> bool:
@@ -243,7 +229,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
         refuse_in_one_piece(self, train.__name__)
-        with _in_call(self, trains=True):
+        with _in_call(self, trains=True, loops=False):
             return train(self, *args, **kwargs)
 
     return train_in_scope
@@ -315,7 +301,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and log files are better without any.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            with _in_call(self, _Call(), trains=trains), keeping_cause(self):
+            with _in_call(self, trains=trains, loops=True), keeping_cause(self):
                 return call(*bound.args, **bound.kwargs)
         return call(self, *args, **kwargs)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfdist._src.data.call_context import current_context, entered
 from tfdist._src.data.shares import RowsRead
 from tfdist._src.internals.iterators import (
     batches_seen,
@@ -302,26 +302,18 @@ class TrainingData:
         return epochs
 
 
-class _Here(threading.local):
-    data: TrainingData | None = None
-
-
-_here = _Here()
-
-
 @contextlib.contextmanager
 def training_data() -> Iterator[TrainingData]:
     """Within this context, `current_data()` returns the training data of this thread's `fit`."""
-    outer, _here.data = _here.data, TrainingData()
-    try:
-        yield _here.data
-    finally:
-        _here.data = outer
+    data = TrainingData()
+    with entered(dataclasses.replace(current_context(), training_data=data)):
+        yield data
 
 
 def current_data() -> TrainingData | None:
     """The data of this thread's `fit`, if its position is tracked; else None."""
-    return _here.data
+    data = current_context().training_data
+    return data if isinstance(data, TrainingData) else None
 
 
 def batches_done() -> int:

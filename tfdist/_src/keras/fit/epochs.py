@@ -7,6 +7,7 @@ Values that a dataset draws in Python may differ there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -16,9 +17,9 @@ import tensorflow as tf
 
 from tfdist._src.comm import native_ops
 from tfdist._src.comm.native_communicator import NativeCommunicator
-from tfdist._src.data.distribute import distribute_nothing, form_of_batches, note_next
-from tfdist._src.data.first_batch import FirstBatch, different_data, first_batch_watched
-from tfdist._src.data.shares import replaying
+from tfdist._src.data.call_context import current_context, entered
+from tfdist._src.data.distribute import distribute_nothing, form_of_batches
+from tfdist._src.data.first_batch import FirstBatch, different_data
 from tfdist._src.internals.extended import end_of
 from tfdist._src.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist._src.internals.keras import TFEpochIterator, made_under
@@ -131,7 +132,8 @@ def install() -> None:
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])
         begun(step[-1])
-        note_next(form_of_batches(step[-1], rows_of_batches(self, last_of(self, step))))
+        rows = rows_of_batches(self, last_of(self, step))
+        current_context().next_form = form_of_batches(step[-1], rows)
         return step
 
     @functools.wraps(catch)
@@ -195,8 +197,9 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     self._begun = None
     replay = live.replay if live is not None else None
     tells_rows = extended.spans_workers and reads_own_batches()
-    watched = first_batch_watched(extended.group, tells_rows=tells_rows)
-    with watched as self._first_batch, replaying(replay):
+    self._first_batch = FirstBatch(extended.group, tells_rows=tells_rows)
+    context = current_context()
+    with entered(dataclasses.replace(context, first_batch=self._first_batch, replay=replay)):
         distribute()
     # Workers with different data may have different numbers of batches; an epoch lasts until
     # the last one runs out.
@@ -247,7 +250,7 @@ def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches
         share = strategy.experimental_distribute_dataset
         _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
         return
-    with replaying(live.replay):
+    with entered(dataclasses.replace(current_context(), replay=live.replay)):
         replace_dataset(self, distribute_nothing(strategy.extended, dataset))
     self._agreed = self._num_batches = own.count
 

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.comm import registry
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.distribute import without_absent
 from tfdist._src.data.shares import without_rows
 from tfdist._src.internals.extended import first_spec
@@ -195,7 +196,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
                 registry.unnoted(),
                 building,
             ):
-                training = call_checks.training_call() is not None
+                training = current_context().training_call is not None
                 build_by_spec(self, data_batch, training=training)
                 if training and self.distribute_strategy.extended.group.elastic:
                     # A worker that joins the others in a step cannot create variables in it.

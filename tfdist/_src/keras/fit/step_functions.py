@@ -13,12 +13,12 @@ import tensorflow as tf
 from tfdist._src import native
 from tfdist._src.comm import tracing
 from tfdist._src.data import distribute
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.first_batch import unlike_rows
 from tfdist._src.data.shares import BatchForm, fixed_rows, take_share, with_any_rows, without_rows
 from tfdist._src.global_view.partition import Added
 from tfdist._src.keras.fit import atomic_step, partitioned_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
-from tfdist._src.keras.fit.call_checks import running_call, training_call
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
 from tfdist._src.keras.fit.data_position import batches_done
@@ -271,7 +271,7 @@ def make_step_function(
 
     def function(iterator: Any) -> Any:
         data = iterator if isinstance(iterator, tf.distribute.DistributedIterator) else None
-        call = training_call() if trains and data is not None else None
+        call = current_context().training_call if trains and data is not None else None
         step_exchange.publish(0 if alone else state_of.number(call, several, data))
         if trains:
             keep_build(model.optimizer, if_updated=True)
@@ -363,7 +363,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         compares = strategy.extended.communicates
-        data = running_call()
+        data = current_context().call
         step_exchange.publish(state_of.number(None, len(batches), data) if compares else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             parts = [_local_part(strategy, batch, sizes) for batch in batches]
@@ -470,7 +470,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
         return _LocalPart(strategy, batch, BatchForm(), sizes)
     shards = shard_batch(strategy, batch)
     given = shards is not batch
-    form = distribute.form_of(batch) if given else distribute.form_of_next()
+    form = distribute.form_of(batch) if given else current_context().next_form
     # In elastic jobs, the size of such batches often depends on the number of workers.
     known = None if strategy.extended.group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0

@@ -10,7 +10,6 @@ the gradients of every batch are summed first, and all replicas accumulate the s
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ from tfdist._src.internals.optimizer import (
 from tfdist._src.keras.optimizers.gradient_sync import compressor_in_use, has_replicas
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
 from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.step import current_step
+from tfdist._src.strategy.step import OptimizerUpdate, current_step, this_thread
 from tfdist.errors import UnsupportedError
 
 
@@ -163,44 +162,24 @@ def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
     accumulator.assign(extended.workers.all_reduce([here])[0])
 
 
-class _Update:
-    """An optimizer's update of variables, once the summed gradients are available."""
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self.variables = variables
-        self.span: GraphSpan | None = None
-
-    def end(self) -> None:
-        """Ends the update's span, after the variables have been written."""
-        if self.span is not None:
-            self.span.end("optimizer", "update")
-
-
-class _Here(threading.local):
-    update = _Update(())
-
-
-_here = _Here()
-
-
 @contextlib.contextmanager
-def updating(variables: Sequence[Any]) -> Iterator[_Update]:
+def updating(variables: Sequence[Any]) -> Iterator[OptimizerUpdate]:
     """Within this context, an optimizer of this thread updates these variables."""
-    outer, _here.update = _here.update, _Update(variables)
+    outer, this_thread.update = this_thread.update, OptimizerUpdate(variables)
     try:
-        yield _here.update
+        yield this_thread.update
     finally:
-        _here.update = outer
+        this_thread.update = outer
 
 
 def updated_now() -> Sequence[Any]:
     """The variables that an optimizer of this thread is updating."""
-    return _here.update.variables
+    return this_thread.update.variables
 
 
 def begin_update(gradients: Sequence[Any]) -> None:
     """Records that the running update begins when these gradients exist."""
-    _here.update.span = GraphSpan(gradients)
+    this_thread.update.span = GraphSpan(gradients)
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +40,7 @@ from tfdist._src.strategy.step import (
     Step,
     current_step,
     equal_everywhere,
+    this_thread,
 )
 from tfdist.errors import UnsupportedError
 
@@ -211,17 +211,6 @@ def _copy(variable: Any) -> Any:
     return copy_here(value) if hasattr(value, "values") else value
 
 
-class _Progress(threading.local):
-    """The state of the gradients passed to this thread's optimizers."""
-
-    applying = 0  # The nesting depth of optimizers being applied.
-    summed = False
-    sums = 0  # The number of summations so far.
-
-
-_progress = _Progress()
-
-
 def in_replica() -> bool:
     """Whether the caller is a replica of a tfdist strategy with several replicas, now or later."""
     context = tf.distribute.get_replica_context()
@@ -252,26 +241,26 @@ def in_apply(*, summed: bool = False) -> Iterator[None]:
     Args:
         summed: whether its gradients are already summed.
     """
-    before = _progress.summed
-    _progress.summed = before or summed
-    _progress.applying += 1
+    before = this_thread.gradients_are_summed
+    this_thread.gradients_are_summed = before or summed
+    this_thread.optimizers += 1
     try:
         yield
     finally:
-        _progress.applying -= 1
-        _progress.summed = before
+        this_thread.optimizers -= 1
+        this_thread.gradients_are_summed = before
 
 
 def are_summed() -> bool:
     """Whether the gradients of this thread's optimizers are already summed."""
-    return _progress.summed
+    return this_thread.gradients_are_summed
 
 
 def note_summed() -> None:
     """Records that the gradients of this thread's optimizer have now been summed."""
-    _progress.sums += 1
-    if _progress.applying:
-        _progress.summed = True
+    this_thread.summations += 1
+    if this_thread.optimizers:
+        this_thread.gradients_are_summed = True
 
 
 @contextlib.contextmanager
@@ -285,11 +274,11 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
     Raises:
         UnsupportedError: the gradients were not summed.
     """
-    before, done = _progress.sums, _progress.summed
+    before, done = this_thread.summations, this_thread.gradients_are_summed
     yield
     # In eager mode, accumulated gradients are summed in another step.
     later = tf.executing_eagerly() and optimizer.gradient_accumulation_steps
-    if not (done or later or _progress.sums > before):
+    if not (done or later or this_thread.summations > before):
         names = ", ".join(str(getattr(v, "path", v.name)) for v in list(variables)[:3])
         raise UnsupportedError(
             "An optimizer must apply gradients summed over the replicas. Received: "
@@ -301,7 +290,7 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
 def own_parts(gradients: Sequence[Any]) -> list[Any]:
     """This replica's contribution to the sums of an optimizer's gradients; None stays None."""
     step = current_step()
-    if step is None or _progress.summed:
+    if step is None or this_thread.gradients_are_summed:
         return list(gradients)
     return step.own_parts(gradients)
 
@@ -391,7 +380,7 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
     largest = step.largest_over_replicas([results[i] for i in indices])
     for i, value in zip(indices, largest, strict=True):
         results[i] = value
-    _progress.sums += 1
+    this_thread.summations += 1
     return results, indices
 
 

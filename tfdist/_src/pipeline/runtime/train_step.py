@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.shares import share_of_rows, take_share
 from tfdist._src.global_view.resharding import Share
 from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import loss_tracker_of
 from tfdist._src.keras.fit import atomic_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
-from tfdist._src.keras.fit.call_checks import training_call
 from tfdist._src.keras.fit.compared_state import StageComparison
 from tfdist._src.keras.fit.metric_state import metric_variables, totals_of
 from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication, note_step
@@ -81,7 +81,7 @@ class StepRunner:
         with propagating_errors(self._strategy):
             engine = self._engine
             is_fit = mode == "train" and isinstance(iterator, tf.distribute.DistributedIterator)
-            state = self._state(training_call() if is_fit else None)
+            state = self._state(current_context().training_call if is_fit else None)
             batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs, state)
         atomic = mode == "train" and atomic_step.applies(self._strategy)
         progress = self._strategy.extended.progress
