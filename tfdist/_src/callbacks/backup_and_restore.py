@@ -26,7 +26,7 @@ from tfdist._src.snapshots.restore import SnapshotFolder
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
 from tfdist._src.strategy.commit_point import Progress
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 
 
@@ -123,17 +123,17 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def on_train_begin(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
         data = current_data()
-        if data is None or not isinstance(strategy.extended, ReplicatedExtended):
+        if data is None or extended_if_ours(strategy) is None:
             raise UnsupportedError(
                 "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
                 "it inside `with strategy.scope():`; with a single process, too."
             )
         require_variables(self.model, "BackupAndRestore")
         self._data, self._validation = data, keep_validation(self.model, data)
-        self._series.begin(strategy.extended)
+        self._series.begin(extended_of(strategy))
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        progress, self._held, self._not_counted = strategy.extended.progress, [], None
-        if strategy.extended.group.joiner is None:  # Otherwise, the other workers have it.
+        progress, self._held, self._not_counted = extended_of(strategy).progress, [], None
+        if extended_of(strategy).group.joiner is None:  # Otherwise, the other workers have it.
             self._restore(progress)
             self._not_counted = self._steps - progress.standing
 
@@ -171,7 +171,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.end(delete=self._delete)
 
     def on_group_change(self, old: Any, new: Any) -> None:
-        self._series.change_workers(self.model.distribute_strategy.extended)
+        self._series.change_workers(extended_of(self.model.distribute_strategy))
         self._held = []
 
     def on_state_lost(self, standing: int) -> tuple[int, int] | None:

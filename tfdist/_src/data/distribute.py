@@ -15,12 +15,13 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.data.call_context import current_context
 from tfdist._src.data.first_batch import different_data
 from tfdist._src.data.shares import (
@@ -44,6 +45,51 @@ from tfdist._src.internals.tensorflow import (
     get_distributed_datasets_from_function,
 )
 from tfdist.errors import ProgramMismatchError
+
+
+class Engine(Protocol):
+    """The engine of a strategy that distributes datasets.
+
+    Attributes:
+        group: the workers of the job.
+    """
+
+    group: Group
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """This worker's devices, one replica each."""
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy that owns the engine."""
+
+    @property
+    def workers(self) -> Communicator:
+        """The communicator with one participant per worker."""
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers that divide the data."""
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's position among them."""
+
+    @property
+    def replica_count(self) -> int:
+        """The number of replicas on all workers."""
+
+    @property
+    def communicates(self) -> bool:
+        """Whether other replicas exist, or may exist later."""
+
+    @property
+    def spans_workers(self) -> bool:
+        """Whether other workers exist, or may exist later."""
+
+    def input_workers(self, options: Any) -> Any:
+        """The devices that receive distributed data."""
 
 
 def describe_files(dataset: Any) -> str:
@@ -87,7 +133,7 @@ def _described(source: Any) -> str:
 
 
 def agree_on_end(
-    extended: tf.distribute.StrategyExtended,
+    extended: Engine,
     distributed: Any,
     batches: int,
     *,
@@ -142,7 +188,7 @@ _FILE_READERS = (
 )
 
 
-def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     """Distributes a dataset of global batches.
 
     Raises:
@@ -210,7 +256,7 @@ def _say_that_files_are_shared_out(is_chief: bool) -> None:
         )
 
 
-def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:
+def distribute_nothing(extended: Engine, dataset: Any) -> Any:
     """Distributes no batch of a dataset, on a worker that has no share of it."""
     options = _default_options(extended)
     distributed = get_distributed_dataset(
@@ -253,7 +299,7 @@ def _with_absent(dataset: Any) -> Any:
 
 
 def distribute_datasets_from_function(
-    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
+    extended: Engine, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """Distributes the per-worker datasets that the user's function returns."""
     options = options or _default_options(extended)
@@ -269,7 +315,7 @@ def distribute_datasets_from_function(
     return distributed
 
 
-def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
+def _default_options(extended: Engine) -> Any:
     # The default iterator is made for several devices. It reads ahead, so that batches would be
     # lost with the group, and makes the process return memory to the kernel after every step.
     devices = extended.worker_devices
@@ -340,7 +386,7 @@ def splits_batches(dataset: Any) -> bool:
     return not _reads_files(dataset)
 
 
-def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
+def _input_context(extended: Engine) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,

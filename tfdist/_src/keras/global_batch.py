@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist._src.keras.optimizers.gradient_sync import in_replica
 from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import current_step
 
 __all__ = ["mean", "rows", "total"]
@@ -62,8 +63,8 @@ def _is_in_custom_loop() -> bool:
     return current_step() is None and in_replica() and _extended().replica_count > 1
 
 
-def _extended() -> Any:
-    return tf.distribute.get_strategy().extended
+def _extended() -> ReplicatedExtended:
+    return extended_of(tf.distribute.get_strategy())
 
 
 def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:

@@ -24,6 +24,7 @@ from tfdist._src.keras.fit.live_data import LiveData
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
@@ -135,7 +136,7 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
 
 def _devices_of(model: keras.Model) -> str:
     """Describes the devices of this process; their number and type must match on all workers."""
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     kind = tf.DeviceSpec.from_string(extended.worker_devices[0]).device_type
     where = " with sums on them" if isinstance(extended.replicas[0], GpuCommunicator) else ""
     return f"{len(extended.worker_devices)} {kind}{where}"
@@ -157,7 +158,7 @@ def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
         data: the training data.
         keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     keep_validation(model, data)
     came_later = data.live is not None and data.live.came_later
     data.live = LiveData(
@@ -175,7 +176,7 @@ def keep_validation(model: Any, data: TrainingData) -> ValidationData:
         model: the model in training.
         data: the training data.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
 
     def broadcast(contents: bytes, source: int) -> bytes:
         return broadcast_bytes(contents, source, workers_of(extended))

@@ -34,6 +34,7 @@ from tfdist._src.recovery.standing import (
 )
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, PeerLostError, SnapshotError, TfdistError
 
 
@@ -46,7 +47,7 @@ class StaleGraphs:
     """
 
     def __init__(self, model: keras.Model, *, divided: bool) -> None:
-        self._model, self._extended = model, model.distribute_strategy.extended
+        self._model, self._extended = model, extended_of(model.distribute_strategy)
         self._divided = divided
         self._traces = False  # whether the next step is traced
         self._began = 0.0
@@ -199,7 +200,7 @@ class Recovery:
         shards: ShardState,
     ) -> None:
         self._model, self._stages = model, Stages(model)
-        self._extended = model.distribute_strategy.extended
+        self._extended = extended_of(model.distribute_strategy)
         self._group = self._extended.group
         self._group.elastic = True
         self._entries, self._callbacks, self._data = entries, entries.callbacks, entries.data

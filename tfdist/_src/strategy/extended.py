@@ -37,6 +37,18 @@ from tfdist._src.strategy.step_failure import listen, running_step
 from tfdist._src.strategy.variables import create_variable
 
 
+def extended_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended:
+    """The engine of one of tfdist's strategies."""
+    extended: ReplicatedExtended = strategy.extended
+    return extended
+
+
+def extended_if_ours(strategy: Any) -> ReplicatedExtended | None:
+    """The engine of a strategy if it is one of tfdist's; None for others, and for no strategy."""
+    extended = getattr(strategy, "extended", None)
+    return extended if isinstance(extended, ReplicatedExtended) else None
+
+
 class ReplicatedExtended(PlacedExtended):
     """Replicas on the devices of one or more workers, identical at all times.
 

@@ -29,7 +29,7 @@ from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.sharding import check_elementwise, is_sharded
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.multi_worker import share_randomness
 from tfdist.errors import UnsupportedError
 
@@ -202,8 +202,7 @@ def _in_call(model: Any, *, trains: bool, loops: bool) -> contextlib.AbstractCon
 
 def is_ours(model: Any) -> bool:
     """Whether the model was created under a tfdist strategy."""
-    strategy = made_under(model)
-    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+    return extended_if_ours(made_under(model)) is not None
 
 
 def check_variables(model: Any) -> None:
@@ -213,7 +212,7 @@ def check_variables(model: Any) -> None:
         ValueError: a variable was created outside the strategy's scope.
     """
     strategy = model.distribute_strategy
-    if not strategy.extended.communicates:
+    if not extended_of(strategy).communicates:
         return
     for variable in model.trainable_variables:
         if getattr(variable.value, "distribute_strategy", None) is not strategy:
@@ -267,7 +266,8 @@ def refuse_in_one_piece(model: Any, call: str) -> None:
         UnsupportedError: each worker would train the whole model.
     """
     strategy = made_under(model)
-    if strategy is None or not getattr(strategy.extended, "in_stages", False):
+    extended = extended_if_ours(strategy)
+    if extended is None or not extended.in_stages:
         return
     if strategy.pipeline_size > 1 and not in_stages(model):
         raise UnsupportedError(
@@ -287,7 +287,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             _refuse_outside(self, call.__name__)
             refuse_in_one_piece(self, call.__name__)
         if is_ours(self):
-            group = self.distribute_strategy.extended.group
+            group = extended_of(self.distribute_strategy).group
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
             _refuse_weights_of_classes(given)

@@ -11,6 +11,7 @@ import keras
 from tfdist._src.internals.callbacks import plain_logs
 from tfdist._src.internals.iterators import set_initial_epoch
 from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.strategy.extended import extended_of
 
 
 class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
@@ -247,7 +248,7 @@ def delivered_once(
         data: the training data.
         arguments: the arguments of `fit`.
     """
-    group = model.distribute_strategy.extended.group
+    group = extended_of(model.distribute_strategy).group
     verbose = arguments["verbose"]
     if verbose == "auto" and not group.topology.is_chief:
         verbose = 0

@@ -30,7 +30,7 @@ from tfdist._src.keras.fit.live_data import LiveData, Step
 from tfdist._src.keras.fit.position import OwnBatches
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.patching import patch
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, extended_of
 
 
 def advance_compared(
@@ -73,11 +73,10 @@ def install() -> None:
 
     @functools.wraps(begin)
     def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
-        extended = distribute_strategy.extended
+        extended = extended_if_ours(distribute_strategy)
         data = current_data()
         self._training_data = data if data is not None and data.belongs_to(self) else None
-        ours = isinstance(extended, ReplicatedExtended)
-        if not (ours and (extended.communicates or extended.process_count > 1)):
+        if extended is None or not (extended.communicates or extended.process_count > 1):
             begin(self, distribute_strategy, *args, **kw)
             return
         live = self._training_data.live if self._training_data is not None else None
@@ -145,7 +144,7 @@ def install() -> None:
         if data is not None and data.live is not None:
             data.live.end()
         if hasattr(self, "_first_batch"):
-            _check_all_ended(made_under(self).extended)
+            _check_all_ended(extended_of(made_under(self)))
 
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)
@@ -190,7 +189,7 @@ def _validation(self: Any) -> ValidationData | None:
     return validation if validation is not None and validation.belongs_to(self) else None
 
 
-def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:
+def _distribute(self: Any, extended: ReplicatedExtended, distribute: Callable[[], object]) -> None:
     """Distributes the data of Keras's epoch iterator; all workers call this together."""
     data: TrainingData | None = self._training_data
     live = None if data is None else data.live
@@ -229,7 +228,7 @@ def _described(size: tuple[int | None, int | None]) -> str:
     return f"{count}, the last one of {last} rows" if last else count
 
 
-def _own_batches(self: Any, extended: Any) -> OwnBatches:
+def _own_batches(self: Any, extended: ReplicatedExtended) -> OwnBatches:
     given = self.data_adapter.get_tf_dataset()
     is_ours = not (extended.in_stages or isinstance(given, tf.distribute.DistributedDataset))
     return OwnBatches(extended.group.generation, self._agreed, is_shared_out=is_ours)
@@ -241,17 +240,17 @@ def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches
     A worker that joins in the middle of an epoch reads nothing of it: the others have divided it.
     """
     strategy = made_under(self)
-    is_current = own.generation == strategy.extended.group.generation
+    is_current = own.generation == extended_of(strategy).group.generation
     if not own.is_shared_out or is_current or live.read >= live.epoch:
         return
     dataset = self.data_adapter.get_tf_dataset()
     if not data.joins:
         self._num_batches = self.data_adapter.num_batches
         share = strategy.experimental_distribute_dataset
-        _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
+        _distribute(self, extended_of(strategy), lambda: replace_dataset(self, share(dataset)))
         return
     with entered(dataclasses.replace(current_context(), replay=live.replay)):
-        replace_dataset(self, distribute_nothing(strategy.extended, dataset))
+        replace_dataset(self, distribute_nothing(extended_of(strategy), dataset))
     self._agreed = self._num_batches = own.count
 
 

@@ -38,7 +38,7 @@ from tfdist._src.keras.fit.step_functions import make_predict_function, make_ste
 from tfdist._src.keras.optimizers.applying import building_early, optimizers_of
 from tfdist._src.keras.patching import patch
 from tfdist._src.monitoring.training import record
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist.errors import TfdistError
 
 _SECONDS = 30.0
@@ -54,10 +54,11 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = time.monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        extended = self.model.distribute_strategy.extended
-        if not extended.compressor.is_automatic:
+        extended = extended_of(self.model.distribute_strategy)
+        compressor = extended.compressor
+        if compressor is None or not compressor.is_automatic:
             return
-        group, choice = extended.group, extended.compressor.choice
+        group, choice = extended.group, compressor.choice
         due = str(time.monotonic() - self._last >= _SECONDS)
         if group.exchange("whether to probe the links", due)[0] != str(True):
             return
@@ -93,7 +94,7 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     communicates_in = ("on_epoch_end",)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        group = self.model.distribute_strategy.extended.group
+        group = extended_of(self.model.distribute_strategy).group
         stops = group.exchange("whether to stop training", str(bool(self.model.stop_training)))
         self.model.stop_training = str(True) in stops
 
@@ -198,7 +199,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
             ):
                 training = current_context().training_call is not None
                 build_by_spec(self, data_batch, training=training)
-                if training and self.distribute_strategy.extended.group.elastic:
+                if training and extended_of(self.distribute_strategy).group.elastic:
                     # A worker that joins the others in a step cannot create variables in it.
                     build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
@@ -303,7 +304,7 @@ def _install_callbacks() -> None:
 
 
 def _added_callbacks(model: Any) -> list[Any]:
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     added: list[Any] = []
     if extended.compressor is not None:
         added.append(FollowLinks())

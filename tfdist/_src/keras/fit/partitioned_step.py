@@ -48,6 +48,7 @@ from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
 from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import find_writes
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import GlobalStep, OwnRows
 from tfdist._src.strategy.variables import SummedVariable
 from tfdist._src.xla import has_rows
@@ -71,7 +72,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
     """
     if get_current_replica_id_as_int():
         return  # All replicas of a process have the same trace.
-    name, extended = model.name, model.distribute_strategy.extended
+    name, extended = model.name, extended_of(model.distribute_strategy)
     program = ""
 
     def note(count: int | None) -> None:
@@ -116,7 +117,7 @@ def note_step(model: keras.Model, found: Sequence[Transfer], rows: int) -> None:
 
 def _note(model: keras.Model, found: Sequence[Transfer], rows: int | None, program: str) -> None:
     flight_log.note_step(model.name, _described(found, rows, program))
-    if rows is not None and model.distribute_strategy.extended.group.topology.is_chief:
+    if rows is not None and extended_of(model.distribute_strategy).group.topology.is_chief:
         _hint(model.name, found, rows)
 
 
@@ -258,13 +259,13 @@ def _counted(
 ) -> tuple[Any, OwnRows]:
     """Returns the replica's rows, and the numbers of rows of this and the other replicas."""
     # A worker that joins in the middle of an epoch has none of its batches.
-    shared = form.shared and not model.distribute_strategy.extended.group.elastic
+    shared = form.shared and not extended_of(model.distribute_strategy).group.elastic
     rows = divided(batch, form)
     own = step_exchange.exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
     return step_exchange.once_compared(batch, own) if form.given else batch, own
 
 
-def _is_first(extended: Any) -> tf.Tensor:
+def _is_first(extended: ReplicatedExtended) -> tf.Tensor:
     replica, _ = extended.place_here()
     return tf.equal(replica, 0)
 
@@ -281,7 +282,7 @@ def _run(
     trains: bool = False,
 ) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     batch = _with_a_row_of_others(extended, batch, own, form)
     leaves = tf.nest.flatten(batch)
     # Each replica needs all of a ragged or sparse tensor, and of a component with other rows.
@@ -317,7 +318,7 @@ def _run(
 
 
 def _tell(
-    extended: Any,
+    extended: ReplicatedExtended,
     program: step_exchange.TracedProgram,
     traced: _Traced,
     lane: Lane,
@@ -365,7 +366,9 @@ def divided(batch: Any, form: BatchForm) -> Any:
     return tf.nest.pack_sequence_as(batch, parts)
 
 
-def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchForm) -> Any:
+def _with_a_row_of_others(
+    extended: ReplicatedExtended, batch: Any, own: OwnRows, form: BatchForm
+) -> Any:
     """The batch, or its first row on a replica without rows; that row does not count there.
 
     Many TensorFlow kernels reject empty batches, and made-up values might be invalid.
@@ -440,7 +443,7 @@ def _trace(
         batch: a batch of any number of rows; ragged and sparse tensors are whole.
         form: as for `run_partitioned_step`. A single row is whole on all replicas.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     leaves = tf.nest.flatten(batch)
     apart = [i in form.whole for i in range(len(leaves))]
     specs = [
@@ -507,7 +510,7 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
         form = BatchForm(None, form_of(batch).whole)
         count = next(t.shape[0] for t in tf.nest.flatten(divided(batch, form)) if t is not None)
         analysis = _trace(model, program, batch, form).analysis
-        extended = model.distribute_strategy.extended
+        extended = extended_of(model.distribute_strategy)
         found.append(transfers(analysis, count, extended.replica_count))
 
     strategy = model.distribute_strategy
@@ -524,7 +527,7 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
     return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
 
 
-def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
+def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> dict[int, Layout]:
     """The layouts of variables that are not whole, keyed by the ids of their resources."""
     found: dict[int, Layout] = {}
 
@@ -556,7 +559,7 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
     return found
 
 
-def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
+def _shared(graph: Any, extended: ReplicatedExtended) -> dict[int, Layout]:
     """The layouts of resources that a graph changes and the replicas of the process share.
 
     These are variables and tables created outside the strategy's scope. Each replica would change
@@ -575,7 +578,7 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     return {resource: SHARED for name, resource in captured.items() if name in written}
 
 
-def _own_resources(extended: Any) -> set[int]:
+def _own_resources(extended: ReplicatedExtended) -> set[int]:
     """The identities of the resources of a strategy's variables."""
     return {
         id(copy.handle)
@@ -584,7 +587,7 @@ def _own_resources(extended: Any) -> set[int]:
     }
 
 
-def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
+def _share(extended: ReplicatedExtended, own: OwnRows, known_rows: int | None) -> Share:
     replicas = None if extended.group.elastic else extended.replica_count
     all_have = known_rows is not None and replicas is not None and known_rows >= replicas
     counts = None if all_have else has_rows(own.rows)
@@ -608,7 +611,7 @@ class ReplicaCommunication:
             row; None if it computes with a different number of rows.
     """
 
-    def __init__(self, extended: Any, counts: tf.Tensor | None = None) -> None:
+    def __init__(self, extended: ReplicatedExtended, counts: tf.Tensor | None = None) -> None:
         self._extended, self._counts = extended, counts
 
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:

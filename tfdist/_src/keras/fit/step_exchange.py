@@ -18,6 +18,7 @@ from tfdist._src.comm import tokens
 from tfdist._src.comm.tracing import overlapping
 from tfdist._src.global_view.explain import Program
 from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import OwnRows
 
 
@@ -278,7 +279,7 @@ def exchange_rows(
         told: as for `StepExchange.in_graph`.
     """
     rows = _same_rows(batch)
-    replica, replicas = tf.distribute.get_strategy().extended.place_here()
+    replica, replicas = extended_of(tf.distribute.get_strategy()).place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
     # Otherwise, the forward pass does not need the number of rows.

@@ -40,6 +40,7 @@ from tfdist._src.keras.optimizers.applying import keep_build
 from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.monitoring.training import record
 from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import EagerGlobalStep
 from tfdist._src.strategy.step_failure import running_step
 from tfdist.errors import ProgramMismatchError
@@ -88,7 +89,7 @@ def run_eager_step(
         The same as `run_partitioned_step`.
     """
     strategy = model.distribute_strategy
-    extended = strategy.extended
+    extended = extended_of(strategy)
     counted = _exchanged(strategy, batch, told, shared=shared)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
@@ -129,7 +130,7 @@ def run_eager_prediction(
     numbers = _exchanged(strategy, batch, told, shared=shared)[1:]
 
     def replica_step(whole: Any) -> Any:
-        with EagerGlobalStep(_leads(strategy.extended)):
+        with EagerGlobalStep(_leads(extended_of(strategy))):
             return model.predict_step(whole)
 
     outputs = strategy.run(replica_step, (_gathered(strategy, batch),))
@@ -140,7 +141,7 @@ def _exchanged(
     strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
 ) -> tf.Tensor:
     """The number of rows of the whole batch, followed by the values that the workers exchanged."""
-    extended = strategy.extended
+    extended = extended_of(strategy)
     rank, workers = extended.workers.place()
     own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
     told = None if told is None else strategy.experimental_local_results(told)[0]
@@ -152,7 +153,7 @@ def _exchanged(
     return tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
 
 
-def _leads(extended: Any) -> bool:
+def _leads(extended: ReplicatedExtended) -> bool:
     replica, _ = extended.place_here()
     return int(replica) == 0
 
@@ -175,15 +176,15 @@ def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         if parts[0] is None:
             return None
         if isinstance(parts[0], tf.SparseTensor):
-            return _gathered_sparse(strategy.extended, parts)
+            return _gathered_sparse(extended_of(strategy), parts)
         if not isinstance(parts[0], tf.RaggedTensor) and not parts[0].shape.rank:
             return parts[0]
-        return strategy.extended.gather_rows(parts)
+        return extended_of(strategy).gather_rows(parts)
 
     return tf.nest.map_structure(gather, batch)
 
 
-def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
+def _gathered_sparse(extended: ReplicatedExtended, parts: Any) -> tf.SparseTensor:
     local = tf.sparse.concat(0, parts)
     rank, _ = extended.workers.place()
     rows = extended.gather_rows([local.dense_shape[:1]])
@@ -203,7 +204,7 @@ def make_step_function(
     """
     strategy = model.distribute_strategy
     take_over_metrics(model)
-    alone = not strategy.extended.communicates
+    alone = not extended_of(strategy).communicates
 
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
@@ -231,7 +232,7 @@ def make_step_function(
 
         return make_function(model, step)
 
-    progress = strategy.extended.progress
+    progress = extended_of(strategy).progress
     atomic = trains and atomic_step.applies(strategy)
     run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
@@ -277,7 +278,7 @@ def make_step_function(
             keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
         part = None
-        with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
+        with running_step(extended_of(strategy).group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 in_part = kept is not None and several > 1
                 to_run = tf.constant(several - batches_done()) if in_part else several
@@ -293,10 +294,12 @@ def make_step_function(
         own, whole, everyone, *numbers = rows.numpy().tolist()
         heard = as_heard(numbers)
         if heard.rows_differ:
-            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own, whole)
+            raise (
+                part.unlike_rows() if part else unlike_rows(extended_of(strategy).group, own, whole)
+            )
         if heard.program_differs:
-            check_programs(strategy.extended.group)
-        if not strategy.extended.group.elastic:
+            check_programs(extended_of(strategy).group)
+        if not extended_of(strategy).group.elastic:
             last_programs.clear()
         if heard.state_differs:
             state_of.check()
@@ -334,7 +337,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     sizes = _Sizes()
 
     def one_step(batch: Any, form: BatchForm) -> Any:
-        alone = not strategy.extended.communicates
+        alone = not extended_of(strategy).communicates
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
             return run_eager_prediction(
@@ -362,10 +365,10 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     state_of = StateComparison(model)
 
     def function(batches: list[Any]) -> Any:
-        compares = strategy.extended.communicates
+        compares = extended_of(strategy).communicates
         data = current_context().call
         step_exchange.publish(state_of.number(None, len(batches), data) if compares else 0)
-        with running_step(strategy.extended.group, eager=model.run_eagerly):
+        with running_step(extended_of(strategy).group, eager=model.run_eagerly):
             parts = [_local_part(strategy, batch, sizes) for batch in batches]
             results = []
             for part in parts:
@@ -376,10 +379,10 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
             if heard.rows_differ:
                 raise part.unlike_rows()
             if heard.program_differs:
-                check_programs(strategy.extended.group)
+                check_programs(extended_of(strategy).group)
             if heard.state_differs:
                 state_of.check()
-        if not strategy.extended.group.elastic:
+        if not extended_of(strategy).group.elastic:
             last_programs.clear()
         outputs = [output for output, _ in results]
         if len(outputs) == 1:
@@ -393,14 +396,14 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Splits a batch held by all workers into local shards, unless it is already split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if not strategy.extended.communicates or any(
+    if not extended_of(strategy).communicates or any(
         isinstance(v, tf.distribute.DistributedValues) for v in flat
     ):
         return batch
     if isinstance(batch, list):
         batch = tuple(batch)
     tensors = distribute.as_tensors(batch)
-    fixed = None if strategy.extended.group.elastic else replicas
+    fixed = None if extended_of(strategy).group.elastic else replicas
 
     def shard(context: Any) -> Any:
         return take_share(tensors, context.replica_id_in_sync_group, replicas, fixed)
@@ -462,17 +465,17 @@ class _LocalPart(NamedTuple):
         self.sizes.forget()
         own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
         whole = self.rows or int(_rows_told(self.strategy, self.shards))
-        return unlike_rows(self.strategy.extended.group, own, whole)
+        return unlike_rows(extended_of(self.strategy).group, own, whole)
 
 
 def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
-    if not strategy.extended.communicates:
+    if not extended_of(strategy).communicates:
         return _LocalPart(strategy, batch, BatchForm(), sizes)
     shards = shard_batch(strategy, batch)
     given = shards is not batch
     form = distribute.form_of(batch) if given else current_context().next_form
     # In elastic jobs, the size of such batches often depends on the number of workers.
-    known = None if strategy.extended.group.elastic else sizes.known(form.rows)
+    known = None if extended_of(strategy).group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
@@ -480,7 +483,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
     shard = distribute.without_absent(shard)
-    extended = strategy.extended
+    extended = extended_of(strategy)
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard
     return tf.nest.map_structure(_with_any_rows, shard)

@@ -34,7 +34,7 @@ from tfdist._src.internals.optimizer import (
 )
 from tfdist._src.keras.optimizers.gradient_sync import compressor_in_use, has_replicas
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import OptimizerUpdate, current_step, this_thread
 from tfdist.errors import UnsupportedError
 
@@ -141,7 +141,7 @@ def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
         model: about to be trained, in a step that is retraced.
         joins: whether this worker is about to join others, which do not call this.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     for outermost in optimizers_of(model).values():
         own = accumulates_own(outermost, extended)
         for optimizer in updating_optimizers(outermost):
@@ -278,7 +278,7 @@ def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> N
     compressor = compressor_in_use()
     if compressor is None:
         return
-    if tf.executing_eagerly() and len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+    if tf.executing_eagerly() and len(extended_of(tf.distribute.get_strategy()).worker_devices) > 1:
         raise UnsupportedError(
             "With several devices per worker, gradients cannot be compressed eagerly. Compile "
             "the model with run_eagerly=False, or leave `compression` out."

@@ -33,7 +33,7 @@ from tfdist._src.internals.optimizer import (
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import READS
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.step import (
     EagerGlobalStep,
     GlobalStep,
@@ -219,15 +219,15 @@ def in_replica() -> bool:
 
 def has_replicas(strategy: Any) -> bool:
     """Whether a strategy is a tfdist strategy with several replicas, now or later."""
-    extended = getattr(strategy, "extended", None)
-    return isinstance(extended, ReplicatedExtended) and extended.communicates
+    extended = extended_if_ours(strategy)
+    return extended is not None and extended.communicates
 
 
 def compressor_in_use() -> Any:
     """The compressor of the replicas' gradients; None if they are not compressed."""
     if not in_replica():
         return None
-    compressor = tf.distribute.get_strategy().extended.compressor
+    compressor = extended_of(tf.distribute.get_strategy()).compressor
     if compressor is None:
         return None
     compressor.note_traced()

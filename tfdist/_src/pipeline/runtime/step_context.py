@@ -14,6 +14,7 @@ from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.sharding import is_sharded
 from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import Step, Turns, clip_by_norm, sum_of_squares
 from tfdist._src.xla import has_rows, or_zeros
 
@@ -102,7 +103,7 @@ class PipelineStep(Step):
         return results
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        replica, replicas = self._strategy.extended.place_here()
+        replica, replicas = extended_of(self._strategy).place_here()
         local = self.own_parts(values)
         rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in local]
         stacked = [tf.tensordot(row, v, 0) for row, v in zip(rows, local, strict=True)]
