@@ -350,7 +350,6 @@ READS_ENGINE = {
     "tfdist._src.pipeline.placement.strategy",
     "tfdist._src.recovery.standing",
     "tfdist._src.strategy.extended",
-    "tfdist._src.strategy.reduction",
     "tfdist._src.strategy.step",
     "tfdist._src.strategy.variables",
 }

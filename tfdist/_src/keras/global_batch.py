@@ -8,7 +8,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.keras.optimizers.gradient_sync import in_replica
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import current_step
 
@@ -77,7 +76,12 @@ def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _total(part: tf.Tensor) -> Any:
-    return reduction.sum_over_replicas(part), reduction.sum_over_replicas
+    # TensorFlow never releases this function, so it must not hold the strategy.
+    return _sum(part), _sum
+
+
+def _sum(part: tf.Tensor) -> Any:
+    return _extended().sum_over_replicas(part)
 
 
 def _mean(part: tf.Tensor) -> tf.Tensor:

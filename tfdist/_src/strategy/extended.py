@@ -190,6 +190,18 @@ class ReplicatedExtended(PlacedExtended):
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, called)
 
+    def sum_over_replicas(self, value: Any, name: str = "") -> Any:
+        """Sums a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
+
+        Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but its function for this
+        is never released by TensorFlow, and keeps the graph of the step alive.
+
+        Args:
+            value: the nest.
+            name: the name of this sum in messages and timelines.
+        """
+        return self.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
+
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
         """Records that a replica with these values waits for the sum that it has started."""
         if self._use_merge_call():

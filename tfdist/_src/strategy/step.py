@@ -102,16 +102,16 @@ class Step:
         """Whether this replica itself sums a variable's gradients."""
         return True
 
-    def sum_over_replicas(
+    def sum_gradients_of_part(
         self,
         add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the replicas.
+        """Sums the gradients of the part of the model that this replica trains.
 
         Args:
-            add_up: sums gradients; called with these gradients and their variables.
+            add_up: sums gradients over the replicas; called with gradients and their variables.
             gradients: dense or `tf.IndexedSlices`.
             variables: their variables.
         """

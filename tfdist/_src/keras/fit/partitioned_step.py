@@ -46,7 +46,6 @@ from tfdist._src.keras.fit.metric_state import metric_variables
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
 from tfdist._src.sharding import sharded_by, sharded_optimizers
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import find_writes
 from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import GlobalStep, OwnRows
@@ -629,7 +628,7 @@ class ReplicaCommunication:
         sums = [i for i, how in enumerate(hows) if how == "sum"]
         others = [i for i, how in enumerate(hows) if how not in ("sum", "stack")]
         if sums:
-            totals = reduction.sum_over_replicas([results[i] for i in sums], "metrics")
+            totals = extended.sum_over_replicas([results[i] for i in sums], "metrics")
             for i, total in zip(sums, totals, strict=True):
                 results[i] = total
         for i in others:

@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdist._src.comm import tokens
 from tfdist._src.comm.tracing import overlapping
 from tfdist._src.global_view.explain import Program
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import OwnRows
 
@@ -279,12 +278,13 @@ def exchange_rows(
         told: as for `StepExchange.in_graph`.
     """
     rows = _same_rows(batch)
-    replica, replicas = extended_of(tf.distribute.get_strategy()).place_here()
+    extended = extended_of(tf.distribute.get_strategy())
+    replica, replicas = extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
     # Otherwise, the forward pass does not need the number of rows.
     with contextlib.nullcontext() if awaited else overlapping():
-        sums = reduction.sum_over_replicas(own, "rows")
+        sums = extended.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
     return OwnRows(
         rows=rows,

@@ -31,7 +31,6 @@ from tfdist._src.internals.optimizer import (
     wrappers,
 )
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import READS
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.step import (
@@ -295,7 +294,7 @@ def own_parts(gradients: Sequence[Any]) -> list[Any]:
     return step.own_parts(gradients)
 
 
-def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
+def sum_gradients(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
     """Sums an optimizer's gradients over all replicas; None stays None.
 
     Args:
@@ -311,7 +310,8 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     step = current_step()
     if step is not None:
         present = step.contributions(present)
-    exact = functools.partial(reduction.sum_over_replicas, name="gradients")
+    extended = extended_of(tf.distribute.get_strategy())
+    exact = functools.partial(extended.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
     if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
@@ -327,7 +327,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         sums = iter(exact(present))
     else:
         owners = [v for g, v in zip(given, variables, strict=True) if g is not None]
-        by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
+        by_step = add_up if step is None else functools.partial(step.sum_gradients_of_part, add_up)
         sums = iter(by_step(present, owners))
     if isinstance(step, GlobalStep):
         sums = iter(equal_everywhere(list(sums)))
@@ -396,7 +396,7 @@ def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) ->
     variables = list(variables)
     combined, indices = combine_overwriting(grads, variables)
     others = [None if i in indices else g for i, g in enumerate(combined)]
-    sums = sum_over_replicas(optimizer, others, () if exactly else variables)
+    sums = sum_gradients(optimizer, others, () if exactly else variables)
     for i in indices:
         sums[i] = combined[i]
     return sums

@@ -186,7 +186,7 @@ def _apply(
     given: list[Any] = [None] * len(sharded.variables)
     full = gradient_sync.compressor_in_use() is not None
     grads = (
-        gradient_sync.sum_over_replicas(self, grads, variables)
+        gradient_sync.sum_gradients(self, grads, variables)
         if full
         else gradient_sync.own_parts(grads)
     )

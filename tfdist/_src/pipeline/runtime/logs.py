@@ -19,7 +19,6 @@ from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_ext
 from tfdist._src.pipeline.runtime.microbatch_executor import Outcome
 from tfdist._src.pipeline.simulation import Span, Timeline
 from tfdist._src.pipeline.stages.value_specs import ValueSpec, ValueSpecs
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.extended import extended_of
 
 
@@ -243,7 +242,7 @@ def sum_over_pipelines(
     metrics = metric_variables(model)
     parts = [part(v, v.value.aggregation) for v in metrics]
     parts += [part(v, tf.VariableAggregation.MEAN) for v in statistics]
-    sums = reduction.sum_over_replicas(parts, "metrics")
+    sums = extended.sum_over_replicas(parts, "metrics")
     totals, means = sums[: len(metrics)], sums[len(metrics) :]
     for variable, mean in zip(statistics, means, strict=True):
         variable.assign(mean)
