@@ -113,7 +113,7 @@ def _vector_unit() -> str:
 
 def _gpus(strategy: Any) -> list[str]:
     """The models of this worker's GPUs: XLA's programs depend on more than the architecture."""
-    if not _trains_on_gpus(strategy):
+    if not _trains_on_gpus(extended_of(strategy)):
         return []
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return sorted({each.get("device_name", "a GPU") for each in details})

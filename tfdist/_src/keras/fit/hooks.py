@@ -34,7 +34,7 @@ from tfdist._src.keras.fit.compared_state import BeginTogether
 from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist._src.keras.fit.partitioned_step import explain
-from tfdist._src.keras.fit.step_functions import make_predict_function, make_step_function
+from tfdist._src.keras.fit.step_functions import PredictFunction, StepFunction
 from tfdist._src.keras.optimizers.applying import building_early, optimizers_of
 from tfdist._src.keras.patching import patch
 from tfdist._src.monitoring.training import record
@@ -120,23 +120,22 @@ def _install_loops() -> None:
         if self.train_function is None or force:
             with call_checks.naming_cause(self):
                 call_checks.check_variables(self)
-            self.train_function = _named(
-                self, make_step_function(self, self.train_step, trains=True)
-            )
+            step_function = StepFunction(self, self.train_step, trains=True)
+            self.train_function = _named(self, step_function.run)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Any:
         if not call_checks.is_ours(self):
             return make_test(self, force)
         if self.test_function is None or force:
-            self.test_function = _named(self, make_step_function(self, self.test_step))
+            self.test_function = _named(self, StepFunction(self, self.test_step).run)
         return self.test_function
 
     def make_predict_function_(self: Any, force: bool = False) -> Any:
         if not call_checks.is_ours(self):
             return make_predict(self, force)
         if self.predict_function is None or force:
-            self.predict_function = _named(self, make_predict_function(self))
+            self.predict_function = _named(self, PredictFunction(self).run)
         return self.predict_function
 
     patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
