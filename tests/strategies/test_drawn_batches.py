@@ -102,7 +102,7 @@ def test_the_rows_of_a_batch(workers, rows):
     dataset, replay = drawn([8, 8, 8])
     replay.keep_rows(workers)
     iterator = begin(dataset)
-    assert (replay.own_batch, replay.batch_for(1), replay.batch_for(workers)) == (8, rows, 8)
+    assert (replay.dataset_batch, replay.batch_for(1), replay.batch_for(workers)) == (8, rows, 8)
     assert len(rows_of(iterator)) == rows
 
 

@@ -14,10 +14,10 @@ from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
@@ -207,7 +207,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._steps = self._steps_before + batches
         # The other workers read the data again in any case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
-        if not batches and self._data.live is not None and not self._data.live.has_ended:
+        if not batches and self._data.reentry is not None and not self._data.reentry.has_ended:
             # The epoch's iterator exists, but none of its batches counts.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
@@ -228,7 +228,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._not_counted = state["not_counted"]
 
     def _restore(self, progress: Progress) -> None:
-        elastic, torn = self._data.live is not None, progress.torn
+        elastic, torn = self._data.reentry is not None, progress.torn
         progress.torn |= elastic  # until the first batch begins on all workers
         self._looking = not torn
         restored = self._series.read(self.model)

@@ -112,7 +112,7 @@ class Replay:
         return self._workers
 
     @property
-    def own_batch(self) -> int:
+    def dataset_batch(self) -> int:
         """The number of rows of the dataset's own batches; 0 if unknown."""
         return self._batch(1)[0]
 
@@ -133,7 +133,7 @@ class Replay:
             discard_next: takes the next batch.
         """
         while rows:
-            some = min(rows, max(1, self.own_batch))
+            some = min(rows, max(1, self.dataset_batch))
             self._core.tfd_replay_want(self.number, some)
             discard_next()
             rows -= some

@@ -13,9 +13,9 @@ from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import compiled_loss_of, compiled_metrics_of
 from tfdist._src.keras.fit.call_checks import check_variables
 from tfdist._src.keras.fit.compilation import is_compiled
-from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import take_over_metrics
 from tfdist._src.keras.fit.partitioned_step import layouts_of_variables
+from tfdist._src.keras.fit.training_data import take_batches_done
 from tfdist._src.pipeline.partition import linearize
 from tfdist._src.pipeline.placement import model_agreement
 from tfdist._src.pipeline.placement.materialize import build, check_free, choose, materialize
@@ -251,7 +251,7 @@ class PipelineModel(FullModel):
         def run(iterator: Iterator[Any]) -> Any:
             steps = self._steps_of_group()
             logs = steps.run(mode, iterator)
-            done = batches_done() if mode == "train" else 0
+            done = take_batches_done() if mode == "train" else 0
             for _ in range(self.steps_per_execution - 1 - done):
                 try:
                     logs = steps.run(mode, iterator)

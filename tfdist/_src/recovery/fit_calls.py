@@ -19,8 +19,8 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.comm.device_communicator import GpuCommunicator
 from tfdist._src.group import Group
-from tfdist._src.keras.fit.data_position import TrainingData
-from tfdist._src.keras.fit.live_data import LiveData
+from tfdist._src.keras.fit.reentry import Reentry
+from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
@@ -150,7 +150,7 @@ def _weights_of(model: keras.Model) -> str:
     return f"with {len(weights)} weights (shapes and types: {digest})"
 
 
-def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
+def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentry:
     """Lets data continue with the same iterators when `fit` is entered again.
 
     Args:
@@ -160,13 +160,13 @@ def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
     """
     extended = extended_of(model.distribute_strategy)
     keep_validation(model, data)
-    came_later = data.live is not None and data.live.came_later
-    data.live = LiveData(
+    came_later = data.reentry is not None and data.reentry.came_later
+    data.reentry = Reentry(
         keeps_rows=keeps_rows,
         workers=lambda: extended.group.topology.size,
     )
-    data.live.came_later = came_later
-    return data.live
+    data.reentry.came_later = came_later
+    return data.reentry
 
 
 def keep_validation(model: Any, data: TrainingData) -> ValidationData:

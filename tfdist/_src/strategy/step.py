@@ -25,7 +25,7 @@ from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnRows:
+class RowCounts:
     """A replica's rows of a batch, and the data that replicas exchange with their row counts.
 
     Attributes:

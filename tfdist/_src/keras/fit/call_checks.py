@@ -25,7 +25,7 @@ from tfdist._src.group import joined_group
 from tfdist._src.internals.keras import TensorFlowTrainer, made_under
 from tfdist._src.internals.optimizer import strategy_of
 from tfdist._src.keras.fit.compilation import compilation_of
-from tfdist._src.keras.fit.data_position import current_data
+from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.sharding import check_elementwise, is_sharded
@@ -168,7 +168,7 @@ def install() -> None:
     patch("Trainer.compile", _in_scope)
 
 
-def reads_own_batches() -> bool:
+def only_tfdist_reads_batches() -> bool:
     """Whether only tfdist's functions read the batches of the running call.
 
     A model's own `make_train_function` expects the batches of the data.
@@ -327,7 +327,7 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
 def _is_entered_again() -> bool:
     """Whether this is a re-entry of the same call, on another group of workers."""
     data = current_data()
-    return data is not None and data.live is not None and data.live.goes_on
+    return data is not None and data.reentry is not None and data.reentry.goes_on
 
 
 def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:

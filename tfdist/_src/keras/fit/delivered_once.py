@@ -10,7 +10,7 @@ import keras
 
 from tfdist._src.internals.callbacks import plain_logs
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.strategy.extended import extended_of
 
 
@@ -140,8 +140,8 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         logs = plain_logs(logs)
-        if self._data.live is not None:
-            self._data.live.logs = logs
+        if self._data.reentry is not None:
+            self._data.reentry.logs = logs
         self._data.update_length()
         self._know_length()
         self._call(_BATCH_END, (batch,), logs, self.callbacks)

@@ -31,10 +31,10 @@ from tfdist._src.internals.keras import (
 from tfdist._src.internals.tensorflow import PerReplicaSpec
 from tfdist._src.keras.fit import call_checks
 from tfdist._src.keras.fit.compared_state import BeginTogether
-from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist._src.keras.fit.partitioned_step import explain
 from tfdist._src.keras.fit.step_functions import PredictFunction, StepFunction
+from tfdist._src.keras.fit.training_data import TrainingData, current_data, tracked_data
 from tfdist._src.keras.optimizers.applying import building_early, optimizers_of
 from tfdist._src.keras.patching import patch
 from tfdist._src.monitoring.training import record
@@ -87,8 +87,8 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
     It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
-    when the others are in their next step (`keras/fit/epochs.py`): checking there would slow down
-    every step.
+    when the others are in their next step (`keras/fit/epoch_iterator.py`): checking there would
+    slow down every step.
     """
 
     communicates_in = ("on_epoch_end",)
@@ -164,8 +164,8 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(results_or_logs)
     def logs_of_epoch(self: Any, logs: Any) -> Any:
         data = current_data()
-        if not logs and data is not None and data.live is not None:
-            return data.live.logs or results_or_logs(self, logs)
+        if not logs and data is not None and data.reentry is not None:
+            return data.reentry.logs or results_or_logs(self, logs)
         # The last batch of this epoch was trained before the training was interrupted.
         if not logs and data is not None and data.resumed:
             return self.get_metrics_result()
@@ -286,7 +286,7 @@ def _install_callbacks() -> None:
             several = [] if given is None else list(given) if _is_list(given) else [given]
             bound.arguments["callbacks"] = called = _in_order(several, added)
         with contextlib.ExitStack() as during:
-            data = during.enter_context(training_data())
+            data = during.enter_context(tracked_data())
             data.first_epoch = bound.arguments.get("initial_epoch") or 0
             for callback in called:
                 if isinstance(callback, RunsLast):

@@ -21,7 +21,6 @@ from tfdist._src.keras.fit import atomic_step, partitioned_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
-from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import (
     MetricTotals,
     metric_variables,
@@ -30,7 +29,7 @@ from tfdist._src.keras.fit.metric_state import (
 )
 from tfdist._src.keras.fit.step_exchange import (
     as_heard,
-    count_own_rows,
+    count_local_rows,
     count_rows,
     finds_unlike_shares,
     gather_sparse,
@@ -41,6 +40,7 @@ from tfdist._src.keras.fit.step_exchange import (
     unlike_shares,
     untraced,
 )
+from tfdist._src.keras.fit.training_data import take_batches_done
 from tfdist._src.keras.optimizers.applying import keep_build
 from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.monitoring.training import record
@@ -148,7 +148,7 @@ def _exchanged(
     """The number of rows of the whole batch, followed by the values that the workers exchanged."""
     extended = extended_of(strategy)
     rank, workers = extended.workers.place()
-    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
+    own = tf.one_hot(rank, workers, count_local_rows(strategy, batch), 0, dtype=tf.int32)
     told = None if told is None else strategy.experimental_local_results(told)[0]
     own = tf.concat([own, step_exchange.in_graph(told), untraced()], axis=0)
     sums = reduction.sum_values(extended.workers, [own], "rows")[0]
@@ -275,7 +275,7 @@ class _Steps:
             encoding in the batch, all rows, and the values that the workers exchanged.
         """
         # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
-        rows = count_own_rows(self._strategy, without_rows(batch)[0])
+        rows = count_local_rows(self._strategy, without_rows(batch)[0])
         own = tf.stack([rows, _rows_told(self._strategy, batch)])
         logs, totals, counts = self._run_step(batch, form)
         if self._kept_totals is not None:
@@ -395,7 +395,7 @@ class StepFunction:
     def _run_on_iterator(self, iterator: Any) -> _Ran:
         several: Any = self._several
         if self._keeps_totals and several > 1:
-            several = tf.constant(several - batches_done())
+            several = tf.constant(several - take_batches_done())
         form = distribute.form_of_batches(iterator, getattr(iterator, "batch_rows", None))
         (logs, totals), steps, rows = self._steps_of_iterator(iterator, several, form)
         return _Ran(logs, totals, steps, rows, None)
@@ -601,7 +601,7 @@ class _LocalPart(NamedTuple):
     def unlike_rows(self) -> ProgramMismatchError:
         """The error to raise if the workers' batches differ; called by all workers."""
         self.sizes.forget()
-        own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
+        own = int(count_local_rows(self.strategy, without_rows(self.shards)[0]))
         whole = self.rows or int(_rows_told(self.strategy, self.shards))
         return unlike_rows(extended_of(self.strategy).group, own, whole)
 
