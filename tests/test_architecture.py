@@ -321,6 +321,51 @@ def test_schedules_are_without_tensorflow():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+# The modules with state of a thread: the code that it traces, the steps that it is in, and so on.
+THREAD_STATES = {
+    "tfdist._src.comm.trace_scope",
+    "tfdist._src.data.call_context",
+    "tfdist._src.group",
+    "tfdist._src.strategy.step",
+}
+
+
+def test_state_of_threads_is_in_few_objects():
+    """State that travels from a caller to its callees without being passed is hard to follow."""
+    uses = [
+        _module(path)
+        for path in FILES
+        for node in ast.walk(_parse(path))
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("threading.local", "contextvars.ContextVar")
+    ]
+    assert sorted(uses) == sorted(THREAD_STATES)
+    modules = ("threading.local", "contextvars.ContextVar")
+    assert not [path for path in FILES if set(_imports(path)) & set(modules)]
+
+
+# The modules that read the engine of a strategy without `extended_of`, which gives it its type.
+READS_ENGINE = {
+    "tfdist._src.internals.keras",
+    "tfdist._src.pipeline.placement.strategy",
+    "tfdist._src.recovery.standing",
+    "tfdist._src.strategy.extended",
+    "tfdist._src.strategy.step",
+    "tfdist._src.strategy.variables",
+}
+
+
+def test_engines_are_typed():
+    """TensorFlow is untyped, so mypy does not check what follows `strategy.extended`."""
+    reads = {
+        _module(path)
+        for path in FILES
+        for node in ast.walk(_parse(path))
+        if isinstance(node, ast.Attribute) and node.attr == "extended"
+    }
+    assert reads == READS_ENGINE
+
+
 def test_every_folder_is_a_package():
     # A folder without this file works in a checkout, but is not installed.
     for folder in {path.parent for path in FILES}:

@@ -3,8 +3,8 @@
 import keras
 import tensorflow as tf
 
-from tfdist._src.keras.fit.data_position import TrainingData
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
+from tfdist._src.keras.fit.training_data import TrainingData
 
 
 class Interrupted(Exception):

@@ -80,14 +80,14 @@ def train(strategy, phase, name, folder):
         model = tfdist.PipelineModel(build, cuts=["first"])
         model.compile("sgd", "mse")
     if victim and phase == "reduction":
-        add_up = PipelineStep.sum_over_replicas
+        add_up = PipelineStep.sum_gradients_of_part
 
         def strike_first(self, by, gradients, variables):
             late = model.optimizer.iterations == 2
             first, *others = gradients
             return add_up(self, by, [_in_graph(late, name, first), *others], variables)
 
-        PipelineStep.sum_over_replicas = strike_first
+        PipelineStep.sum_gradients_of_part = strike_first
     if phase == "saving":
         collect = Piece.collect
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.harness.tiers import exhaustive
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Alone
-from tfdist._src.data.shares import Replay, replaying, split_batches
+from tfdist._src.data.shares import Replay, split_batches
 from tfdist._src.internals.iterators import position_of, set_position
 from tfdist.errors import UnsupportedError
 
@@ -37,8 +37,7 @@ def drawn(sizes=OWN):
         lambda i, batch: tf.data.Dataset.from_tensors(batch).repeat(1 + tf.cast(i == 0, tf.int64))
     )
     replay = Replay(keeps_rows=True)
-    with replaying(replay):
-        dataset = split_batches(dataset, Alone(), 1, None)
+    dataset = split_batches(dataset, Alone(), 1, None, replay)
     replay.keep_rows(1)
     return dataset, replay
 
@@ -103,7 +102,7 @@ def test_the_rows_of_a_batch(workers, rows):
     dataset, replay = drawn([8, 8, 8])
     replay.keep_rows(workers)
     iterator = begin(dataset)
-    assert (replay.own_batch, replay.batch_for(1), replay.batch_for(workers)) == (8, rows, 8)
+    assert (replay.dataset_batch, replay.batch_for(1), replay.batch_for(workers)) == (8, rows, 8)
     assert len(rows_of(iterator)) == rows
 
 
@@ -121,8 +120,7 @@ def test_no_batch_may_be_larger_than_the_first():
 def test_the_rows_must_have_one_shape():
     dataset = tf.data.Dataset.range(1, 5).map(lambda length: tf.zeros([4, length]))
     replay = Replay(keeps_rows=True)
-    with replaying(replay):
-        iterator = begin(split_batches(dataset, Alone(), 1, None))
+    iterator = begin(split_batches(dataset, Alone(), 1, None, replay))
     replay.keep_rows(2)
     with pytest.raises(tf.errors.InvalidArgumentError, match="must have one shape"):
         for _ in range(3):
@@ -135,8 +133,5 @@ def test_the_rows_must_have_one_shape():
 )
 def test_other_tensors_are_refused(spec):
     dataset = tf.data.Dataset.from_generator(lambda: iter([]), output_signature=spec)
-    with (
-        replaying(Replay(keeps_rows=True)),
-        pytest.raises(UnsupportedError, match="dense tensors"),
-    ):
-        split_batches(dataset, Alone(), 1, None)
+    with pytest.raises(UnsupportedError, match="dense tensors"):
+        split_batches(dataset, Alone(), 1, None, Replay(keeps_rows=True))

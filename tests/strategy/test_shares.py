@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.harness.tiers import exhaustive, some
 from tfdist._src import native
 from tfdist._src.comm.communicator_interface import Alone
-from tfdist._src.data.shares import Replay, replaying, split_batches
+from tfdist._src.data.shares import Replay, split_batches
 
 ROWS = 14
 BATCH = 5  # the last one has four rows
@@ -133,8 +133,7 @@ def test_rows_of_a_scalar():
 @pytest.mark.parametrize("kind", some(COMPONENTS, always=["structure", "sparse"]))
 def test_a_batch_is_given_again(kind):
     replay = Replay()
-    with replaying(replay):
-        iterator = iter(split_batches(batches(kind), Worker(0), 1, None))
+    iterator = iter(split_batches(batches(kind), Worker(0), 1, None, replay))
     expected = elements(split_batches(batches(kind), Worker(0), 1, None))
     assert dense(next(iterator)) == expected[0]
     replay.request()
@@ -154,8 +153,7 @@ def test_a_batch_is_given_again(kind):
 def test_a_batch_that_was_read_in_part_is_given_again_as_a_whole(kind):
     """A step that fails may have read the rows of the first of three devices only."""
     replay = Replay()
-    with replaying(replay):
-        iterator = iter(split_batches(batches(kind), Worker(0), 3, None))
+    iterator = iter(split_batches(batches(kind), Worker(0), 3, None, replay))
     expected = elements(split_batches(batches(kind), Worker(0), 3, None))
     assert dense(next(iterator)) == expected[0]
     replay.request()
@@ -166,8 +164,7 @@ def test_a_batch_that_was_read_in_part_is_given_again_as_a_whole(kind):
 def test_nothing_is_given_again_before_the_first():
     replay = Replay()
     replay.request()
-    with replaying(replay):
-        assert len(elements(split_batches(batches(), Worker(0), 1, None))) == 3
+    assert len(elements(split_batches(batches(), Worker(0), 1, None, replay))) == 3
     assert replay.given == 3
 
 
@@ -176,8 +173,7 @@ def test_nothing_is_given_again_before_the_first():
 )
 def test_an_iterator_is_saved_and_restored(taken, replicas, replays, tmp_path):
     replay = Replay() if replays else None
-    with replaying(replay):
-        dataset = split_batches(batches("structure"), Worker(1), replicas, None)
+    dataset = split_batches(batches("structure"), Worker(1), replicas, None, replay)
     expected = elements(dataset)
     iterator = iter(dataset)
     for _ in range(taken):
@@ -194,8 +190,7 @@ def test_an_iterator_is_saved_and_restored(taken, replicas, replays, tmp_path):
 
 def test_a_replay_that_is_gone():
     replay = Replay()
-    with replaying(replay):
-        dataset = split_batches(batches(), Worker(0), 1, None)
+    dataset = split_batches(batches(), Worker(0), 1, None, replay)
     del replay
     with pytest.raises(tf.errors.OpError, match="does not exist in this process"):
         next(iter(dataset))

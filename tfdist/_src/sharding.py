@@ -27,6 +27,7 @@ from tfdist._src.internals.optimizer import (
     trainable_variables_of,
 )
 from tfdist._src.internals.tensorflow import ResourceVariable
+from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._src.strategy.reduction import all_gather_slices
 from tfdist._src.strategy.step import equal_everywhere, gathered_parts
 from tfdist.errors import UnsupportedError
@@ -526,8 +527,8 @@ def sharded_optimizers() -> list[Any]:
 
 def may_shard(optimizer: Any) -> bool:
     """Whether an optimizer belongs to a strategy that shards optimizer state."""
-    extended = getattr(strategy_of(optimizer), "extended", None)
-    return bool(getattr(extended, "shards_optimizers", False))
+    extended = extended_if_ours(strategy_of(optimizer))
+    return extended is not None and extended.shards_optimizers
 
 
 def is_sharded(optimizer: Any) -> bool:

@@ -14,10 +14,10 @@ from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
@@ -26,7 +26,7 @@ from tfdist._src.snapshots.restore import SnapshotFolder
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
 from tfdist._src.strategy.commit_point import Progress
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 
 
@@ -123,17 +123,17 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def on_train_begin(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
         data = current_data()
-        if data is None or not isinstance(strategy.extended, ReplicatedExtended):
+        if data is None or extended_if_ours(strategy) is None:
             raise UnsupportedError(
                 "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
                 "it inside `with strategy.scope():`; with a single process, too."
             )
         require_variables(self.model, "BackupAndRestore")
         self._data, self._validation = data, keep_validation(self.model, data)
-        self._series.begin(strategy.extended)
+        self._series.begin(extended_of(strategy))
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        progress, self._held, self._not_counted = strategy.extended.progress, [], None
-        if strategy.extended.group.joiner is None:  # Otherwise, the other workers have it.
+        progress, self._held, self._not_counted = extended_of(strategy).progress, [], None
+        if extended_of(strategy).group.joiner is None:  # Otherwise, the other workers have it.
             self._restore(progress)
             self._not_counted = self._steps - progress.standing
 
@@ -171,7 +171,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.end(delete=self._delete)
 
     def on_group_change(self, old: Any, new: Any) -> None:
-        self._series.change_workers(self.model.distribute_strategy.extended)
+        self._series.change_workers(extended_of(self.model.distribute_strategy))
         self._held = []
 
     def on_state_lost(self, standing: int) -> tuple[int, int] | None:
@@ -207,7 +207,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._steps = self._steps_before + batches
         # The other workers read the data again in any case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
-        if not batches and self._data.live is not None and not self._data.live.has_ended:
+        if not batches and self._data.reentry is not None and not self._data.reentry.has_ended:
             # The epoch's iterator exists, but none of its batches counts.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
@@ -228,7 +228,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._not_counted = state["not_counted"]
 
     def _restore(self, progress: Progress) -> None:
-        elastic, torn = self._data.live is not None, progress.torn
+        elastic, torn = self._data.reentry is not None, progress.torn
         progress.torn |= elastic  # until the first batch begins on all workers
         self._looking = not torn
         restored = self._series.read(self.model)

@@ -9,7 +9,7 @@ import keras
 
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import Policy, read
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._src.strategy.multi_worker import cannot_compress
 
 
@@ -72,9 +72,8 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
             compressor.confirm()  # A newly joined worker may be changing its policy.
 
     def _compressor(self) -> Compressor | None:
-        strategy = self.model.distribute_strategy
-        extended = None if strategy is None else strategy.extended
-        if not isinstance(extended, ReplicatedExtended) or extended.worker_count == 1:
+        extended = extended_if_ours(self.model.distribute_strategy)
+        if extended is None or extended.worker_count == 1:
             return None
         if extended.compressor is None and any(self._policies.values()):
             raise cannot_compress("the schedule")

@@ -18,7 +18,7 @@ from tfdist._src.recovery.recovery import BeginsAnew, Recovery
 from tfdist._src.recovery.standing import OthersLeave
 from tfdist._src.snapshots.held_state import require_variables
 from tfdist._src.snapshots.shard_state import ShardState
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 
 
@@ -120,7 +120,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
-        extended = model.distribute_strategy.extended
+        extended = extended_of(model.distribute_strategy)
         group = extended.group
         if group.topology.size == 1 and not group.elastic:
             return fit()  # A single worker has no peers.
@@ -181,7 +181,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         pass
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if not isinstance(self.model.distribute_strategy.extended, ReplicatedExtended):
+        if extended_if_ours(self.model.distribute_strategy) is None:
             raise UnsupportedError(
                 "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
                 "`with strategy.scope():`."
@@ -189,7 +189,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if self._recovery is not None:
             require_variables(self.model, "Elastic")
             self._recovery.shards.begin()
-            calls = calls_of(self.model.distribute_strategy.extended.group)
+            calls = calls_of(extended_of(self.model.distribute_strategy).group)
             calls.describe(self._arguments, self.model)
             if self._recovery.membership is None:
                 self._recovery.join()

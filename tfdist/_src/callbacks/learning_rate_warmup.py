@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._src.group import joined_group
 from tfdist._src.internals.optimizer import batches_of, scaled_learning_rate, updating_optimizers
-from tfdist._src.keras.fit.data_position import current_data
+from tfdist._src.keras.fit.training_data import current_data
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import keras
 from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.keras.fit.compared_state import different_copies
 from tfdist._src.pipeline.variable_names import copies_of
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import ReplicaMismatchError
 
 
@@ -76,9 +76,9 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _compare(self) -> None:
         strategy = self.model.distribute_strategy
-        if strategy is None or not isinstance(strategy.extended, ReplicatedExtended):
+        if extended_if_ours(strategy) is None:
             return
-        found = different_copies(strategy.extended.group, copies_of(self.model))
+        found = different_copies(extended_of(strategy).group, copies_of(self.model))
         if found:
             raise ReplicaMismatchError(
                 f"After {self._count.done} batches the replicas are not equal: {found}. Look for "

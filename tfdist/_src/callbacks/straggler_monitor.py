@@ -24,7 +24,7 @@ from tfdist._src.monitoring.stragglers import (
     find,
 )
 from tfdist._src.monitoring.training import StepTimer
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, extended_of
 
 
 class MeasuredSteps:
@@ -79,9 +79,7 @@ class MeasuredSteps:
 
     @property
     def _extended(self) -> ReplicatedExtended | None:
-        strategy = self._model.distribute_strategy
-        extended = None if strategy is None else strategy.extended
-        return extended if isinstance(extended, ReplicatedExtended) else None
+        return extended_if_ours(self._model.distribute_strategy)
 
 
 class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
@@ -193,7 +191,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _group(self) -> Group:
-        return self.model.distribute_strategy.extended.group  # type: ignore[no-any-return]
+        return extended_of(self.model.distribute_strategy).group
 
     @property
     def _measured(self) -> MeasuredSteps:

@@ -9,7 +9,7 @@ import keras
 from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.monitoring.training import StepFigures, StepTimer
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours
 
 
 class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
@@ -147,9 +147,8 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
                 logs[name] = now - before
 
     def _count(self) -> tuple[int, int]:
-        strategy = self.model.distribute_strategy
-        extended = None if strategy is None else strategy.extended
-        if not isinstance(extended, ReplicatedExtended):
+        extended = extended_if_ours(self.model.distribute_strategy)
+        if extended is None:
             return 0, 0
         # Stages always use native communicators, even with a single pipeline.
         if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):

@@ -26,7 +26,7 @@ from tfdist._src.monitoring.chrome_trace import OpProfile, Span, WorkerRecord, b
 from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
 from tfdist._src.pipeline.model import PipelineModel
 from tfdist._src.snapshots.part_file import write_atomically
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._version import __version__
 
 _RECORDS = 1024  # kept by a communicator
@@ -159,9 +159,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
 
     @property
     def _group(self) -> Group | None:
-        strategy = self.model.distribute_strategy
-        extended = None if strategy is None else strategy.extended
-        return extended.group if isinstance(extended, ReplicatedExtended) else None
+        extended = extended_if_ours(self.model.distribute_strategy)
+        return None if extended is None else extended.group
 
     @property
     def _is_chief(self) -> bool:

@@ -16,17 +16,17 @@ import tensorflow as tf
 
 from tfdist._src.cluster import Session
 from tfdist._src.comm.communicator_interface import NONE, Alone, Traffic
+from tfdist._src.comm.trace_scope import scope
 from tfdist._src.native.api import Link
 from tfdist.errors import ClusterError
 
 _known = False
-_here = threading.local()
 
 
 def note_read() -> None:
     """Records a read of something that may change; only while a graph is traced."""
     global _known
-    if not (_known or tf.executing_eagerly() or getattr(_here, "unnoted", False)):
+    if not (_known or tf.executing_eagerly() or scope.is_unnoted):
         _known = True
 
 
@@ -39,11 +39,11 @@ def note_stale() -> None:
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
     """Exempts reads in this context: their values enter no graph, or none that lasts."""
-    outer, _here.unnoted = getattr(_here, "unnoted", False), True
+    outer, scope.is_unnoted = scope.is_unnoted, True
     try:
         yield
     finally:
-        _here.unnoted = outer
+        scope.is_unnoted = outer
 
 
 def know_group() -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.comm import tokens
+from tfdist._src.comm.trace_scope import scope
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 from tfdist._src.native.api import Activity as Counters
 
@@ -194,7 +194,6 @@ def _acts(operation: Any) -> bool:
     return "Assign" in kind or kind.startswith("ResourceApply") or kind.endswith(("If", "While"))
 
 
-_here = threading.local()
 # The collection with a graph's marks of collectives that overlap.
 _BESIDE = "tfdist_collectives_beside"
 
@@ -205,16 +204,11 @@ def overlapping() -> Iterator[None]:
 
     The step needs their results only later.
     """
-    outer, _here.overlaps = overlaps(), True
+    outer, scope.overlaps = scope.overlaps, True
     try:
         yield
     finally:
-        _here.overlaps = outer
-
-
-def overlaps() -> bool:
-    """Whether this code runs inside `overlapping`."""
-    return getattr(_here, "overlaps", False)
+        scope.overlaps = outer
 
 
 @dataclass(frozen=True)
@@ -261,7 +255,7 @@ def marked_buckets(
     last = len(plan) - 1
     for number, members in enumerate(plan):
         part = f"{key}, part {number}" if key and number else key or f"{number}"
-        beside = overlaps() or number < last
+        beside = scope.overlaps or number < last
         made = []
         if notes and (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):

@@ -10,25 +10,24 @@ by hand: each worker would read only a share of its share.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
-import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.data.first_batch import current_watcher, different_data
+from tfdist._src.comm.communicator_interface import Communicator
+from tfdist._src.data.call_context import current_context
+from tfdist._src.data.first_batch import different_data
 from tfdist._src.data.shares import (
     BatchForm,
     as_element,
     components_apart,
-    current_replay,
     split_batches,
 )
 from tfdist._src.group import Group
@@ -46,6 +45,51 @@ from tfdist._src.internals.tensorflow import (
     get_distributed_datasets_from_function,
 )
 from tfdist.errors import ProgramMismatchError
+
+
+class Engine(Protocol):
+    """The engine of a strategy that distributes datasets.
+
+    Attributes:
+        group: the workers of the job.
+    """
+
+    group: Group
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """This worker's devices, one replica each."""
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy that owns the engine."""
+
+    @property
+    def workers(self) -> Communicator:
+        """The communicator with one participant per worker."""
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers that divide the data."""
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's position among them."""
+
+    @property
+    def replica_count(self) -> int:
+        """The number of replicas on all workers."""
+
+    @property
+    def communicates(self) -> bool:
+        """Whether other replicas exist, or may exist later."""
+
+    @property
+    def spans_workers(self) -> bool:
+        """Whether other workers exist, or may exist later."""
+
+    def input_workers(self, options: Any) -> Any:
+        """The devices that receive distributed data."""
 
 
 def describe_files(dataset: Any) -> str:
@@ -89,7 +133,7 @@ def _described(source: Any) -> str:
 
 
 def agree_on_end(
-    extended: tf.distribute.StrategyExtended,
+    extended: Engine,
     distributed: Any,
     batches: int,
     *,
@@ -144,7 +188,7 @@ _FILE_READERS = (
 )
 
 
-def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     """Distributes a dataset of global batches.
 
     Raises:
@@ -174,14 +218,18 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
-    watcher = current_watcher()
-    per_worker_hint = not _in_order()
+    context = current_context()
+    per_worker_hint = not context.in_order
     replicas = None if extended.group.elastic else extended.replica_count
     watched = dataset
-    if watcher is not None:
-        watched = watcher.watch(dataset, replicas, per_worker_hint=per_worker_hint)
+    if context.first_batch is not None:
+        watched = context.first_batch.watch(dataset, replicas, per_worker_hint=per_worker_hint)
     shares = split_batches(
-        _with_absent(watched), extended.workers, len(extended.worker_devices), replicas
+        _with_absent(watched),
+        extended.workers,
+        len(extended.worker_devices),
+        replicas,
+        context.replay,
     )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
     distributed = DatasetOfBatches(
@@ -208,7 +256,7 @@ def _say_that_files_are_shared_out(is_chief: bool) -> None:
         )
 
 
-def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:
+def distribute_nothing(extended: Engine, dataset: Any) -> Any:
     """Distributes no batch of a dataset, on a worker that has no share of it."""
     options = _default_options(extended)
     distributed = get_distributed_dataset(
@@ -236,7 +284,7 @@ def without_absent(batch: Any) -> Any:
 def _with_absent(dataset: Any) -> Any:
     """Replaces None and Keras's empty optionals by `Absent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
-    if current_watcher() is None or not any(map(is_for_none, specs)):
+    if current_context().first_batch is None or not any(map(is_for_none, specs)):
         return dataset
 
     def replace(*batch: Any) -> Any:
@@ -251,7 +299,7 @@ def _with_absent(dataset: Any) -> Any:
 
 
 def distribute_datasets_from_function(
-    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
+    extended: Engine, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """Distributes the per-worker datasets that the user's function returns."""
     options = options or _default_options(extended)
@@ -267,11 +315,12 @@ def distribute_datasets_from_function(
     return distributed
 
 
-def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
+def _default_options(extended: Engine) -> Any:
     # The default iterator is made for several devices. It reads ahead, so that batches would be
     # lost with the group, and makes the process return memory to the kernel after every step.
     devices = extended.worker_devices
-    plain = current_replay() is not None or (len(devices) == 1 and "CPU" in devices[0])
+    replays = current_context().replay is not None
+    plain = replays or (len(devices) == 1 and "CPU" in devices[0])
     return plain_input() if plain else None
 
 
@@ -307,21 +356,8 @@ def batch_rows(batch: Any) -> int | None:
 
 def _replay_draws_anew() -> bool:
     """Whether the row counts of batches differ from the dataset's."""
-    replay = current_replay()
+    replay = current_context().replay
     return replay is not None and replay.keeps_rows
-
-
-@contextlib.contextmanager
-def in_order() -> Iterator[None]:
-    """Makes distributed datasets split their batches, regardless of their auto-shard policy.
-
-    The concatenated rows of all workers are then in the dataset's order.
-    """
-    _local.in_order = True
-    try:
-        yield
-    finally:
-        _local.in_order = False
 
 
 def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
@@ -334,29 +370,12 @@ def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
     return BatchForm(rows, getattr(iterator, "whole", ()), hasattr(iterator, "batch_rows"))
 
 
-def note_next(form: BatchForm) -> None:
-    """Records the known properties of the next batches of this thread."""
-    _local.next = form
-
-
-def form_of_next() -> BatchForm:
-    """Returns the properties recorded last."""
-    return getattr(_local, "next", BatchForm())
-
-
-_local = threading.local()
-
-
-def _in_order() -> bool:
-    return getattr(_local, "in_order", False)
-
-
 def splits_batches(dataset: Any) -> bool:
     """Whether workers split each batch, rather than shard the files or read separate batches.
 
     As in TensorFlow, the policy AUTO shards files if the dataset reads any.
     """
-    if _in_order():
+    if current_context().in_order:
         return True
     policy = _policy(dataset)
     shard = tf.data.experimental.AutoShardPolicy
@@ -367,7 +386,7 @@ def splits_batches(dataset: Any) -> bool:
     return not _reads_files(dataset)
 
 
-def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
+def _input_context(extended: Engine) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,

@@ -9,13 +9,11 @@ worker takes one copy before the epoch begins.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import threading
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -389,29 +387,6 @@ _NEW_HINT = (
     "numbers for the data, as in the `on_epoch_end` of a PyDataset, it needs a seeded generator of "
     "its own for them."
 )
-
-
-@contextlib.contextmanager
-def first_batch_watched(group: Group, *, tells_rows: bool) -> Iterator[FirstBatch]:
-    """Watches the datasets that are distributed in this thread.
-
-    Args:
-        group: as for `FirstBatch`.
-        tells_rows: as for `FirstBatch`.
-    """
-    _local.watcher = FirstBatch(group, tells_rows=tells_rows)
-    try:
-        yield _local.watcher
-    finally:
-        _local.watcher = None
-
-
-def current_watcher() -> FirstBatch | None:
-    """The watcher of datasets distributed in this thread, if any."""
-    return getattr(_local, "watcher", None)
-
-
-_local = threading.local()
 
 
 def _joined(parts: Sequence[tf.Tensor]) -> np.ndarray:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
@@ -114,7 +112,7 @@ class Replay:
         return self._workers
 
     @property
-    def own_batch(self) -> int:
+    def dataset_batch(self) -> int:
         """The number of rows of the dataset's own batches; 0 if unknown."""
         return self._batch(1)[0]
 
@@ -135,7 +133,7 @@ class Replay:
             discard_next: takes the next batch.
         """
         while rows:
-            some = min(rows, max(1, self.own_batch))
+            some = min(rows, max(1, self.dataset_batch))
             self._core.tfd_replay_want(self.number, some)
             discard_next()
             rows -= some
@@ -151,29 +149,17 @@ class Replay:
         return RowsRead(*(count.value for count in counts))
 
 
-_local = threading.local()
-
-
-@contextlib.contextmanager
-def replaying(replay: Replay | None) -> Iterator[None]:
-    """Makes the datasets that are distributed in this thread pass through `replay`."""
-    _local.replay = replay
-    try:
-        yield
-    finally:
-        _local.replay = None
-
-
-def current_replay() -> Replay | None:
-    """The `Replay` for datasets that are distributed in this thread, if any."""
-    return getattr(_local, "replay", None)
-
-
 # Autograph would take longer to convert such functions than TensorFlow takes to trace them.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
-def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
+def split_batches(
+    dataset: Any,
+    workers: Communicator,
+    count: int,
+    fixed: int | None,
+    replay: Replay | None = None,
+) -> Any:
     """Splits every batch for this worker's replicas.
 
     Batches are prefetched before they are split, so that an iterator can follow a change of the
@@ -184,6 +170,7 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
         workers: the communicator with one participant per worker.
         count: the number of this worker's replicas.
         fixed: the number of all replicas, if it does not change.
+        replay: controls the batches that the dataset returns, if any.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
@@ -191,7 +178,7 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
     Raises:
         UnsupportedError: batches are to be formed from rows, but have sparse or ragged tensors.
     """
-    batches, replay = dataset.prefetch(1), current_replay()
+    batches = dataset.prefetch(1)
     specs = tf.nest.flatten(dataset.element_spec)
     tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
     if replay is not None and replay.keeps_rows and not tensors:

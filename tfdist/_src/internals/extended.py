@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import device_util
 from tensorflow.python.distribute.input_lib import InputWorkers
 
 from tfdist._src.internals.datasets import plain_input
-from tfdist._src.internals.tensorflow import MirroredExtended, distribute_lib
+from tfdist._src.internals.tensorflow import distribute_lib
+
+if TYPE_CHECKING:
+
+    class MirroredExtended:
+        """The parts of TensorFlow's class that tfdist uses; the rest is unknown to mypy."""
+
+        experimental_enable_get_next_as_optional: bool
+        _devices: tuple[str, ...]
+        _use_var_policy: bool
+        _communication_options: Any
+        _cluster_resolver: Any
+
+        @property
+        def worker_devices(self) -> tuple[str, ...]: ...
+        @property
+        def _num_replicas_in_sync(self) -> int: ...
+        def _container_strategy(self) -> tf.distribute.Strategy: ...
+        def _initialize_single_worker(self, devices: Sequence[str]) -> None: ...
+        def _get_replica_id_in_sync_group(self, replica_id: int) -> int: ...
+        def _input_workers_with_options(self, options: Any) -> Any: ...
+        def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any: ...
+        def _replica_ctx_update(
+            self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool
+        ) -> Any: ...
+
+else:
+    from tfdist._src.internals.tensorflow import MirroredExtended
 
 
-class LocalExtended(MirroredExtended):  # type: ignore[misc]
+class LocalExtended(MirroredExtended):
     """Mirrored replicas on devices of this process, without TensorFlow's collectives.
 
     Args:

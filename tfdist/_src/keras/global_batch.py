@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.keras.optimizers.gradient_sync import in_replica
-from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import current_step
 
 __all__ = ["mean", "rows", "total"]
@@ -62,8 +62,8 @@ def _is_in_custom_loop() -> bool:
     return current_step() is None and in_replica() and _extended().replica_count > 1
 
 
-def _extended() -> Any:
-    return tf.distribute.get_strategy().extended
+def _extended() -> ReplicatedExtended:
+    return extended_of(tf.distribute.get_strategy())
 
 
 def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:
@@ -76,7 +76,12 @@ def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _total(part: tf.Tensor) -> Any:
-    return reduction.sum_over_replicas(part), reduction.sum_over_replicas
+    # TensorFlow never releases this function, so it must not hold the strategy.
+    return _sum(part), _sum
+
+
+def _sum(part: tf.Tensor) -> Any:
+    return _extended().sum_over_replicas(part)
 
 
 def _mean(part: tf.Tensor) -> tf.Tensor:

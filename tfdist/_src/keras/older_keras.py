@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdist._src.internals.keras import Variable, data_adapters
 from tfdist._src.internals.variables import stored_dtype
 from tfdist._src.keras.patching import patch
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours
 
 
 def install() -> None:
@@ -30,8 +30,8 @@ def install() -> None:
 def _summed(initialize: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(initialize)
     def initialize_summed(self: Any, value: Any) -> None:
-        extended = tf.distribute.get_strategy().extended
-        if self.aggregation != "sum" or not isinstance(extended, ReplicatedExtended):
+        ours = extended_if_ours(tf.distribute.get_strategy()) is not None
+        if self.aggregation != "sum" or not ours:
             initialize(self, value)
             return
         self._value = tf.Variable(

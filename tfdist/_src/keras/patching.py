@@ -25,7 +25,7 @@ LAYERS = (
     "optimizers.summing",
     "fit.compilation",
     "fit.call_checks",
-    "fit.epochs",
+    "fit.epoch_iterator",
     "fit.hooks",
     "saving.files",
     "saving.compression_files",

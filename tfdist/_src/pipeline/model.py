@@ -13,9 +13,9 @@ from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import compiled_loss_of, compiled_metrics_of
 from tfdist._src.keras.fit.call_checks import check_variables
 from tfdist._src.keras.fit.compilation import is_compiled
-from tfdist._src.keras.fit.data_position import batches_done
 from tfdist._src.keras.fit.metric_state import take_over_metrics
 from tfdist._src.keras.fit.partitioned_step import layouts_of_variables
+from tfdist._src.keras.fit.training_data import take_batches_done
 from tfdist._src.pipeline.partition import linearize
 from tfdist._src.pipeline.placement import model_agreement
 from tfdist._src.pipeline.placement.materialize import build, check_free, choose, materialize
@@ -25,6 +25,7 @@ from tfdist._src.pipeline.runtime.logs import actions_of, gather_timeline
 from tfdist._src.pipeline.runtime.train_step import StepRunner
 from tfdist._src.pipeline.simulation import Timeline
 from tfdist._src.pipeline.state.full_model import Files, FullModel, Untracked, compile_arguments
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import UnsupportedError
 
 
@@ -72,9 +73,9 @@ class PipelineModel(FullModel):
                 f"Received: {type(strategy).__name__}. Create it inside `with strategy.scope():`."
             )
         full_model, made = build(model)
-        check_free(full_model, made, strategy.extended.group)
+        check_free(full_model, made, extended_of(strategy).group)
         super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
-        model_agreement.agree_on_model(linearize(full_model), strategy.extended.group)
+        model_agreement.agree_on_model(linearize(full_model), extended_of(strategy).group)
         partition = choose(full_model, strategy, cuts, balance)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
@@ -122,7 +123,7 @@ class PipelineModel(FullModel):
         model_agreement.agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)
         model_agreement.agree_on_compilation(
-            self._untracked.compiled, self.distribute_strategy.extended.group
+            self._untracked.compiled, extended_of(self.distribute_strategy).group
         )
         kwargs["jit_compile"] = kwargs.get("jit_compile") is True
         super().compile(*args, **kwargs)
@@ -226,7 +227,7 @@ class PipelineModel(FullModel):
 
     def _steps_of_group(self) -> StepRunner:
         """Returns the runner for the current group; collective if the group has changed."""
-        before, group = self._steps, self.distribute_strategy.extended.group
+        before, group = self._steps, extended_of(self.distribute_strategy).group
         if before is not None and before.generation == group.generation:
             return before
         self._steps = self._new_steps()
@@ -240,7 +241,7 @@ class PipelineModel(FullModel):
             self.partition,
             self._loss_of,
             self._update_metrics,
-            lambda: layouts_of_variables(self, self.distribute_strategy.extended),
+            lambda: layouts_of_variables(self, extended_of(self.distribute_strategy)),
             remat=self._untracked.remat,
             jit=is_compiled(self),
         )
@@ -250,7 +251,7 @@ class PipelineModel(FullModel):
         def run(iterator: Iterator[Any]) -> Any:
             steps = self._steps_of_group()
             logs = steps.run(mode, iterator)
-            done = batches_done() if mode == "train" else 0
+            done = take_batches_done() if mode == "train" else 0
             for _ in range(self.steps_per_execution - 1 - done):
                 try:
                     logs = steps.run(mode, iterator)

@@ -19,11 +19,12 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.comm.device_communicator import GpuCommunicator
 from tfdist._src.group import Group
-from tfdist._src.keras.fit.data_position import TrainingData
-from tfdist._src.keras.fit.live_data import LiveData
+from tfdist._src.keras.fit.reentry import Reentry
+from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
@@ -135,7 +136,7 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
 
 def _devices_of(model: keras.Model) -> str:
     """Describes the devices of this process; their number and type must match on all workers."""
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     kind = tf.DeviceSpec.from_string(extended.worker_devices[0]).device_type
     where = " with sums on them" if isinstance(extended.replicas[0], GpuCommunicator) else ""
     return f"{len(extended.worker_devices)} {kind}{where}"
@@ -149,7 +150,7 @@ def _weights_of(model: keras.Model) -> str:
     return f"with {len(weights)} weights (shapes and types: {digest})"
 
 
-def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
+def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentry:
     """Lets data continue with the same iterators when `fit` is entered again.
 
     Args:
@@ -157,15 +158,15 @@ def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
         data: the training data.
         keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     keep_validation(model, data)
-    came_later = data.live is not None and data.live.came_later
-    data.live = LiveData(
+    came_later = data.reentry is not None and data.reentry.came_later
+    data.reentry = Reentry(
         keeps_rows=keeps_rows,
         workers=lambda: extended.group.topology.size,
     )
-    data.live.came_later = came_later
-    return data.live
+    data.reentry.came_later = came_later
+    return data.reentry
 
 
 def keep_validation(model: Any, data: TrainingData) -> ValidationData:
@@ -175,7 +176,7 @@ def keep_validation(model: Any, data: TrainingData) -> ValidationData:
         model: the model in training.
         data: the training data.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
 
     def broadcast(contents: bytes, source: int) -> bytes:
         return broadcast_bytes(contents, source, workers_of(extended))

@@ -22,7 +22,7 @@ from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.optimizers.applying import accumulate_sums
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery import next_group, state_transfer
-from tfdist._src.recovery.fit_calls import begin_live, keep_validation
+from tfdist._src.recovery.fit_calls import allow_reentry, keep_validation
 from tfdist._src.recovery.preemption import preemption, release
 from tfdist._src.recovery.standing import (
     Agreement,
@@ -34,6 +34,7 @@ from tfdist._src.recovery.standing import (
 )
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, PeerLostError, SnapshotError, TfdistError
 
 
@@ -46,7 +47,7 @@ class StaleGraphs:
     """
 
     def __init__(self, model: keras.Model, *, divided: bool) -> None:
-        self._model, self._extended = model, model.distribute_strategy.extended
+        self._model, self._extended = model, extended_of(model.distribute_strategy)
         self._divided = divided
         self._traces = False  # whether the next step is traced
         self._began = 0.0
@@ -199,12 +200,12 @@ class Recovery:
         shards: ShardState,
     ) -> None:
         self._model, self._stages = model, Stages(model)
-        self._extended = model.distribute_strategy.extended
+        self._extended = extended_of(model.distribute_strategy)
         self._group = self._extended.group
         self._group.elastic = True
         self._entries, self._callbacks, self._data = entries, entries.callbacks, entries.data
         self._keeps_rows = keeps_rows
-        self._live = begin_live(self._model, self._data, keeps_rows=keeps_rows)
+        self._reentry = allow_reentry(self._model, self._data, keeps_rows=keeps_rows)
         self._validation = keep_validation(model, self._data)
         self._totals = keep_totals(model)
         self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
@@ -319,7 +320,7 @@ class Recovery:
             TfdistError: this worker was not admitted, or cannot continue.
         """
         self._next.membership, session = next_group.be_admitted(self._group)
-        self._live.came_later = True
+        self._reentry.came_later = True
         while True:
             form: Callable[[], Session] = self._next.large_enough
             try:
@@ -344,7 +345,9 @@ class Recovery:
         self._stages.follow_group(self._next.membership)
         standing = Standing(is_new=True, came_later=True) if is_new else self._standing()
         standing = dataclasses.replace(standing, shards=self.shards.held())
-        texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
+        texts = self._group.exchange(
+            "standing", json.dumps([standing.to_json(), self._reentry.logs])
+        )
         answers = [json.loads(text) for text in texts]
         standings = [Standing.from_json(text) for text, _ in answers]
         came = any(one.came_later for one in standings)
@@ -370,9 +373,9 @@ class Recovery:
             self._share_state(agreement, takes=takes, replaced=replaced)
         self._stand_at(agreement.steps)
         if takes or redoes:
-            self._live.logs = answers[agreement.source][1]
+            self._reentry.logs = answers[agreement.source][1]
         self.graphs.group_changes()
-        self._live.compares = came
+        self._reentry.compares = came
         self._validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
@@ -416,7 +419,7 @@ class Recovery:
         """Restarts `fit` from the last snapshot, on all workers."""
         assert self._lost is not None
         go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
-        self._live = begin_live(self._model, self._data, keeps_rows=self._keeps_rows)
+        self._reentry = allow_reentry(self._model, self._data, keeps_rows=self._keeps_rows)
         self._steps_before = {}
 
     def _save_before_waiting(self, agreement: Agreement) -> bool:
@@ -427,10 +430,10 @@ class Recovery:
         """
         saved = False
         before, self._known = self._known, self._group.topology
-        live, batches = self._live, self._batches(agreement)
-        if live.has_ended:
+        reentry, batches = self._reentry, self._batches(agreement)
+        if reentry.has_ended:
             batches = 0
-        if agreement.epoch > live.read or not live.has_ended:
+        if agreement.epoch > reentry.read or not reentry.has_ended:
             if batches:
                 self._totals.restore()
             for save in filter(None, map(next_group.save_of, self._callbacks.callbacks)):
@@ -443,14 +446,14 @@ class Recovery:
         return saved
 
     def _standing(self) -> Standing:
-        progress, batch = self._extended.progress, self._live.last_batch
+        progress, batch = self._extended.progress, self._reentry.last_batch
         return Standing(
             is_torn=progress.torn,
             can_redo=self._stages.divided and progress.has_undone,
             steps=progress.standing,
             epochs_ended=self._callbacks.epochs_ended,
             seen=0 if batch is None else self._callbacks.seen_of(*batch),
-            came_later=self._live.came_later,
+            came_later=self._reentry.came_later,
         )
 
     def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:
@@ -472,22 +475,23 @@ class Recovery:
     def _go_on(self, agreement: Agreement) -> None:
         """Prepares the next entry into `fit`."""
         batches = self._batches(agreement)
-        self._live.go_on(batches, self._totals.restore if batches else lambda: None)
+        self._reentry.go_on(batches, self._totals.restore if batches else lambda: None)
         self._data.enter_again()
 
     def _end_last_batch(self, agreement: Agreement) -> None:
         """Ends the last committed batch for callbacks that have not seen its end."""
-        live, batches = self._live, self._batches(agreement)
-        if live.last_batch is not None and batches >= live.taken:
-            self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
+        reentry, batches = self._reentry, self._batches(agreement)
+        if reentry.last_batch is not None and batches >= reentry.taken:
+            self._callbacks.end_batch(*reentry.last_batch, reentry.logs, agreement.seen)
 
     def _batches(self, agreement: Agreement) -> int:
         """The number of batches trained in the epoch that was read last."""
-        return agreement.steps - self._steps_before.get(self._live.read, agreement.steps)
+        return agreement.steps - self._steps_before.get(self._reentry.read, agreement.steps)
 
     def _report(self, seconds: float, *, lost: bool) -> None:
         before, self._known = self._known, self._group.topology
         record.recoveries += lost
-        steps, rows = self._extended.progress.standing, self._live.batch_size.rows
-        own = self._data.own is not None and self._data.own.is_shared_out
+        steps, rows = self._extended.progress.standing, self._reentry.batch_size.rows
+        separate = self._data.separate
+        own = separate is not None and separate.is_shared_out
         next_group.report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)

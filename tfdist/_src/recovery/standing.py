@@ -6,14 +6,53 @@ import dataclasses
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import keras
 
 from tfdist._src.cluster import Membership
-from tfdist._src.group import Group
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
+from tfdist._src.strategy.commit_point import Progress
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
+
+
+class _Grid(Protocol):
+    """The ranks of pipelines; a `RankGrid`."""
+
+    @property
+    def data_groups(self) -> Sequence[Sequence[int]]:
+        """The ranks that hold the same stages, for each part of the model."""
+
+    def data_group_of(self, rank: int) -> Sequence[int]:
+        """The ranks with the stages of a rank."""
+
+
+class _Arrangement(Protocol):
+    """The pipelines of a new group; an `Arrangement`."""
+
+    @property
+    def spare(self) -> Sequence[int]:
+        """The ranks without a pipeline."""
+
+    @property
+    def missing(self) -> Sequence[int]:
+        """The pipeline ranks that no worker has."""
+
+
+class _Pipelines(Protocol):
+    """The engine of a pipeline strategy; a `PipelineExtended`, which is in a higher layer."""
+
+    progress: Progress
+    full_size: int
+
+    @property
+    def mesh(self) -> _Grid:
+        """The mesh of the current group."""
+
+    def follow_group(self) -> _Arrangement:
+        """Forms pipelines from the workers of another group."""
 
 
 class StagesMissing(Exception):
@@ -71,7 +110,7 @@ class Stages:
     def __init__(self, model: keras.Model) -> None:
         self._strategy = model.distribute_strategy
         self.divided = in_stages(model)
-        self.group: Group = self._strategy.extended.group
+        self.group = extended_of(self._strategy).group
         if not self.divided:
             return
         if model.is_cut_by_time:
@@ -80,7 +119,12 @@ class Stages:
                 "PipelineModel that was cut by the time that its layers take here. Pass "
                 '`cuts` or `balance="parameters"` to it.'
             )
-        self._strategy.extended.progress.redoable = True
+        self._pipelines.progress.redoable = True
+
+    @property
+    def _pipelines(self) -> _Pipelines:
+        pipelines: _Pipelines = self._strategy.extended
+        return pipelines
 
     def most(self, workers: int | None) -> int | None:
         """The maximum number of workers in a group.
@@ -90,7 +134,7 @@ class Stages:
         """
         if not self.divided:
             return workers
-        full: int = self._strategy.extended.full_size
+        full = self._pipelines.full_size
         each = self._strategy.pipeline_size
         return full if workers is None else min(full, workers // each * each)
 
@@ -107,7 +151,7 @@ class Stages:
         """
         if not self.divided:
             return
-        arrangement = self._strategy.extended.follow_group()
+        arrangement = self._pipelines.follow_group()
         if missing := arrangement.missing:
             raise StagesMissing(missing, [s for p in missing for s in self._strategy.stages_of(p)])
         topology = self.group.topology
@@ -126,15 +170,13 @@ class Stages:
         """The ranks that hold the same stages, for each part; None if all hold the whole model."""
         if not self.divided:
             return None
-        groups: Sequence[Sequence[int]] = self._strategy.extended.mesh.data_groups
-        return groups
+        return self._pipelines.mesh.data_groups
 
     def position_of(self, rank: int) -> int:
         """A rank's number in the communicator of the workers with this worker's stages."""
         if not self.divided:
             return rank
-        mesh = self._strategy.extended.mesh
-        return int(mesh.data_group_of(self.group.topology.rank).index(rank))
+        return self._pipelines.mesh.data_group_of(self.group.topology.rank).index(rank)
 
 
 @dataclass(frozen=True)

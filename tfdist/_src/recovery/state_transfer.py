@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.keras.fit.data_position import TrainingData
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.fit.metric_state import MetricTotals
-from tfdist._src.keras.fit.position import OwnBatches, Position
+from tfdist._src.keras.fit.position import Position, SeparateBatches
+from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.snapshots.held_state import held_by, load_states, states_of
 from tfdist._src.snapshots.part_file import Array, PartFile, Piece, part_bytes
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
@@ -55,8 +55,8 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         data: the training data.
         batches: the number of trained batches of the epoch that was read last.
     """
-    live, own = data.live, data.own
-    assert live is not None
+    reentry, separate = data.reentry, data.separate
+    assert reentry is not None
     states, arrays = states_of(callbacks.callbacks)
     position = data.read_trained(batches)
     arrays |= {
@@ -65,15 +65,19 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         if value is not None
     }
     document = {
-        "epoch": live.read,
+        "epoch": reentry.read,
         "batches": batches,
-        "batches_before": live.batches_before,
-        "has_ended": live.has_ended,
-        "has_untrained": live.has_untrained(batches),
-        "logs": live.logs,
+        "batches_before": reentry.batches_before,
+        "has_ended": reentry.has_ended,
+        "has_untrained": reentry.has_untrained(batches),
+        "logs": reentry.logs,
         "callbacks": states,
         "epochs_begun": callbacks.epochs_begun,
-        "own": dataclasses.asdict(own) if own is not None and own.is_shared_out else None,
+        "separate": (
+            dataclasses.asdict(separate)
+            if separate is not None and separate.is_shared_out
+            else None
+        ),
         "position": position.to_json(),
         "random": random_states(),
     }
@@ -96,15 +100,15 @@ def enter_at(
         data: this worker's data.
         restore_metrics: sets the metrics of the running epoch.
     """
-    document, live = entry.document, data.live
-    assert live is not None
+    document, reentry = entry.document, data.reentry
+    assert reentry is not None
     state, fresh = (
         entry.arrays[name].tobytes() if name in entry.arrays else None
         for name in (_POSITION, _FRESH)
     )
     position = Position.from_json(document["position"], state, fresh)
     data.follow(position)
-    live.logs = document["logs"]
+    reentry.logs = document["logs"]
     variables = [held for held in held_by(callbacks.model) if held.is_common]
     taken_over = [(held, held.read()) for held in variables]
 
@@ -122,24 +126,30 @@ def enter_at(
     load_callbacks()
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
-    if document["own"] is not None:
+    if document["separate"] is not None:
         # This worker has not distributed any data for this group.
-        data.own = dataclasses.replace(OwnBatches(**document["own"]), generation=-1)
-    if document["own"] is not None and (epoch > entry.epoch or not batches):
+        data.separate = dataclasses.replace(SeparateBatches(**document["separate"]), generation=-1)
+    if document["separate"] is not None and (epoch > entry.epoch or not batches):
         pass  # All begin an epoch, and divide the data again.
     elif document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # The sender has already made an iterator for the next epoch.
             made = position.iterators - 1
             position = dataclasses.replace(position, iterators=made, fresh=None)
         data.resume_between_epochs(position, epoch + 1)
-        live.resume_behind(epoch, document["batches" if epoch == entry.epoch else "batches_before"])
+        reentry.resume_behind(
+            epoch, document["batches" if epoch == entry.epoch else "batches_before"]
+        )
     elif batches or document["has_untrained"] or position.begun:
 
         def ready() -> None:
             set_random()  # Until now, the generators had their states from the start of reading.
             restore_metrics()
-            if document["has_untrained"] and position.state is not None and document["own"] is None:
-                live.replay.request()
+            if (
+                document["has_untrained"]
+                and position.state is not None
+                and document["separate"] is None
+            ):
+                reentry.replay.request()
 
         data.joins = True
         set_random()

@@ -33,6 +33,7 @@ from tfdist._src.keras.saving.compression_files import compressor_of
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.sharding import FullSlot, FullState, sharded_by
 from tfdist._src.snapshots.part_file import Array, Piece
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.variables import SummedVariable
 from tfdist.errors import UnsupportedError
 
@@ -214,7 +215,7 @@ def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
 def _model_state(model: keras.Model) -> Iterator[Held]:
     own = set()
     for optimizer in optimizers_of(model).values():
-        if accumulates_own(optimizer, model.distribute_strategy.extended):
+        if accumulates_own(optimizer, extended_of(model.distribute_strategy)):
             own |= {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
     if in_stages(model):
         weights, slots = model.held_variables()
@@ -262,7 +263,7 @@ def _metrics(model: keras.Model) -> Iterator[Held]:
 
 def _is_first(model: keras.Model) -> bool:
     """Whether this is the first of the workers that hold the same part of the model."""
-    return bool(model.distribute_strategy.extended.worker_rank == 0)
+    return bool(extended_of(model.distribute_strategy).worker_rank == 0)
 
 
 def _global_seed(stored: Container[str] | None) -> Iterator[Held]:

@@ -15,6 +15,7 @@ from tfdist._src import sharding
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.internals.optimizer import inner_optimizer
 from tfdist._src.keras.optimizers.sharded_optimizers import rebuild
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, UnsupportedError
 
 
@@ -97,7 +98,7 @@ class ShardState:
         self, model: keras.Model, callbacks: Sequence[Any], copies: int, *, joins: bool
     ) -> None:
         self._callbacks = callbacks
-        self._model, self._extended = model, model.distribute_strategy.extended
+        self._model, self._extended = model, extended_of(model.distribute_strategy)
         self._keeps_copies = copies > 0
         self._now: _Division | None = None
         self._is_whole = not joins  # whether the current slots are complete

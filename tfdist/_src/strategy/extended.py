@@ -37,6 +37,18 @@ from tfdist._src.strategy.step_failure import listen, running_step
 from tfdist._src.strategy.variables import create_variable
 
 
+def extended_of(strategy: tf.distribute.Strategy) -> ReplicatedExtended:
+    """The engine of one of tfdist's strategies."""
+    extended: ReplicatedExtended = strategy.extended
+    return extended
+
+
+def extended_if_ours(strategy: Any) -> ReplicatedExtended | None:
+    """The engine of a strategy if it is one of tfdist's; None for others, and for no strategy."""
+    extended = getattr(strategy, "extended", None)
+    return extended if isinstance(extended, ReplicatedExtended) else None
+
+
 class ReplicatedExtended(PlacedExtended):
     """Replicas on the devices of one or more workers, identical at all times.
 
@@ -177,6 +189,18 @@ class ReplicatedExtended(PlacedExtended):
         self.await_other_replicas()
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, called)
+
+    def sum_over_replicas(self, value: Any, name: str = "") -> Any:
+        """Sums a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
+
+        Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but its function for this
+        is never released by TensorFlow, and keeps the graph of the step alive.
+
+        Args:
+            value: the nest.
+            name: the name of this sum in messages and timelines.
+        """
+        return self.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
         """Records that a replica with these values waits for the sum that it has started."""

@@ -15,7 +15,7 @@ from tfdist._src.strategy.communication import (
     local_devices,
     replica_communicators,
 )
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 
 BatchStatistics = Literal["global", "replica"]
 _CHOICES = ("global", "replica")
@@ -113,7 +113,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
             >>> strategy.explain(model, (x[:64], y[:64]))
             The step reduces 26.0 MiB and gathers 0 B: …
         """
-        return self.extended.explain(model, batch)
+        return extended_of(self).explain(model, batch)
 
 
 def _full_name(device: str) -> str:

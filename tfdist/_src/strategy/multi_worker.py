@@ -32,7 +32,7 @@ from tfdist._src.strategy.communication import (
     sized,
     worker_communicator,
 )
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist.errors import UnsupportedError
 
 
@@ -279,7 +279,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             >>> strategy.explain(model, (x[:64], y[:64]))
             The step reduces 26.0 MiB and gathers 0 B: …
         """
-        return self.extended.explain(model, batch)
+        return extended_of(self).explain(model, batch)
 
     @property
     def generation(self) -> int:
@@ -287,12 +287,12 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
         Workers join and leave with `tfdist.callbacks.Elastic`; otherwise it stays 0.
         """
-        return int(self.extended.group.generation)
+        return int(extended_of(self).group.generation)
 
     @property
     def cluster_resolver(self) -> Any:
         """The cluster resolver, as in TensorFlow's strategy."""
-        return self.extended.cluster_resolver
+        return extended_of(self).cluster_resolver
 
 
 def _warn_of_implementation(group: Group, options: Any) -> None:

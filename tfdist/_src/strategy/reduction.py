@@ -51,20 +51,6 @@ def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "")
     ]
 
 
-def sum_over_replicas(value: Any, name: str = "") -> Any:
-    """Sums a nest of tensors and `tf.IndexedSlices` over all replicas.
-
-    Args:
-        value: the nest.
-        name: the name of this sum in messages and timelines.
-
-    Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but its function for this is
-    never released by TensorFlow, and keeps the graph of the step alive.
-    """
-    extended = tf.distribute.get_strategy().extended
-    return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
-
-
 def all_gather_slices(
     communicator: Communicator, slices: tf.IndexedSlices, key: str = ""
 ) -> tf.IndexedSlices:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist._src.comm import registry
 from tfdist._src.comm.communicator_interface import Alone, Communicator
+from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.global_view.rules import CONTRIBUTION, EQUAL
 from tfdist._src.internals.extended import LocalExtended, on_replica_id
 from tfdist._src.internals.graphs import marking_operations
@@ -24,7 +25,7 @@ from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnRows:
+class RowCounts:
     """A replica's rows of a batch, and the data that replicas exchange with their row counts.
 
     Attributes:
@@ -101,16 +102,16 @@ class Step:
         """Whether this replica itself sums a variable's gradients."""
         return True
 
-    def sum_over_replicas(
+    def sum_gradients_of_part(
         self,
         add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the replicas.
+        """Sums the gradients of the part of the model that this replica trains.
 
         Args:
-            add_up: sums gradients; called with these gradients and their variables.
+            add_up: sums gradients over the replicas; called with gradients and their variables.
             gradients: dense or `tf.IndexedSlices`.
             variables: their variables.
         """
@@ -135,7 +136,7 @@ class Step:
             self._turns.after(variable)
 
     def __enter__(self) -> Step:
-        _stack().append(self)
+        this_thread.steps.append(self)
         return self
 
     def __exit__(
@@ -144,7 +145,52 @@ class Step:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        _stack().pop()
+        this_thread.steps.pop()
+
+
+class OptimizerUpdate:
+    """An optimizer's update of variables, once the summed gradients are available.
+
+    Args:
+        variables: the variables.
+    """
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        self.span: GraphSpan | None = None
+
+    def end(self) -> None:
+        """Ends the update's span, after the variables have been written."""
+        if self.span is not None:
+            self.span.end("optimizer", "update")
+
+
+class _ThreadState(threading.local):
+    """The steps and updates that a thread runs or traces, usually as a replica.
+
+    Attributes:
+        steps: the steps that it is in, the innermost one last.
+        creates_local_variables: whether it creates plain variables, even in a strategy's scope.
+        optimizers: the nesting depth of the optimizers that it applies.
+        gradients_are_summed: whether the gradients of these optimizers are already summed.
+        summations: the number of summations of gradients so far.
+        update: the update that it is performing.
+        adds_slices_in_order: whether an update converts sparse gradients in a fixed order, also
+            while replicas are merged, in another thread than theirs.
+    """
+
+    creates_local_variables = False
+    optimizers = 0
+    gradients_are_summed = False
+    summations = 0
+    adds_slices_in_order = False
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.update = OptimizerUpdate(())
+
+
+this_thread = _ThreadState()
 
 
 class Turns:
@@ -297,22 +343,13 @@ def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:
 
 def current_step() -> Step | None:
     """The step that the calling replica is in, if any."""
-    stack = _stack()
-    return stack[-1] if stack else None
+    steps = this_thread.steps
+    return steps[-1] if steps else None
 
 
 def in_global_step() -> bool:
     """Whether the calling replica traces a program for the whole batch."""
     return isinstance(current_step(), GlobalStep)
-
-
-_local = threading.local()
-
-
-def _stack() -> list[Step]:
-    if not hasattr(_local, "steps"):
-        _local.steps = []
-    return _local.steps  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.comm.communicator_interface import Alone
+from tfdist._src.comm.communicator_interface import Alone, Communicator
 from tfdist._src.internals.extended import copy_here, devices_of
 from tfdist._src.internals.tensorflow import (
     CheckpointInitialValue,
@@ -21,7 +20,12 @@ from tfdist._src.internals.tensorflow import (
     default_variable_creator,
     distribute_utils,
 )
-from tfdist._src.strategy.step import current_step, in_global_step
+from tfdist._src.strategy.step import (
+    PlacedExtended,
+    current_step,
+    in_global_step,
+    this_thread,
+)
 from tfdist.errors import RendezvousError
 
 
@@ -174,7 +178,8 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             return super().assign(value, *args, **kwargs)
         # One replica holds the full value, since dividing it may be inexact.
         full = tf.convert_to_tensor(value, self.dtype)
-        first = self.distribute_strategy.extended.worker_rank == 0
+        extended: PlacedExtended = self.distribute_strategy.extended
+        first = extended.worker_rank == 0
         for i, copy in enumerate(self.values):
             with tf.device(copy.device):
                 copy.assign(full if first and i == 0 else tf.zeros_like(full))
@@ -191,9 +196,6 @@ VARIABLE_CLASSES = {
 }
 
 
-_local = threading.local()
-
-
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Makes this thread create plain, local variables.
@@ -201,21 +203,39 @@ def alone() -> Iterator[None]:
     One worker can then do work by itself inside the strategy's scope, such as saving a model,
     without waiting for the other workers.
     """
-    outer, _local.alone = getattr(_local, "alone", False), True
+    outer = this_thread.creates_local_variables
+    this_thread.creates_local_variables = True
     try:
         yield
     finally:
-        _local.alone = outer
+        this_thread.creates_local_variables = outer
 
 
 def is_alone() -> bool:
     """Whether this thread is in `alone`."""
-    return getattr(_local, "alone", False)
+    return this_thread.creates_local_variables
 
 
-def create_variable(
-    extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
-) -> Any:
+class Engine(Protocol):
+    """The engine of a strategy that creates variables."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """This worker's devices, one replica each."""
+
+    @property
+    def strategy(self) -> tf.distribute.Strategy:
+        """The strategy that owns the engine."""
+
+    @property
+    def workers(self) -> Communicator:
+        """The communicator with one participant per worker."""
+
+    def agree_on_variable(self, description: str) -> None:
+        """Checks that all workers create the same variable."""
+
+
+def create_variable(extended: Engine, next_creator: Any, kwargs: dict[str, Any]) -> Any:
     """Creates a variable with a copy on each device and, on all workers, the chief's value.
 
     While a function is traced, the variable is lifted out of it, as with `tf.init_scope`, so that
@@ -245,9 +265,7 @@ def _without_graph(initial_value: Any) -> Any:
     return initial_value if constant is None else lambda: tf.constant(constant, initial_value.dtype)
 
 
-def _create_mirrored(
-    extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
-) -> Any:
+def _create_mirrored(extended: Engine, next_creator: Any, kwargs: dict[str, Any]) -> Any:
     colocate_with = kwargs.pop("colocate_with", None)
     if isinstance(colocate_with, DistributedValues):
         devices = devices_of(colocate_with)
@@ -288,9 +306,7 @@ def _create_mirrored(
     )
 
 
-def _first_value(
-    extended: tf.distribute.StrategyExtended, summed: bool, kwargs: dict[str, Any]
-) -> Any:
+def _first_value(extended: Engine, summed: bool, kwargs: dict[str, Any]) -> Any:
     given = kwargs["initial_value"]
     workers = extended.workers
     if isinstance(workers, Alone) or given is None:

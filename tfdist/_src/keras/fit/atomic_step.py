@@ -16,12 +16,13 @@ from tfdist._src.internals.tensorflow import initialized, traced
 from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy.commit_point import Writes, find_writes
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import UnsupportedError
 
 
 def applies(strategy: tf.distribute.Strategy) -> bool:
     """Whether steps under a strategy can fail because of other workers."""
-    extended = strategy.extended
+    extended = extended_of(strategy)
     if extended.in_stages:
         return bool(extended.process_count > 1)
     return isinstance(extended.workers, NativeCommunicator)
@@ -47,7 +48,7 @@ class AtomicStep:
         confirm: Callable[[], tf.Tensor] | None = None,
     ) -> None:
         self._model = model
-        self._extended = model.distribute_strategy.extended
+        self._extended = extended_of(model.distribute_strategy)
         self._compile = compile_step
         self._scratch, self._confirm = scratch, confirm
         # With several devices, an update does not wait for the other devices' communication.

@@ -7,34 +7,34 @@ of by a collective that fails or hangs.
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import dataclasses
 import functools
 import inspect
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist._src.data.distribute import in_order
+from tfdist._src.data.call_context import Call, current_context, entered
+from tfdist._src.data.shares import BatchForm
 from tfdist._src.group import joined_group
 from tfdist._src.internals.keras import TensorFlowTrainer, made_under
 from tfdist._src.internals.optimizer import strategy_of
 from tfdist._src.keras.fit.compilation import compilation_of
-from tfdist._src.keras.fit.data_position import current_data
+from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import in_stages
 from tfdist._src.sharding import check_elementwise, is_sharded
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.multi_worker import share_randomness
 from tfdist.errors import UnsupportedError
 
 
-@dataclass
+@dataclasses.dataclass
 class _Failure:
     """A failed build of a model.
 
@@ -151,19 +151,6 @@ _IDENTICAL = (
 _PRESENT = ("sample_weight", "validation_data")
 
 
-# Identifies a call of `fit` or `train_on_batch`; None in `evaluate` and `predict`.
-_call: contextvars.ContextVar[object] = contextvars.ContextVar("call", default=None)
-
-
-class _Call:
-    """Identifies a call."""
-
-
-# The running call of `fit`, `evaluate` or `predict`, and its model.
-_running: contextvars.ContextVar[Any] = contextvars.ContextVar("running", default=None)
-_model: contextvars.ContextVar[Any] = contextvars.ContextVar("model", default=None)
-
-
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
     patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
@@ -173,7 +160,7 @@ def install() -> None:
 
     @functools.wraps(predict)
     def predict_in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with in_order():
+        with entered(dataclasses.replace(current_context(), in_order=True)):
             return predict(self, *args, **kwargs)
 
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
@@ -181,43 +168,41 @@ def install() -> None:
     patch("Trainer.compile", _in_scope)
 
 
-def training_call() -> Any:
-    """The running call of `fit` or `train_on_batch`, unless `evaluate` or `predict` run in it."""
-    return _call.get()
-
-
-def reads_own_batches() -> bool:
+def only_tfdist_reads_batches() -> bool:
     """Whether only tfdist's functions read the batches of the running call.
 
     A model's own `make_train_function` expects the batches of the data.
     """
-    model = _model.get()
+    model = current_context().model
     made = ("make_train_function", "make_test_function", "make_predict_function")
     return model is not None and all(
         getattr(type(model), name) is getattr(TensorFlowTrainer, name) for name in made
     )
 
 
-def running_call() -> Any:
-    """The running call of `fit`, `evaluate` or `predict`, if any."""
-    return _running.get()
+def _in_call(model: Any, *, trains: bool, loops: bool) -> contextlib.AbstractContextManager[None]:
+    """The context of a new call.
 
-
-@contextlib.contextmanager
-def _in_call(model: Any, call: Any = None, *, trains: bool) -> Iterator[None]:
-    tokens = _call.set(object() if trains else None), _model.set(model), _running.set(call)
-    try:
-        yield
-    finally:
-        _call.reset(tokens[0])
-        _model.reset(tokens[1])
-        _running.reset(tokens[2])
+    Args:
+        model: its model.
+        trains: whether it is `fit` or `train_on_batch`.
+        loops: whether it is `fit`, `evaluate` or `predict`.
+    """
+    call = Call()
+    return entered(
+        dataclasses.replace(
+            current_context(),
+            model=model,
+            call=call if loops else None,
+            training_call=call if trains else None,
+            next_form=BatchForm(),
+        )
+    )
 
 
 def is_ours(model: Any) -> bool:
     """Whether the model was created under a tfdist strategy."""
-    strategy = made_under(model)
-    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+    return extended_if_ours(made_under(model)) is not None
 
 
 def check_variables(model: Any) -> None:
@@ -227,7 +212,7 @@ def check_variables(model: Any) -> None:
         ValueError: a variable was created outside the strategy's scope.
     """
     strategy = model.distribute_strategy
-    if not strategy.extended.communicates:
+    if not extended_of(strategy).communicates:
         return
     for variable in model.trainable_variables:
         if getattr(variable.value, "distribute_strategy", None) is not strategy:
@@ -243,7 +228,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
         refuse_in_one_piece(self, train.__name__)
-        with _in_call(self, trains=True):
+        with _in_call(self, trains=True, loops=False):
             return train(self, *args, **kwargs)
 
     return train_in_scope
@@ -281,7 +266,8 @@ def refuse_in_one_piece(model: Any, call: str) -> None:
         UnsupportedError: each worker would train the whole model.
     """
     strategy = made_under(model)
-    if strategy is None or not getattr(strategy.extended, "in_stages", False):
+    extended = extended_if_ours(strategy)
+    if extended is None or not extended.in_stages:
         return
     if strategy.pipeline_size > 1 and not in_stages(model):
         raise UnsupportedError(
@@ -301,7 +287,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             _refuse_outside(self, call.__name__)
             refuse_in_one_piece(self, call.__name__)
         if is_ours(self):
-            group = self.distribute_strategy.extended.group
+            group = extended_of(self.distribute_strategy).group
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
             _refuse_weights_of_classes(given)
@@ -315,7 +301,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and log files are better without any.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            with _in_call(self, _Call(), trains=trains), keeping_cause(self):
+            with _in_call(self, trains=trains, loops=True), keeping_cause(self):
                 return call(*bound.args, **bound.kwargs)
         return call(self, *args, **kwargs)
 
@@ -341,7 +327,7 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
 def _is_entered_again() -> bool:
     """Whether this is a re-entry of the same call, on another group of workers."""
     data = current_data()
-    return data is not None and data.live is not None and data.live.goes_on
+    return data is not None and data.reentry is not None and data.reentry.goes_on
 
 
 def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:

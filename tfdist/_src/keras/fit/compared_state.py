@@ -37,6 +37,7 @@ from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, repl
 from tfdist._src.keras.saving.compression_files import compressor_of
 from tfdist._src.keras.saving.files import awaits_admission, group_of, in_stages, needs_gathering
 from tfdist._src.strategy.commit_point import READS
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.variables import ReplicatedMirroredVariable, assignments, take_assigned
 from tfdist._src.xla.program import called_by
 from tfdist.errors import ProgramMismatchError, ReplicaMismatchError, UnsupportedError
@@ -232,7 +233,7 @@ class StateComparison:
         """
         if found := self.difference():
             raise _mismatch(found)
-        group = self._model.distribute_strategy.extended.group
+        group = extended_of(self._model.distribute_strategy).group
         found = different_copies(group, outer_state_of(self._model).variables())
         if found:
             raise ReplicaMismatchError(
@@ -248,7 +249,7 @@ class StateComparison:
         """
         variables = self.variables()
         assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
-        group = self._model.distribute_strategy.extended.group
+        group = extended_of(self._model.distribute_strategy).group
         return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
@@ -257,14 +258,14 @@ class StateComparison:
         for optimizer in optimizers_of(self._model).values():
             own = own_state(optimizer)
             kept |= {id(v.value) for v in optimizer.variables if id(v) in own}
-        compressor = self._model.distribute_strategy.extended.compressor
+        compressor = extended_of(self._model.distribute_strategy).compressor
         return kept | set(map(id, compressor.variables if compressor is not None else ()))
 
     def variables(self) -> dict[str, Any]:
         """Returns the variables common to all replicas, by names that match on all workers."""
         found = replicated_variables(self._model)
         kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
-        for variable in self._model.distribute_strategy.extended.variables:
+        for variable in extended_of(self._model.distribute_strategy).variables:
             if isinstance(variable, ReplicatedMirroredVariable) and id(variable) not in kept:
                 found.setdefault(f"variable {variable.name}", variable)
         return found
@@ -300,7 +301,7 @@ class StageComparison(StateComparison):
             raise _mismatch(found)
 
     def difference(self) -> str:
-        group = self._model.distribute_strategy.extended.group
+        group = extended_of(self._model.distribute_strategy).group
         scalars, variables = self._scalars(), self.variables()
         both: tuple[dict[str, Any], dict[str, Any]] = {}, {}
         stages = f"stages of pipeline rank {self._model.distribute_strategy.pipeline_rank}"
@@ -507,7 +508,7 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
         Raises:
             UnsupportedError: each worker holds only a part of the model.
         """
-        extended = self.model.distribute_strategy.extended
+        extended = extended_of(self.model.distribute_strategy)
         if needs_gathering(self.model) or compressor_of(self.model) is not None:
             raise UnsupportedError(
                 "A callback such as BackupAndRestore must find the same files on all workers if "

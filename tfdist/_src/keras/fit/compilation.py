@@ -28,7 +28,11 @@ from tfdist._src.internals.tensorflow import staying_in_scope
 from tfdist._src.keras.patching import patch
 from tfdist._src.native.store import say
 from tfdist._src.options import Options, xla_processor_limit
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import (
+    ReplicatedExtended,
+    extended_if_ours,
+    extended_of,
+)
 from tfdist._src.strategy.step import current_step
 from tfdist._src.xla import compiled_between_collectives
 from tfdist.errors import NativeUnavailableError
@@ -66,7 +70,7 @@ def _install_clear_session() -> None:
 def _inside_the_scope(reset: Any) -> Any:
     @functools.wraps(reset)
     def reset_inside() -> None:
-        if not isinstance(tf.distribute.get_strategy().extended, ReplicatedExtended):
+        if extended_if_ours(tf.distribute.get_strategy()) is None:
             reset()
             return
         with staying_in_scope():
@@ -109,7 +113,7 @@ def _vector_unit() -> str:
 
 def _gpus(strategy: Any) -> list[str]:
     """The models of this worker's GPUs: XLA's programs depend on more than the architecture."""
-    if not _trains_on_gpus(strategy):
+    if not _trains_on_gpus(extended_of(strategy)):
         return []
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return sorted({each.get("device_name", "a GPU") for each in details})
@@ -144,7 +148,7 @@ def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say_if_chosen(model: keras.Model) -> None:
-    if model in _chosen and made_under(model).extended.group.topology.is_chief:
+    if model in _chosen and extended_of(made_under(model)).group.topology.is_chief:
         say(
             f"XLA compiles the steps of {model.name!r}, as it does on one GPU "
             '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
@@ -153,14 +157,13 @@ def _say_if_chosen(model: keras.Model) -> None:
 
 
 def _chooses_xla(model: Any) -> bool:
-    strategy = made_under(model)
-    ours = strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
-    if not ours or strategy.extended.in_stages or model.run_eagerly:
+    extended = extended_if_ours(made_under(model))
+    if extended is None or extended.in_stages or model.run_eagerly:
         return False
-    allowed = _trains_on_gpus(strategy) and Options.from_environment().xla
+    allowed = _trains_on_gpus(extended) and Options.from_environment().xla
     return bool(allowed and model_supports_jit(model))
 
 
-def _trains_on_gpus(strategy: Any) -> bool:
-    devices = {tf.DeviceSpec.from_string(d).device_type for d in strategy.extended.worker_devices}
+def _trains_on_gpus(extended: ReplicatedExtended) -> bool:
+    devices = {tf.DeviceSpec.from_string(d).device_type for d in extended.worker_devices}
     return devices == {"GPU"}

@@ -10,7 +10,8 @@ import keras
 
 from tfdist._src.internals.callbacks import plain_logs
 from tfdist._src.internals.iterators import set_initial_epoch
-from tfdist._src.keras.fit.data_position import TrainingData
+from tfdist._src.keras.fit.training_data import TrainingData
+from tfdist._src.strategy.extended import extended_of
 
 
 class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
@@ -139,8 +140,8 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         logs = plain_logs(logs)
-        if self._data.live is not None:
-            self._data.live.logs = logs
+        if self._data.reentry is not None:
+            self._data.reentry.logs = logs
         self._data.update_length()
         self._know_length()
         self._call(_BATCH_END, (batch,), logs, self.callbacks)
@@ -247,7 +248,7 @@ def delivered_once(
         data: the training data.
         arguments: the arguments of `fit`.
     """
-    group = model.distribute_strategy.extended.group
+    group = extended_of(model.distribute_strategy).group
     verbose = arguments["verbose"]
     if verbose == "auto" and not group.topology.is_chief:
         verbose = 0

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.comm import registry
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.distribute import without_absent
 from tfdist._src.data.shares import without_rows
 from tfdist._src.internals.extended import first_spec
@@ -30,14 +31,14 @@ from tfdist._src.internals.keras import (
 from tfdist._src.internals.tensorflow import PerReplicaSpec
 from tfdist._src.keras.fit import call_checks
 from tfdist._src.keras.fit.compared_state import BeginTogether
-from tfdist._src.keras.fit.data_position import TrainingData, current_data, training_data
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist._src.keras.fit.partitioned_step import explain
-from tfdist._src.keras.fit.step_functions import make_predict_function, make_step_function
+from tfdist._src.keras.fit.step_functions import PredictFunction, StepFunction
+from tfdist._src.keras.fit.training_data import TrainingData, current_data, tracked_data
 from tfdist._src.keras.optimizers.applying import building_early, optimizers_of
 from tfdist._src.keras.patching import patch
 from tfdist._src.monitoring.training import record
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist.errors import TfdistError
 
 _SECONDS = 30.0
@@ -53,10 +54,11 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
         self._last = time.monotonic()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        extended = self.model.distribute_strategy.extended
-        if not extended.compressor.is_automatic:
+        extended = extended_of(self.model.distribute_strategy)
+        compressor = extended.compressor
+        if compressor is None or not compressor.is_automatic:
             return
-        group, choice = extended.group, extended.compressor.choice
+        group, choice = extended.group, compressor.choice
         due = str(time.monotonic() - self._last >= _SECONDS)
         if group.exchange("whether to probe the links", due)[0] != str(True):
             return
@@ -85,14 +87,14 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
     It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
-    when the others are in their next step (`keras/fit/epochs.py`): checking there would slow down
-    every step.
+    when the others are in their next step (`keras/fit/epoch_iterator.py`): checking there would
+    slow down every step.
     """
 
     communicates_in = ("on_epoch_end",)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        group = self.model.distribute_strategy.extended.group
+        group = extended_of(self.model.distribute_strategy).group
         stops = group.exchange("whether to stop training", str(bool(self.model.stop_training)))
         self.model.stop_training = str(True) in stops
 
@@ -118,23 +120,22 @@ def _install_loops() -> None:
         if self.train_function is None or force:
             with call_checks.naming_cause(self):
                 call_checks.check_variables(self)
-            self.train_function = _named(
-                self, make_step_function(self, self.train_step, trains=True)
-            )
+            step_function = StepFunction(self, self.train_step, trains=True)
+            self.train_function = _named(self, step_function.run)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Any:
         if not call_checks.is_ours(self):
             return make_test(self, force)
         if self.test_function is None or force:
-            self.test_function = _named(self, make_step_function(self, self.test_step))
+            self.test_function = _named(self, StepFunction(self, self.test_step).run)
         return self.test_function
 
     def make_predict_function_(self: Any, force: bool = False) -> Any:
         if not call_checks.is_ours(self):
             return make_predict(self, force)
         if self.predict_function is None or force:
-            self.predict_function = _named(self, make_predict_function(self))
+            self.predict_function = _named(self, PredictFunction(self).run)
         return self.predict_function
 
     patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
@@ -163,8 +164,8 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(results_or_logs)
     def logs_of_epoch(self: Any, logs: Any) -> Any:
         data = current_data()
-        if not logs and data is not None and data.live is not None:
-            return data.live.logs or results_or_logs(self, logs)
+        if not logs and data is not None and data.reentry is not None:
+            return data.reentry.logs or results_or_logs(self, logs)
         # The last batch of this epoch was trained before the training was interrupted.
         if not logs and data is not None and data.resumed:
             return self.get_metrics_result()
@@ -195,9 +196,9 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
                 registry.unnoted(),
                 building,
             ):
-                training = call_checks.training_call() is not None
+                training = current_context().training_call is not None
                 build_by_spec(self, data_batch, training=training)
-                if training and self.distribute_strategy.extended.group.elastic:
+                if training and extended_of(self.distribute_strategy).group.elastic:
                     # A worker that joins the others in a step cannot create variables in it.
                     build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
@@ -285,7 +286,7 @@ def _install_callbacks() -> None:
             several = [] if given is None else list(given) if _is_list(given) else [given]
             bound.arguments["callbacks"] = called = _in_order(several, added)
         with contextlib.ExitStack() as during:
-            data = during.enter_context(training_data())
+            data = during.enter_context(tracked_data())
             data.first_epoch = bound.arguments.get("initial_epoch") or 0
             for callback in called:
                 if isinstance(callback, RunsLast):
@@ -302,7 +303,7 @@ def _install_callbacks() -> None:
 
 
 def _added_callbacks(model: Any) -> list[Any]:
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     added: list[Any] = []
     if extended.compressor is not None:
         added.append(FollowLinks())

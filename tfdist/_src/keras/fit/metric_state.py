@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist._src.internals.keras import metrics_of
 from tfdist._src.internals.tensorflow import DistributedValues
 from tfdist._src.internals.variables import replace_value
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.variables import SummedVariable
 
 
@@ -30,7 +31,7 @@ def take_over_metrics(model: keras.Model) -> None:
         model: a model under a tfdist strategy.
     """
     strategy = model.distribute_strategy
-    if not strategy.extended.communicates:
+    if not extended_of(strategy).communicates:
         return
     for variable in {id(v): v for m in metrics_of(model) for v in m.variables}.values():
         if not isinstance(variable.value, DistributedValues):

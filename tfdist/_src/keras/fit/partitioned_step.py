@@ -46,9 +46,9 @@ from tfdist._src.keras.fit.metric_state import metric_variables
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
 from tfdist._src.sharding import sharded_by, sharded_optimizers
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import find_writes
-from tfdist._src.strategy.step import GlobalStep, OwnRows
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
+from tfdist._src.strategy.step import GlobalStep, RowCounts
 from tfdist._src.strategy.variables import SummedVariable
 from tfdist._src.xla import has_rows
 
@@ -71,7 +71,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
     """
     if get_current_replica_id_as_int():
         return  # All replicas of a process have the same trace.
-    name, extended = model.name, model.distribute_strategy.extended
+    name, extended = model.name, extended_of(model.distribute_strategy)
     program = ""
 
     def note(count: int | None) -> None:
@@ -116,7 +116,7 @@ def note_step(model: keras.Model, found: Sequence[Transfer], rows: int) -> None:
 
 def _note(model: keras.Model, found: Sequence[Transfer], rows: int | None, program: str) -> None:
     flight_log.note_step(model.name, _described(found, rows, program))
-    if rows is not None and model.distribute_strategy.extended.group.topology.is_chief:
+    if rows is not None and extended_of(model.distribute_strategy).group.topology.is_chief:
         _hint(model.name, found, rows)
 
 
@@ -215,10 +215,10 @@ def run_partitioned_step(
         return logs, totals
 
     traced = step_exchange.TracedProgram()
-    batch, own = _counted(model, batch, form, traced, told)
+    batch, counted = _counted(model, batch, form, traced, told)
     trains = step_function == model.train_step
-    logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
-    return logs, totals, tf.concat([[own.total], own.heard], axis=0)
+    logs, totals = _run(model, program, batch, counted, form, added, traced, trains=trains)
+    return logs, totals, tf.concat([[counted.total], counted.heard], axis=0)
 
 
 def run_partitioned_prediction(
@@ -241,12 +241,12 @@ def run_partitioned_prediction(
         The outputs for all rows, and the values that the workers exchanged (`heard`).
     """
     traced = step_exchange.TracedProgram()
-    batch, own = _counted(model, batch, form, traced, told)
+    batch, counted = _counted(model, batch, form, traced, told)
 
     def program(whole: Any, step: GlobalStep) -> Any:
         return model.predict_step(whole)
 
-    return _run(model, program, batch, own, form, added, traced), own.heard
+    return _run(model, program, batch, counted, form, added, traced), counted.heard
 
 
 def _counted(
@@ -255,16 +255,18 @@ def _counted(
     form: BatchForm,
     program: step_exchange.TracedProgram,
     told: tf.Tensor | None,
-) -> tuple[Any, OwnRows]:
+) -> tuple[Any, RowCounts]:
     """Returns the replica's rows, and the numbers of rows of this and the other replicas."""
     # A worker that joins in the middle of an epoch has none of its batches.
-    shared = form.shared and not model.distribute_strategy.extended.group.elastic
+    shared = form.shared and not extended_of(model.distribute_strategy).group.elastic
     rows = divided(batch, form)
-    own = step_exchange.exchange_rows(rows, program, shared=shared, awaited=form.given, told=told)
-    return step_exchange.once_compared(batch, own) if form.given else batch, own
+    counted = step_exchange.exchange_rows(
+        rows, program, shared=shared, awaited=form.given, told=told
+    )
+    return step_exchange.once_compared(batch, counted) if form.given else batch, counted
 
 
-def _is_first(extended: Any) -> tf.Tensor:
+def _is_first(extended: ReplicatedExtended) -> tf.Tensor:
     replica, _ = extended.place_here()
     return tf.equal(replica, 0)
 
@@ -273,7 +275,7 @@ def _run(
     model: keras.Model,
     program: Callable[[Any, GlobalStep], Any],
     batch: Any,
-    own: OwnRows,
+    counted: RowCounts,
     form: BatchForm,
     added: Added,
     program_told: step_exchange.TracedProgram,
@@ -281,8 +283,8 @@ def _run(
     trains: bool = False,
 ) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
-    extended = model.distribute_strategy.extended
-    batch = _with_a_row_of_others(extended, batch, own, form)
+    extended = extended_of(model.distribute_strategy)
+    batch = _with_a_row_of_others(extended, batch, counted, form)
     leaves = tf.nest.flatten(batch)
     # Each replica needs all of a ragged or sparse tensor, and of a component with other rows.
     for i, leaf in enumerate(leaves):
@@ -290,15 +292,15 @@ def _run(
             leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
             gather = extended.gather_over_replicas
-            leaves[i] = step_exchange.gather_sparse(leaf, own.first_row, own.total, gather)
+            leaves[i] = step_exchange.gather_sparse(leaf, counted.first_row, counted.total, gather)
         elif form.rows == 1 and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
             # A program may broadcast a single row, so each replica computes it.
             leaf.set_shape([1, *leaf.shape[1:]])
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
     if trains:
         note_trace(model, traced.analysis, form.rows)
-    share = _share(extended, own, form.rows)
-    communication = ReplicaCommunication(extended, own.counts)
+    share = _share(extended, counted, form.rows)
+    communication = ReplicaCommunication(extended, counted.counts)
     leads = get_current_replica_id_as_int() == 0
     several = len(extended.worker_devices) > 1
     lane = Lane(share, communication, added if several else None, leads=leads)
@@ -317,7 +319,7 @@ def _run(
 
 
 def _tell(
-    extended: Any,
+    extended: ReplicatedExtended,
     program: step_exchange.TracedProgram,
     traced: _Traced,
     lane: Lane,
@@ -365,7 +367,9 @@ def divided(batch: Any, form: BatchForm) -> Any:
     return tf.nest.pack_sequence_as(batch, parts)
 
 
-def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchForm) -> Any:
+def _with_a_row_of_others(
+    extended: ReplicatedExtended, batch: Any, counted: RowCounts, form: BatchForm
+) -> Any:
     """The batch, or its first row on a replica without rows; that row does not count there.
 
     Many TensorFlow kernels reject empty batches, and made-up values might be invalid.
@@ -376,16 +380,18 @@ def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchFo
         for i, leaf in enumerate(leaves)
         if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0 and i not in form.whole
     ]
-    if tf.get_static_value(own.rows) or not dense:
+    if tf.get_static_value(counted.rows) or not dense:
         return batch
-    leads = tf.equal(own.first_row, 0) & (own.rows > 0)
+    leads = tf.equal(counted.first_row, 0) & (counted.rows > 0)
 
     def first_rows() -> list[tf.Tensor]:
         count = tf.where(leads, 1, 0)
         return [extended.gather_over_replicas(leaves[i][:count]) for i in dense]
 
-    shared = tf.cond(own.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense])
-    chosen = tf.cond(has_rows(own.rows), lambda: [leaves[i] for i in dense], lambda: list(shared))
+    shared = tf.cond(counted.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense])
+    chosen = tf.cond(
+        has_rows(counted.rows), lambda: [leaves[i] for i in dense], lambda: list(shared)
+    )
     for i, value in zip(dense, chosen, strict=True):
         if leaves[i].shape.rank is not None:
             value.set_shape([None, *leaves[i].shape[1:]])
@@ -440,7 +446,7 @@ def _trace(
         batch: a batch of any number of rows; ragged and sparse tensors are whole.
         form: as for `run_partitioned_step`. A single row is whole on all replicas.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     leaves = tf.nest.flatten(batch)
     apart = [i in form.whole for i in range(len(leaves))]
     specs = [
@@ -507,7 +513,7 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
         form = BatchForm(None, form_of(batch).whole)
         count = next(t.shape[0] for t in tf.nest.flatten(divided(batch, form)) if t is not None)
         analysis = _trace(model, program, batch, form).analysis
-        extended = model.distribute_strategy.extended
+        extended = extended_of(model.distribute_strategy)
         found.append(transfers(analysis, count, extended.replica_count))
 
     strategy = model.distribute_strategy
@@ -524,7 +530,7 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
     return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
 
 
-def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
+def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> dict[int, Layout]:
     """The layouts of variables that are not whole, keyed by the ids of their resources."""
     found: dict[int, Layout] = {}
 
@@ -556,7 +562,7 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
     return found
 
 
-def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
+def _shared(graph: Any, extended: ReplicatedExtended) -> dict[int, Layout]:
     """The layouts of resources that a graph changes and the replicas of the process share.
 
     These are variables and tables created outside the strategy's scope. Each replica would change
@@ -575,7 +581,7 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     return {resource: SHARED for name, resource in captured.items() if name in written}
 
 
-def _own_resources(extended: Any) -> set[int]:
+def _own_resources(extended: ReplicatedExtended) -> set[int]:
     """The identities of the resources of a strategy's variables."""
     return {
         id(copy.handle)
@@ -584,15 +590,17 @@ def _own_resources(extended: Any) -> set[int]:
     }
 
 
-def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
+def _share(extended: ReplicatedExtended, counted: RowCounts, known_rows: int | None) -> Share:
     replicas = None if extended.group.elastic else extended.replica_count
     all_have = known_rows is not None and replicas is not None and known_rows >= replicas
-    counts = None if all_have else has_rows(own.rows)
-    leads = tf.equal(own.first_row, 0)
+    counts = None if all_have else has_rows(counted.rows)
+    leads = tf.equal(counted.first_row, 0)
     return Share(
-        rows=own.rows if counts is None else tf.maximum(own.rows, 1),
-        total=own.total,
-        first=own.first_row if counts is None else tf.minimum(own.first_row, own.total - 1),
+        rows=counted.rows if counts is None else tf.maximum(counted.rows, 1),
+        total=counted.total,
+        first=counted.first_row
+        if counts is None
+        else tf.minimum(counted.first_row, counted.total - 1),
         counts=counts,
         leads=leads if counts is None else leads & counts,
         is_first=_is_first(extended),
@@ -608,7 +616,7 @@ class ReplicaCommunication:
             row; None if it computes with a different number of rows.
     """
 
-    def __init__(self, extended: Any, counts: tf.Tensor | None = None) -> None:
+    def __init__(self, extended: ReplicatedExtended, counts: tf.Tensor | None = None) -> None:
         self._extended, self._counts = extended, counts
 
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
@@ -626,7 +634,7 @@ class ReplicaCommunication:
         sums = [i for i, how in enumerate(hows) if how == "sum"]
         others = [i for i, how in enumerate(hows) if how not in ("sum", "stack")]
         if sums:
-            totals = reduction.sum_over_replicas([results[i] for i in sums], "metrics")
+            totals = extended.sum_over_replicas([results[i] for i in sums], "metrics")
             for i, total in zip(sums, totals, strict=True):
                 results[i] = total
         for i in others:

@@ -27,7 +27,7 @@ from tfdist.errors import SnapshotError
 
 
 @dataclass(frozen=True)
-class OwnBatches:
+class SeparateBatches:
     """Properties of data that each worker reads separately.
 
     Attributes:
@@ -92,18 +92,18 @@ class Position:
     begun: bool = False
 
     @property
-    def has_own_batches(self) -> bool:
+    def has_dataset_batches(self) -> bool:
         """Whether the batches taken so far are the dataset's own."""
         read = None if self.rows is None else self.rows.read
         return read is None or (read.batches, read.pending) == (self.batches, 0)
 
-    def check_own_batches(self) -> None:
+    def check_dataset_batches(self) -> None:
         """Checks that the data up to here was read in the dataset's own batches.
 
         Raises:
             SnapshotError: some batches had a different size.
         """
-        if not self.has_own_batches:
+        if not self.has_dataset_batches:
             raise SnapshotError(
                 "The snapshot was taken where the number of workers had changed the size of "
                 "batches, so what follows has to be drawn in the same way. Pass "
@@ -198,12 +198,12 @@ class BatchSize:
         workers: returns the current number of workers.
 
     Attributes:
-        own_batches: the number of the dataset's own batches per iterator; None if unknown.
+        dataset_batches: the number of the dataset's own batches per iterator; None if unknown.
     """
 
     def __init__(self, replay: Replay, workers: Callable[[], int]) -> None:
         self._replay, self._workers = replay, workers
-        self.own_batches: int | None = None
+        self.dataset_batches: int | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -221,17 +221,17 @@ class BatchSize:
         The dataset's own batches may have fewer rows than the first, so the number may be too high
         until the last one has been read.
         """
-        assert self.own_batches is not None
-        own = self.own_batches - read.batches
-        if self.rows == self._replay.own_batch:
-            return own + read.pending_batches
-        return -(-(read.pending + own * self._replay.own_batch) // self.rows)
+        assert self.dataset_batches is not None
+        unread = self.dataset_batches - read.batches
+        if self.rows == self._replay.dataset_batch:
+            return unread + read.pending_batches
+        return -(-(read.pending + unread * self._replay.dataset_batch) // self.rows)
 
     def kept(self, read: RowsRead) -> KeptRows | None:
         """The state that another process needs to produce the same batches from here."""
         if not self.is_kept:
             return None
-        return KeptRows(self._replay.workers, self._replay.own_batch, read)
+        return KeptRows(self._replay.workers, self._replay.dataset_batch, read)
 
     def keep(self, rows: KeptRows) -> None:
         """Produces the same batches as another process."""

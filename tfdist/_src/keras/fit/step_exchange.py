@@ -17,8 +17,8 @@ import tensorflow as tf
 from tfdist._src.comm import tokens
 from tfdist._src.comm.tracing import overlapping
 from tfdist._src.global_view.explain import Program
-from tfdist._src.strategy import reduction
-from tfdist._src.strategy.step import OwnRows
+from tfdist._src.strategy.extended import extended_of
+from tfdist._src.strategy.step import RowCounts
 
 
 class Request(enum.IntFlag):
@@ -245,7 +245,7 @@ def count_rows(batch: Any) -> tf.Tensor:
     raise ValueError("A batch must contain at least one tensor. Received: an empty structure.")
 
 
-def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
+def count_local_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
     """The rows of all local replicas, from the first component with rows; an int32 scalar.
 
     Args:
@@ -267,7 +267,7 @@ def exchange_rows(
     shared: bool,
     awaited: bool = False,
     told: tf.Tensor | None = None,
-) -> OwnRows:
+) -> RowCounts:
     """Counts the rows of all replicas, which hold the batch in order; called by each replica.
 
     Args:
@@ -278,14 +278,15 @@ def exchange_rows(
         told: as for `StepExchange.in_graph`.
     """
     rows = _same_rows(batch)
-    replica, replicas = tf.distribute.get_strategy().extended.place_here()
+    extended = extended_of(tf.distribute.get_strategy())
+    replica, replicas = extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
     # Otherwise, the forward pass does not need the number of rows.
     with contextlib.nullcontext() if awaited else overlapping():
-        sums = reduction.sum_over_replicas(own, "rows")
+        sums = extended.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
-    return OwnRows(
+    return RowCounts(
         rows=rows,
         counts=counts,
         total=ends[-1],
@@ -295,7 +296,7 @@ def exchange_rows(
     )
 
 
-def once_compared(batch: Any, own: OwnRows) -> Any:
+def once_compared(batch: Any, counted: RowCounts) -> Any:
     """Returns a batch once all workers are known to have shares of one batch.
 
     A trace takes the number of rows from this worker's batch, so a step with another number could
@@ -304,9 +305,9 @@ def once_compared(batch: Any, own: OwnRows) -> Any:
 
     Args:
         batch: the replica's rows.
-        own: the result of `exchange_rows`.
+        counted: the result of `exchange_rows`.
     """
-    same = tf.debugging.Assert(tf.equal(rows_of_heard(own.heard), 0), [_UNLIKE_SHARES])
+    same = tf.debugging.Assert(tf.equal(rows_of_heard(counted.heard), 0), [_UNLIKE_SHARES])
     with tf.control_dependencies([same]):
         return tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
 

@@ -13,19 +13,23 @@ import tensorflow as tf
 from tfdist._src import native
 from tfdist._src.comm import tracing
 from tfdist._src.data import distribute
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.first_batch import unlike_rows
 from tfdist._src.data.shares import BatchForm, fixed_rows, take_share, with_any_rows, without_rows
 from tfdist._src.global_view.partition import Added
 from tfdist._src.keras.fit import atomic_step, partitioned_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
-from tfdist._src.keras.fit.call_checks import running_call, training_call
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
-from tfdist._src.keras.fit.data_position import batches_done
-from tfdist._src.keras.fit.metric_state import metric_variables, take_over_metrics, totals_of
+from tfdist._src.keras.fit.metric_state import (
+    MetricTotals,
+    metric_variables,
+    take_over_metrics,
+    totals_of,
+)
 from tfdist._src.keras.fit.step_exchange import (
     as_heard,
-    count_own_rows,
+    count_local_rows,
     count_rows,
     finds_unlike_shares,
     gather_sparse,
@@ -36,10 +40,12 @@ from tfdist._src.keras.fit.step_exchange import (
     unlike_shares,
     untraced,
 )
+from tfdist._src.keras.fit.training_data import take_batches_done
 from tfdist._src.keras.optimizers.applying import keep_build
 from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.monitoring.training import record
 from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
 from tfdist._src.strategy.step import EagerGlobalStep
 from tfdist._src.strategy.step_failure import running_step
 from tfdist.errors import ProgramMismatchError
@@ -88,7 +94,7 @@ def run_eager_step(
         The same as `run_partitioned_step`.
     """
     strategy = model.distribute_strategy
-    extended = strategy.extended
+    extended = extended_of(strategy)
     counted = _exchanged(strategy, batch, told, shared=shared)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
@@ -129,7 +135,7 @@ def run_eager_prediction(
     numbers = _exchanged(strategy, batch, told, shared=shared)[1:]
 
     def replica_step(whole: Any) -> Any:
-        with EagerGlobalStep(_leads(strategy.extended)):
+        with EagerGlobalStep(_leads(extended_of(strategy))):
             return model.predict_step(whole)
 
     outputs = strategy.run(replica_step, (_gathered(strategy, batch),))
@@ -140,9 +146,9 @@ def _exchanged(
     strategy: tf.distribute.Strategy, batch: Any, told: Any, *, shared: bool
 ) -> tf.Tensor:
     """The number of rows of the whole batch, followed by the values that the workers exchanged."""
-    extended = strategy.extended
+    extended = extended_of(strategy)
     rank, workers = extended.workers.place()
-    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
+    own = tf.one_hot(rank, workers, count_local_rows(strategy, batch), 0, dtype=tf.int32)
     told = None if told is None else strategy.experimental_local_results(told)[0]
     own = tf.concat([own, step_exchange.in_graph(told), untraced()], axis=0)
     sums = reduction.sum_values(extended.workers, [own], "rows")[0]
@@ -152,7 +158,7 @@ def _exchanged(
     return tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
 
 
-def _leads(extended: Any) -> bool:
+def _leads(extended: ReplicatedExtended) -> bool:
     replica, _ = extended.place_here()
     return int(replica) == 0
 
@@ -175,15 +181,15 @@ def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         if parts[0] is None:
             return None
         if isinstance(parts[0], tf.SparseTensor):
-            return _gathered_sparse(strategy.extended, parts)
+            return _gathered_sparse(extended_of(strategy), parts)
         if not isinstance(parts[0], tf.RaggedTensor) and not parts[0].shape.rank:
             return parts[0]
-        return strategy.extended.gather_rows(parts)
+        return extended_of(strategy).gather_rows(parts)
 
     return tf.nest.map_structure(gather, batch)
 
 
-def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
+def _gathered_sparse(extended: ReplicatedExtended, parts: Any) -> tf.SparseTensor:
     local = tf.sparse.concat(0, parts)
     rank, _ = extended.workers.place()
     rows = extended.gather_rows([local.dense_shape[:1]])
@@ -191,127 +197,241 @@ def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
     return gather_sparse(local, first, total, lambda own: extended.gather_rows([own]))
 
 
-def make_step_function(
-    model: keras.Model, step_function: Callable[[Any], Any], *, trains: bool = False
-) -> Callable[[Iterator[Any]], Any]:
-    """Makes the function of `fit` and `evaluate`, which maps an iterator's next batches to logs.
+class _ModelStep:
+    """The step of a model on one batch, in a graph or eagerly.
+
+    Args:
+        model: the model, compiled under a tfdist strategy.
+        step_function: `model.train_step` or `model.test_step`.
+
+    Attributes:
+        is_alone: whether there is a single replica, now and later.
+    """
+
+    def __init__(self, model: keras.Model, step_function: Callable[[Any], Any]) -> None:
+        self._model, self._step_function = model, step_function
+        self._strategy = model.distribute_strategy
+        self.is_alone = not extended_of(self._strategy).communicates
+
+    def compile(self, late: Trial | None = None) -> Callable[..., Any]:
+        """Returns the function that runs the step, given a batch and its form.
+
+        Args:
+            late: as for `run_partitioned_step`.
+        """
+
+        def step(batch: Any, form: BatchForm) -> Any:
+            return self._run(batch, form, late)
+
+        return make_function(self._model, step)
+
+    def _run(self, batch: Any, form: BatchForm, late: Trial | None) -> Any:
+        if tf.executing_eagerly() and not self.is_alone:
+            batch, told = without_rows(batch)
+            whole = distribute.without_absent(batch)
+            return run_eager_step(self._model, self._step_function, whole, told, shared=form.shared)
+
+        added: Added = []
+
+        def replica_step(shard: Any) -> Any:
+            if self.is_alone:
+                return self._step_function(distribute.without_absent(shard)), [], tf.constant([0])
+            shard, told = without_rows(shard)
+            shard = _as_traced(shard, form.rows, self._strategy)
+            return partitioned_step.run_partitioned_step(
+                self._model, self._step_function, shard, form, added, told, late=late
+            )
+
+        return _of_first(self._strategy, self._strategy.run(replica_step, args=(batch,)))
+
+
+class _Steps:
+    """Runs steps on batches, and counts their rows.
+
+    Args:
+        model: the model.
+        run_step: the compiled step.
+        kept_totals: keeps the totals of the metrics on each worker; None if they are not kept.
+        is_alone: whether there is a single replica, now and later.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        run_step: Callable[..., Any],
+        kept_totals: MetricTotals | None,
+        *,
+        is_alone: bool,
+    ) -> None:
+        self._model, self._run_step = model, run_step
+        self._strategy = model.distribute_strategy
+        self._kept_totals, self._is_alone = kept_totals, is_alone
+
+    def run_one(self, batch: Any, form: BatchForm) -> Any:
+        """Runs a step on a batch.
+
+        Returns:
+            The logs and the totals of the metrics; and a vector of this worker's rows, their
+            encoding in the batch, all rows, and the values that the workers exchanged.
+        """
+        # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
+        rows = count_local_rows(self._strategy, without_rows(batch)[0])
+        own = tf.stack([rows, _rows_told(self._strategy, batch)])
+        logs, totals, counts = self._run_step(batch, form)
+        if self._kept_totals is not None:
+            self._kept_totals.keep(totals)
+        counts = tf.concat([own[:1], heard_nothing()], axis=0) if self._is_alone else counts
+        return (logs, totals), tf.concat([own, counts], axis=0)
+
+    def steps_of_iterator(self, iterator: Any, several: Any, form: BatchForm) -> Any:
+        """Runs steps on the next batches of an iterator.
+
+        Args:
+            iterator: the iterator.
+            several: the maximum number of steps.
+            form: the known properties of the batches.
+
+        Returns:
+            The results of the last step, the number of steps, and the sum of the vectors of
+            `run_one`.
+        """
+        results, rows = self.run_one(received(wait_for(iterator.get_next)), form)
+        steps = 1
+        if self._model.steps_per_execution <= 1:
+            return results, steps, rows
+        if self._model.run_eagerly:
+            for _ in range(int(several) - 1):
+                batch = wait_for(iterator.get_next_as_optional)
+                if not batch.has_value():
+                    break
+                results, more = self.run_one(received(batch.get_value()), form)
+                steps, rows = steps + 1, rows + more
+            return results, steps, rows
+        one_of_loop = functools.partial(self.run_one, form=form)
+        return _loop(one_of_loop, iterator, several, results, rows)
+
+
+class _Ran(NamedTuple):
+    """The results of an execution of one or more steps.
+
+    Attributes:
+        logs: the logs of the last step.
+        totals: the totals of the metrics; empty if they were not summed.
+        steps: the number of steps.
+        rows: the sum of the vectors of `_Steps.run_one`.
+        part: the local part of the last batch; None if TensorFlow's iterator returned it.
+    """
+
+    logs: Any
+    totals: Any
+    steps: Any
+    rows: tf.Tensor
+    part: _LocalPart | None
+
+
+class StepFunction:
+    """The function of `fit` and `evaluate`, which maps an iterator's next batches to logs.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
         trains: whether it is `model.train_step`, whose steps and rows are recorded.
     """
-    strategy = model.distribute_strategy
-    take_over_metrics(model)
-    alone = not strategy.extended.communicates
 
-    def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
-        if tf.executing_eagerly() and not alone:
-            batch, told = without_rows(batch)
-            whole = distribute.without_absent(batch)
-            return run_eager_step(model, step_function, whole, told, shared=form.shared)
-
-        added: Added = []
-
-        def replica_step(shard: Any) -> Any:
-            if alone:
-                return step_function(distribute.without_absent(shard)), [], tf.constant([0])
-            shard, told = without_rows(shard)
-            shard = _as_traced(shard, form.rows, strategy)
-            return partitioned_step.run_partitioned_step(
-                model, step_function, shard, form, added, told, late=late
+    def __init__(
+        self, model: keras.Model, step_function: Callable[[Any], Any], *, trains: bool = False
+    ) -> None:
+        self._model, self._trains = model, trains
+        self._strategy = model.distribute_strategy
+        self._extended = extended_of(self._strategy)
+        take_over_metrics(model)
+        step = _ModelStep(model, step_function)
+        self._is_alone = step.is_alone
+        self._is_atomic = trains and atomic_step.applies(self._strategy)
+        run_step = AtomicStep(model, step.compile) if self._is_atomic else step.compile()
+        self._several = max(1, model.steps_per_execution)
+        kept_totals = totals_of(model) if trains else None
+        self._keeps_totals = kept_totals is not None
+        # An object of its own: a cycle of references would delay the release of its graphs.
+        self._steps = _Steps(model, run_step, kept_totals, is_alone=self._is_alone)
+        self._steps_of_iterator = self._steps.steps_of_iterator
+        if not model.run_eagerly:
+            self._steps_of_iterator = tf.function(
+                self._steps.steps_of_iterator, reduce_retracing=True, autograph=False
             )
+        self._sizes = _Sizes()
+        self._state = StateComparison(model)
 
-        results = strategy.run(replica_step, args=(batch,))
-        return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
+    def run(self, iterator: Iterator[Any]) -> Any:
+        """Runs the next steps, and returns the logs of the last one.
 
-    def compile_step(late: Trial | None = None) -> Callable[..., Any]:
-        def step(batch: Any, form: BatchForm) -> Any:
-            return one_step(batch, form, late)
+        Args:
+            iterator: yields batches.
 
-        return make_function(model, step)
-
-    progress = strategy.extended.progress
-    atomic = trains and atomic_step.applies(strategy)
-    run_step = AtomicStep(model, compile_step) if atomic else compile_step()
-    several = max(1, model.steps_per_execution)
-    kept = totals_of(model) if trains else None
-
-    sizes = _Sizes()
-    state_of = StateComparison(model)
-
-    def run_one(batch: Any, form: BatchForm) -> Any:
-        # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
-        rows = count_own_rows(strategy, without_rows(batch)[0])
-        own = tf.stack([rows, _rows_told(strategy, batch)])
-        logs, totals, counts = run_step(batch, form)
-        if kept is not None:
-            kept.keep(totals)
-        counts = tf.concat([own[:1], heard_nothing()], axis=0) if alone else counts
-        return (logs, totals), tf.concat([own, counts], axis=0)
-
-    def steps_of_iterator(iterator: Any, several: Any, form: BatchForm) -> Any:
-        results, rows = run_one(received(wait_for(iterator.get_next)), form)
-        steps = 1
-        if model.steps_per_execution <= 1:
-            return results, steps, rows
-        if model.run_eagerly:
-            for _ in range(int(several) - 1):
-                batch = wait_for(iterator.get_next_as_optional)
-                if not batch.has_value():
-                    break
-                results, more = run_one(received(batch.get_value()), form)
-                steps, rows = steps + 1, rows + more
-            return results, steps, rows
-        one_of_loop = functools.partial(run_one, form=form)
-        return _loop(one_of_loop, iterator, several, results, rows)
-
-    if not model.run_eagerly:
-        steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
-
-    def function(iterator: Any) -> Any:
-        data = iterator if isinstance(iterator, tf.distribute.DistributedIterator) else None
-        call = training_call() if trains and data is not None else None
-        step_exchange.publish(0 if alone else state_of.number(call, several, data))
-        if trains:
-            keep_build(model.optimizer, if_updated=True)
-        undoing = progress.undoing if atomic else contextlib.nullcontext
-        part = None
-        with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
+        Raises:
+            ProgramMismatchError: the workers have different data, programs or state.
+        """
+        self._publish_state(iterator)
+        if self._trains:
+            keep_build(self._model.optimizer, if_updated=True)
+        undoing = self._extended.progress.undoing if self._is_atomic else contextlib.nullcontext
+        with running_step(self._extended.group, eager=self._model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                in_part = kept is not None and several > 1
-                to_run = tf.constant(several - batches_done()) if in_part else several
-                form = distribute.form_of_batches(iterator, getattr(iterator, "batch_rows", None))
-                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, form)
+                ran = self._run_on_iterator(iterator)
             else:
-                steps, rows = 0, _no_rows()
-                for _, batch in zip(range(several), iterator, strict=False):
-                    part = _local_part(strategy, batch, sizes)
-                    with part.compared():
-                        (logs, totals), more = run_one(part.shards, part.form)
-                    steps, rows = steps + 1, rows + more
-        own, whole, everyone, *numbers = rows.numpy().tolist()
+                ran = self._run_on_batches(iterator)
+        self._finish(ran)
+        return ran.logs
+
+    def _publish_state(self, iterator: Any) -> None:
+        """Sets the number for this worker's state that the step compares."""
+        if self._is_alone:
+            step_exchange.publish(0)
+            return
+        data = iterator if isinstance(iterator, tf.distribute.DistributedIterator) else None
+        call = current_context().training_call if self._trains and data is not None else None
+        step_exchange.publish(self._state.number(call, self._several, data))
+
+    def _run_on_iterator(self, iterator: Any) -> _Ran:
+        several: Any = self._several
+        if self._keeps_totals and several > 1:
+            several = tf.constant(several - take_batches_done())
+        form = distribute.form_of_batches(iterator, getattr(iterator, "batch_rows", None))
+        (logs, totals), steps, rows = self._steps_of_iterator(iterator, several, form)
+        return _Ran(logs, totals, steps, rows, None)
+
+    def _run_on_batches(self, batches: Iterator[Any]) -> _Ran:
+        steps, rows = 0, _no_rows()
+        logs, totals, part = None, None, None
+        for _, batch in zip(range(self._several), batches, strict=False):
+            part = _local_part(self._strategy, batch, self._sizes)
+            with part.compared():
+                (logs, totals), more = self._steps.run_one(part.shards, part.form)
+            steps, rows = steps + 1, rows + more
+        return _Ran(logs, totals, steps, rows, part)
+
+    def _finish(self, ran: _Ran) -> None:
+        """Checks the values that the workers exchanged, and records the steps."""
+        own, whole, everyone, *numbers = ran.rows.numpy().tolist()
         heard = as_heard(numbers)
+        group = self._extended.group
         if heard.rows_differ:
-            raise part.unlike_rows() if part else unlike_rows(strategy.extended.group, own, whole)
+            raise ran.part.unlike_rows() if ran.part else unlike_rows(group, own, whole)
         if heard.program_differs:
-            check_programs(strategy.extended.group)
-        if not strategy.extended.group.elastic:
+            check_programs(group)
+        if not group.elastic:
             last_programs.clear()
         if heard.state_differs:
-            state_of.check()
-        if trains:
-            keep_build(model.optimizer)
-            progress.add(int(steps), logged=atomic)
-            record.add(int(steps), own, everyone)
-            partitioned_step.note_rows(model, everyone // max(1, int(steps)))
-            step_exchange.grant(step_exchange.wanted if alone else heard.asked)
-        if totals:
-            for variable, total in zip(metric_variables(model), totals, strict=True):
+            self._state.check()
+        if self._trains:
+            keep_build(self._model.optimizer)
+            self._extended.progress.add(int(ran.steps), logged=self._is_atomic)
+            record.add(int(ran.steps), own, everyone)
+            partitioned_step.note_rows(self._model, everyone // max(1, int(ran.steps)))
+            step_exchange.grant(step_exchange.wanted if self._is_alone else heard.asked)
+        if ran.totals:
+            for variable, total in zip(metric_variables(self._model), ran.totals, strict=True):
                 variable.value.know_total(total)
-        return logs
-
-    return function
 
 
 def _no_rows() -> tf.Tensor:
@@ -328,79 +448,100 @@ def _rows_told(strategy: Any, batch: Any) -> tf.Tensor:
     return tf.reduce_sum(tf.bitwise.left_shift(halves, 15 * tf.range(tf.size(halves))))
 
 
-def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
-    """Makes the function of `predict`, which maps a list of batches to the outputs of all rows."""
-    strategy = model.distribute_strategy
-    sizes = _Sizes()
+class PredictFunction:
+    """The function of `predict`, which maps a list of batches to the outputs of all rows.
 
-    def one_step(batch: Any, form: BatchForm) -> Any:
-        alone = not strategy.extended.communicates
-        if tf.executing_eagerly() and not alone:
-            batch, told = without_rows(batch)
-            return run_eager_prediction(
-                model, distribute.without_absent(batch), told, shared=form.shared
-            )
+    Args:
+        model: the model, compiled under a tfdist strategy.
+    """
 
-        added: Added = []
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._strategy = model.distribute_strategy
+        self._extended = extended_of(self._strategy)
+        self._run_one = make_function(model, _PredictStep(model).run)
+        self._sizes = _Sizes()
+        self._state = StateComparison(model)
 
-        def replica_step(shard: Any) -> Any:
-            if alone:
-                return model.predict_step(distribute.without_absent(shard))
-            shard, told = without_rows(shard)
-            shard = _as_traced(shard, form.rows, strategy)
-            return partitioned_step.run_partitioned_prediction(model, shard, form, added, told)
+    def run(self, batches: list[Any]) -> Any:
+        """Returns the outputs for the rows of some batches.
 
-        outputs = strategy.run(replica_step, (batch,))
-        if alone:
-            return outputs, heard_nothing()
-        return tf.nest.map_structure(
-            lambda output: strategy.experimental_local_results(output)[0], outputs
-        )
-
-    run_one = make_function(model, one_step)
-
-    state_of = StateComparison(model)
-
-    def function(batches: list[Any]) -> Any:
-        compares = strategy.extended.communicates
-        data = running_call()
-        step_exchange.publish(state_of.number(None, len(batches), data) if compares else 0)
-        with running_step(strategy.extended.group, eager=model.run_eagerly):
-            parts = [_local_part(strategy, batch, sizes) for batch in batches]
+        Raises:
+            ProgramMismatchError: the workers have different data, programs or state.
+        """
+        number = 0
+        if self._extended.communicates:
+            number = self._state.number(None, len(batches), current_context().call)
+        step_exchange.publish(number)
+        group = self._extended.group
+        with running_step(group, eager=self._model.run_eagerly):
+            parts = [_local_part(self._strategy, batch, self._sizes) for batch in batches]
             results = []
             for part in parts:
                 with part.compared():
-                    results.append(run_one(part.shards, part.form))
+                    results.append(self._run_one(part.shards, part.form))
         for (_, numbers), part in zip(results, parts, strict=True):
             heard = as_heard(numbers.numpy().tolist())
             if heard.rows_differ:
                 raise part.unlike_rows()
             if heard.program_differs:
-                check_programs(strategy.extended.group)
+                check_programs(group)
             if heard.state_differs:
-                state_of.check()
-        if not strategy.extended.group.elastic:
+                self._state.check()
+        if not group.elastic:
             last_programs.clear()
         outputs = [output for output, _ in results]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
 
-    return function
+
+class _PredictStep:
+    """The `predict_step` of a model on one batch, in a graph or eagerly.
+
+    Args:
+        model: the model, compiled under a tfdist strategy.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model, self._strategy = model, model.distribute_strategy
+
+    def run(self, batch: Any, form: BatchForm) -> Any:
+        """Returns the outputs and the values that the workers exchanged."""
+        alone = not extended_of(self._strategy).communicates
+        if tf.executing_eagerly() and not alone:
+            batch, told = without_rows(batch)
+            return run_eager_prediction(
+                self._model, distribute.without_absent(batch), told, shared=form.shared
+            )
+
+        added: Added = []
+
+        def replica_step(shard: Any) -> Any:
+            if alone:
+                return self._model.predict_step(distribute.without_absent(shard))
+            shard, told = without_rows(shard)
+            shard = _as_traced(shard, form.rows, self._strategy)
+            return partitioned_step.run_partitioned_prediction(
+                self._model, shard, form, added, told
+            )
+
+        outputs = self._strategy.run(replica_step, (batch,))
+        return (outputs, heard_nothing()) if alone else _of_first(self._strategy, outputs)
 
 
 def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Splits a batch held by all workers into local shards, unless it is already split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if not strategy.extended.communicates or any(
+    if not extended_of(strategy).communicates or any(
         isinstance(v, tf.distribute.DistributedValues) for v in flat
     ):
         return batch
     if isinstance(batch, list):
         batch = tuple(batch)
     tensors = distribute.as_tensors(batch)
-    fixed = None if strategy.extended.group.elastic else replicas
+    fixed = None if extended_of(strategy).group.elastic else replicas
 
     def shard(context: Any) -> Any:
         return take_share(tensors, context.replica_id_in_sync_group, replicas, fixed)
@@ -460,19 +601,19 @@ class _LocalPart(NamedTuple):
     def unlike_rows(self) -> ProgramMismatchError:
         """The error to raise if the workers' batches differ; called by all workers."""
         self.sizes.forget()
-        own = int(count_own_rows(self.strategy, without_rows(self.shards)[0]))
+        own = int(count_local_rows(self.strategy, without_rows(self.shards)[0]))
         whole = self.rows or int(_rows_told(self.strategy, self.shards))
-        return unlike_rows(self.strategy.extended.group, own, whole)
+        return unlike_rows(extended_of(self.strategy).group, own, whole)
 
 
 def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
-    if not strategy.extended.communicates:
+    if not extended_of(strategy).communicates:
         return _LocalPart(strategy, batch, BatchForm(), sizes)
     shards = shard_batch(strategy, batch)
     given = shards is not batch
-    form = distribute.form_of(batch) if given else distribute.form_of_next()
+    form = distribute.form_of(batch) if given else current_context().next_form
     # In elastic jobs, the size of such batches often depends on the number of workers.
-    known = None if strategy.extended.group.elastic else sizes.known(form.rows)
+    known = None if extended_of(strategy).group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)
 
@@ -480,7 +621,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
     shard = distribute.without_absent(shard)
-    extended = strategy.extended
+    extended = extended_of(strategy)
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard
     return tf.nest.map_structure(_with_any_rows, shard)

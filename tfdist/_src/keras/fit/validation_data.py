@@ -21,6 +21,7 @@ from tfdist._src.internals.iterators import (
     validation_epochs,
 )
 from tfdist._src.internals.keras import made_under
+from tfdist._src.strategy.extended import extended_of
 
 
 class NextValidation(NamedTuple):
@@ -163,7 +164,7 @@ class ValidationData:
 
     def _take_over(self, epochs: Any, again: bytes | None) -> bytes | None:
         """Sends the starting position to workers that joined after the last validation."""
-        group = made_under(epochs).extended.group
+        group = extended_of(made_under(epochs)).group
         lacking = group.exchange("validation data", "lacks" if self._lacks else "")
         if "" not in lacking:
             return again

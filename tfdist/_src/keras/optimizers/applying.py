@@ -10,7 +10,6 @@ the gradients of every batch are summed first, and all replicas accumulate the s
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -35,8 +34,8 @@ from tfdist._src.internals.optimizer import (
 )
 from tfdist._src.keras.optimizers.gradient_sync import compressor_in_use, has_replicas
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
-from tfdist._src.strategy.extended import ReplicatedExtended
-from tfdist._src.strategy.step import current_step
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
+from tfdist._src.strategy.step import OptimizerUpdate, current_step, this_thread
 from tfdist.errors import UnsupportedError
 
 
@@ -142,7 +141,7 @@ def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
         model: about to be trained, in a step that is retraced.
         joins: whether this worker is about to join others, which do not call this.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     for outermost in optimizers_of(model).values():
         own = accumulates_own(outermost, extended)
         for optimizer in updating_optimizers(outermost):
@@ -163,44 +162,24 @@ def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
     accumulator.assign(extended.workers.all_reduce([here])[0])
 
 
-class _Update:
-    """An optimizer's update of variables, once the summed gradients are available."""
-
-    def __init__(self, variables: Sequence[Any]) -> None:
-        self.variables = variables
-        self.span: GraphSpan | None = None
-
-    def end(self) -> None:
-        """Ends the update's span, after the variables have been written."""
-        if self.span is not None:
-            self.span.end("optimizer", "update")
-
-
-class _Here(threading.local):
-    update = _Update(())
-
-
-_here = _Here()
-
-
 @contextlib.contextmanager
-def updating(variables: Sequence[Any]) -> Iterator[_Update]:
+def updating(variables: Sequence[Any]) -> Iterator[OptimizerUpdate]:
     """Within this context, an optimizer of this thread updates these variables."""
-    outer, _here.update = _here.update, _Update(variables)
+    outer, this_thread.update = this_thread.update, OptimizerUpdate(variables)
     try:
-        yield _here.update
+        yield this_thread.update
     finally:
-        _here.update = outer
+        this_thread.update = outer
 
 
 def updated_now() -> Sequence[Any]:
     """The variables that an optimizer of this thread is updating."""
-    return _here.update.variables
+    return this_thread.update.variables
 
 
 def begin_update(gradients: Sequence[Any]) -> None:
     """Records that the running update begins when these gradients exist."""
-    _here.update.span = GraphSpan(gradients)
+    this_thread.update.span = GraphSpan(gradients)
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:
@@ -299,7 +278,7 @@ def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> N
     compressor = compressor_in_use()
     if compressor is None:
         return
-    if tf.executing_eagerly() and len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+    if tf.executing_eagerly() and len(extended_of(tf.distribute.get_strategy()).worker_devices) > 1:
         raise UnsupportedError(
             "With several devices per worker, gradients cannot be compressed eagerly. Compile "
             "the model with run_eagerly=False, or leave `compression` out."

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,15 +31,15 @@ from tfdist._src.internals.optimizer import (
     wrappers,
 )
 from tfdist._src.sharding import is_sharded, sharded_by, trained_by
-from tfdist._src.strategy import reduction
 from tfdist._src.strategy.commit_point import READS
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.step import (
     EagerGlobalStep,
     GlobalStep,
     Step,
     current_step,
     equal_everywhere,
+    this_thread,
 )
 from tfdist.errors import UnsupportedError
 
@@ -211,17 +210,6 @@ def _copy(variable: Any) -> Any:
     return copy_here(value) if hasattr(value, "values") else value
 
 
-class _Progress(threading.local):
-    """The state of the gradients passed to this thread's optimizers."""
-
-    applying = 0  # The nesting depth of optimizers being applied.
-    summed = False
-    sums = 0  # The number of summations so far.
-
-
-_progress = _Progress()
-
-
 def in_replica() -> bool:
     """Whether the caller is a replica of a tfdist strategy with several replicas, now or later."""
     context = tf.distribute.get_replica_context()
@@ -230,15 +218,15 @@ def in_replica() -> bool:
 
 def has_replicas(strategy: Any) -> bool:
     """Whether a strategy is a tfdist strategy with several replicas, now or later."""
-    extended = getattr(strategy, "extended", None)
-    return isinstance(extended, ReplicatedExtended) and extended.communicates
+    extended = extended_if_ours(strategy)
+    return extended is not None and extended.communicates
 
 
 def compressor_in_use() -> Any:
     """The compressor of the replicas' gradients; None if they are not compressed."""
     if not in_replica():
         return None
-    compressor = tf.distribute.get_strategy().extended.compressor
+    compressor = extended_of(tf.distribute.get_strategy()).compressor
     if compressor is None:
         return None
     compressor.note_traced()
@@ -252,26 +240,26 @@ def in_apply(*, summed: bool = False) -> Iterator[None]:
     Args:
         summed: whether its gradients are already summed.
     """
-    before = _progress.summed
-    _progress.summed = before or summed
-    _progress.applying += 1
+    before = this_thread.gradients_are_summed
+    this_thread.gradients_are_summed = before or summed
+    this_thread.optimizers += 1
     try:
         yield
     finally:
-        _progress.applying -= 1
-        _progress.summed = before
+        this_thread.optimizers -= 1
+        this_thread.gradients_are_summed = before
 
 
 def are_summed() -> bool:
     """Whether the gradients of this thread's optimizers are already summed."""
-    return _progress.summed
+    return this_thread.gradients_are_summed
 
 
 def note_summed() -> None:
     """Records that the gradients of this thread's optimizer have now been summed."""
-    _progress.sums += 1
-    if _progress.applying:
-        _progress.summed = True
+    this_thread.summations += 1
+    if this_thread.optimizers:
+        this_thread.gradients_are_summed = True
 
 
 @contextlib.contextmanager
@@ -285,11 +273,11 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
     Raises:
         UnsupportedError: the gradients were not summed.
     """
-    before, done = _progress.sums, _progress.summed
+    before, done = this_thread.summations, this_thread.gradients_are_summed
     yield
     # In eager mode, accumulated gradients are summed in another step.
     later = tf.executing_eagerly() and optimizer.gradient_accumulation_steps
-    if not (done or later or _progress.sums > before):
+    if not (done or later or this_thread.summations > before):
         names = ", ".join(str(getattr(v, "path", v.name)) for v in list(variables)[:3])
         raise UnsupportedError(
             "An optimizer must apply gradients summed over the replicas. Received: "
@@ -301,12 +289,12 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
 def own_parts(gradients: Sequence[Any]) -> list[Any]:
     """This replica's contribution to the sums of an optimizer's gradients; None stays None."""
     step = current_step()
-    if step is None or _progress.summed:
+    if step is None or this_thread.gradients_are_summed:
         return list(gradients)
     return step.own_parts(gradients)
 
 
-def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
+def sum_gradients(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
     """Sums an optimizer's gradients over all replicas; None stays None.
 
     Args:
@@ -322,7 +310,8 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     step = current_step()
     if step is not None:
         present = step.contributions(present)
-    exact = functools.partial(reduction.sum_over_replicas, name="gradients")
+    extended = extended_of(tf.distribute.get_strategy())
+    exact = functools.partial(extended.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
     if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
@@ -338,7 +327,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         sums = iter(exact(present))
     else:
         owners = [v for g, v in zip(given, variables, strict=True) if g is not None]
-        by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
+        by_step = add_up if step is None else functools.partial(step.sum_gradients_of_part, add_up)
         sums = iter(by_step(present, owners))
     if isinstance(step, GlobalStep):
         sums = iter(equal_everywhere(list(sums)))
@@ -391,7 +380,7 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
     largest = step.largest_over_replicas([results[i] for i in indices])
     for i, value in zip(indices, largest, strict=True):
         results[i] = value
-    _progress.sums += 1
+    this_thread.summations += 1
     return results, indices
 
 
@@ -407,7 +396,7 @@ def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) ->
     variables = list(variables)
     combined, indices = combine_overwriting(grads, variables)
     others = [None if i in indices else g for i, g in enumerate(combined)]
-    sums = sum_over_replicas(optimizer, others, () if exactly else variables)
+    sums = sum_gradients(optimizer, others, () if exactly else variables)
     for i in indices:
         sums[i] = combined[i]
     return sums

@@ -8,7 +8,6 @@ since Keras squares each of them by itself.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfdist._src.keras.optimizers.gradient_sync import are_summed, has_replicas
 from tfdist._src.keras.patching import patch
+from tfdist._src.strategy.step import this_thread
 
 _BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100.
 
@@ -26,13 +26,6 @@ def install() -> None:
     patch("TFOptimizer.assign_sub", _of_added_slices)
     patch("TFOptimizer._distributed_tf_update_step", _converting_in_order)
     tf.register_tensor_conversion_function(tf.IndexedSlices, _to_tensor, priority=_BEFORE_OTHERS)
-
-
-class _Here(threading.local):
-    updates = False  # also when replicas are merged, in another thread than theirs
-
-
-_here = _Here()
 
 
 def _of_added_slices(assign: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,18 +41,19 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
     def update_in_order(
         self: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any
     ) -> Any:
-        before, _here.updates = _here.updates, _order_matters()
+        before = this_thread.adds_slices_in_order
+        this_thread.adds_slices_in_order = _order_matters()
         try:
             return update(self, distribution, grads_and_vars, learning_rate)
         finally:
-            _here.updates = before
+            this_thread.adds_slices_in_order = before
 
     return update_in_order
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
     # In a backward pass, for example, the slices are a replica's own and may be in any order.
-    of_all = _here.updates or (are_summed() and _order_matters())
+    of_all = this_thread.adds_slices_in_order or (are_summed() and _order_matters())
     if not of_all or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented
     added = add_repeated(slices)

@@ -34,6 +34,7 @@ from tfdist._src.internals.optimizer import (
 from tfdist._src.keras.optimizers import gradient_sync
 from tfdist._src.keras.optimizers.gradient_sync import announce_update
 from tfdist._src.keras.patching import patch
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import clip_by_norm, current_step, sum_of_squares
 
 
@@ -99,7 +100,7 @@ def _take(optimizer: Any) -> None:
 def _publish(optimizer: Any, values: Any) -> None:
     sharded = sharding.sharded_by(optimizer)
     assert sharded is not None
-    workers = strategy_of(optimizer).extended.workers
+    workers = extended_of(strategy_of(optimizer)).workers
     sharded.publish(values, communicator=workers)
 
 
@@ -129,7 +130,7 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
         return
     sharding.check_elementwise(self)
     sharding.check_variables(variables)
-    extended = strategy_of(self).extended
+    extended = extended_of(strategy_of(self))
     device = extended.worker_devices[0]
     sharded = sharding.ShardedVariables(variables, extended.replicas[0], device)
     sharded.unbuilt = list(self.variables)
@@ -185,7 +186,7 @@ def _apply(
     given: list[Any] = [None] * len(sharded.variables)
     full = gradient_sync.compressor_in_use() is not None
     grads = (
-        gradient_sync.sum_over_replicas(self, grads, variables)
+        gradient_sync.sum_gradients(self, grads, variables)
         if full
         else gradient_sync.own_parts(grads)
     )
@@ -207,7 +208,7 @@ def _apply(
 
     # If the group may change, each worker writes its own state before it contributes to the step's
     # last collective. Then it can redo a step that was committed on another worker.
-    redoable = strategy_of(self).extended.progress.redoable
+    redoable = extended_of(strategy_of(self)).progress.redoable
 
     def prepare() -> list[Any]:
         if not redoable:

@@ -17,13 +17,15 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist._src.internals.contract import TARGETS
 from tfdist._src.internals.optimizer import apply_scaled, overrides, scales_losses
 from tfdist._src.keras.optimizers import applying, gradient_sync
 from tfdist._src.keras.optimizers.sharded_optimizers import clip_shards
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding import is_sharded, sharded_by
-from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import current_step
 
 Method = Callable[..., Any]
@@ -122,7 +124,7 @@ def _summing_accumulated(apply_gradients: Method) -> Method:
                 and applying.accumulates_sums(self)
                 and not gradient_sync.are_summed()
             ):
-                grads = gradient_sync.sum_over_replicas(self, grads, trainable_variables)
+                grads = gradient_sync.sum_gradients(self, grads, trainable_variables)
                 gradient_sync.note_summed()
             result = apply_gradients(self, grads, trainable_variables)
             update.end()
@@ -137,7 +139,7 @@ def _summing_before(clip: Method) -> Method:
         if sharded is not None:
             return clip_shards(self, sharded, grads, applying.updated_now(), clip)
         if gradient_sync.in_replica() and not gradient_sync.are_summed():
-            grads = gradient_sync.sum_over_replicas(self, grads, applying.updated_now())
+            grads = gradient_sync.sum_gradients(self, grads, applying.updated_now())
             gradient_sync.note_summed()
         step = current_step()
         if gradient_sync.in_replica() or step is not None:  # XLA may compile other steps
@@ -160,7 +162,7 @@ def _summing_unless_done(sum_gradients: Method) -> Method:
         if gradient_sync.are_summed():
             return grads_and_vars
         grads, variables = zip(*grads_and_vars, strict=True)
-        sums = gradient_sync.sum_over_replicas(self, grads, variables)
+        sums = gradient_sync.sum_gradients(self, grads, variables)
         gradient_sync.note_summed()
         return list(zip(sums, variables, strict=True))
 
@@ -188,7 +190,8 @@ def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], 
     # all replicas first agree on skipping, then sum the unscaled gradients.
     if step is not None:
         grads = step.contributions(grads)
-    overflowed = gradient_sync.not_finite_anywhere(grads, reduction.sum_over_replicas)
+    extended = extended_of(tf.distribute.get_strategy())
+    overflowed = gradient_sync.not_finite_anywhere(grads, extended.sum_over_replicas)
     return apply(gradient_sync.with_nan(grads, overflowed))
 
 
@@ -255,7 +258,7 @@ def _given_sums_to_clip(clip: Method) -> Method:
     @functools.wraps(clip)
     def call(self: Any, grads: Any) -> Any:
         if gradient_sync.in_replica() and not gradient_sync.are_summed():
-            grads = gradient_sync.sum_over_replicas(self, grads, applying.updated_now())
+            grads = gradient_sync.sum_gradients(self, grads, applying.updated_now())
             gradient_sync.note_summed()
         return clip(self, grads)
 

@@ -22,6 +22,7 @@ from tfdist._src.internals.keras import saving_lib
 from tfdist._src.internals.optimizer import inner_optimizer
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import group_of
+from tfdist._src.strategy.extended import extended_of
 
 _MARK = "mark"
 
@@ -96,7 +97,7 @@ def compressor_of(model: Any) -> Compressor | None:
     """The compressor of the model's gradients, if any; each worker saves its state."""
     if group_of(model) is None:
         return None
-    compressor = model.distribute_strategy.extended.compressor
+    compressor = extended_of(model.distribute_strategy).compressor
     return compressor if compressor is not None and compressor.active else None
 
 

@@ -33,7 +33,7 @@ from tfdist._src.internals.keras import variables_of_archive
 from tfdist._src.internals.variables import set_value_on_cpu
 from tfdist._src.keras.patching import patch
 from tfdist._src.sharding import FullState, full_variables, sharded_by
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.variables import alone, is_alone
 from tfdist.errors import PeerLostError, RendezvousError, UnsupportedError
 
@@ -55,7 +55,7 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
 
     Collective over all workers.
     """
-    optimizer, extended = model.optimizer, model.distribute_strategy.extended
+    optimizer, extended = model.optimizer, extended_of(model.distribute_strategy)
     chief = extended.group.topology.is_chief
     state = FullState(optimizer)
     with extended.group.naming_lost_workers():
@@ -121,9 +121,8 @@ def _install_files() -> None:
 
 def group_of(model: Any) -> Group | None:
     """The group of workers that train a model; None if there is only one."""
-    strategy = getattr(model, "_distribute_strategy", None)
-    extended = getattr(strategy, "extended", None)
-    if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
+    extended = extended_if_ours(getattr(model, "_distribute_strategy", None))
+    if extended is not None and extended.process_count > 1:
         # The full model of a PipelineModel exists only on the chief.
         return None if extended.in_stages and not in_stages(model) else extended.group
     return None
@@ -131,8 +130,8 @@ def group_of(model: Any) -> Group | None:
 
 def awaits_admission(model: Any) -> bool:
     """Whether this process waits to be admitted to the job that trains a model."""
-    extended = getattr(getattr(model, "_distribute_strategy", None), "extended", None)
-    return isinstance(extended, ReplicatedExtended) and extended.group.joiner is not None
+    extended = extended_if_ours(getattr(model, "_distribute_strategy", None))
+    return extended is not None and extended.group.joiner is not None
 
 
 def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,8 +194,8 @@ def _archive_written_by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group_of_variable(variable: Any) -> Group | None:
-    extended = getattr(getattr(variable, "_distribute_strategy", None), "extended", None)
-    if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
+    extended = extended_if_ours(getattr(variable, "_distribute_strategy", None))
+    if extended is None or extended.process_count == 1:
         return None
     if extended.in_stages:
         raise UnsupportedError(
@@ -250,7 +249,7 @@ def _write_together(write: Callable[[str], Any], has_full: bool, path: str, mode
         path: the path given by the user.
         model: the sharded model.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     group = extended.group
     result, error = None, None
     notice: dict[str, Any] = {"path": os.path.abspath(path), "error": "", "files": []}

@@ -22,6 +22,7 @@ from tfdist._src.pipeline.partition.choose import COSTS, check_stages, decide, p
 from tfdist._src.pipeline.partition.cut import Partition, cut
 from tfdist._src.pipeline.partition.linearize import linearize
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import TfdistError, UnsupportedError
 
 
@@ -143,7 +144,7 @@ def choose(
         return partition(model, stages, balance=balance, cuts=cuts)
     graph = linearize(model)
     check_stages(graph, stages)
-    group = strategy.extended.group
+    group = extended_of(strategy).group
     local: dict[str, object] = {}
     if group.topology.is_chief:
         try:

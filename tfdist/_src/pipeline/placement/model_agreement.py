@@ -13,6 +13,7 @@ from tfdist._src.group import Group
 from tfdist._src.pipeline.partition.cut import Partition, Stage, unique
 from tfdist._src.pipeline.partition.graph import Graph
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import ProgramMismatchError
 
 
@@ -133,7 +134,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
     Raises:
         ValueError: ranks that hold the same layer or variable disagree.
     """
-    group = strategy.extended.group
+    group = extended_of(strategy).group
     local = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
     items = _layers_and_variables(partition.stages)
     local_ids = {id(item) for item in _layers_and_variables(local)}

@@ -159,6 +159,12 @@ class PipelineExtended(ReplicatedExtended):
         pass
 
 
+def pipeline_extended_of(strategy: HybridStrategy) -> PipelineExtended:
+    """The engine of a strategy of pipelines."""
+    extended: PipelineExtended = strategy.extended
+    return extended
+
+
 class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
     """One or more parallel pipelines of workers.
 
@@ -291,7 +297,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         return found
 
     def _role_of(self, rank: int) -> str:
-        stages = self.stages_of(self.extended.mesh.pipeline_rank_of(rank))
+        stages = self.stages_of(pipeline_extended_of(self).mesh.pipeline_rank_of(rank))
         return f"which holds stage {', '.join(map(str, stages))}"
 
     def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:

@@ -12,6 +12,7 @@ from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.group import cause
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.stages.value_specs import ValueSpec
+from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
 
 Pair = tuple[int, int]
@@ -137,7 +138,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
         tf.errors.UnavailableError: another worker was lost or has failed; the message names it and
             its stages.
     """
-    group = strategy.extended.group
+    group = extended_of(strategy).group
     try:
         with group.naming_lost_workers():
             yield

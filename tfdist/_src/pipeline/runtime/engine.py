@@ -17,7 +17,7 @@ from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.group import Group
 from tfdist._src.pipeline.partition.cut import Partition
 from tfdist._src.pipeline.partition.graph import Key
-from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
 from tfdist._src.pipeline.plan.lowering import Send, lower
 from tfdist._src.pipeline.runtime.channels import Channel, Pair, open_channels
 from tfdist._src.pipeline.runtime.logs import between_stages, gradients
@@ -26,6 +26,7 @@ from tfdist._src.pipeline.runtime.outputs import OutputMasks, OutputPrograms
 from tfdist._src.pipeline.runtime.shared_variables import SharedVariables
 from tfdist._src.pipeline.stages.stage_functions import GradientSums, StageFunctions
 from tfdist._src.pipeline.stages.value_specs import ValueSpecs
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.xla import compiled_between_collectives
 from tfdist.errors import PeerLostError
 
@@ -65,7 +66,7 @@ class Engine:
         self._layouts_of_variables = layouts_of_variables
         self._remat = remat
         self.jit = jit
-        self.sums = GradientSums(strategy.extended.worker_devices[0])
+        self.sums = GradientSums(extended_of(strategy).worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._outputs: dict[Any, OutputPrograms] = {}
         # The line of the loss that needs the outputs of all rows, so that all forward passes must
@@ -145,8 +146,8 @@ class Engine:
     def reads(self) -> bool:
         """Whether this rank needs the values of batches in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
-        if self._strategy.extended.group.elastic:
-            return True  # So that every rank knows the position in the data.
+        if extended_of(self._strategy).group.elastic:
+            return True  # A rank that reads knows the position in the data.
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     def scratch(self) -> list[tf.Variable]:
@@ -246,7 +247,7 @@ class Engine:
             rows: the number of rows of the batch.
         """
         stages = program.stages.values()
-        replicas = self._strategy.extended.mesh.data
+        replicas = pipeline_extended_of(self._strategy).mesh.data
         trained = [p for (mode, _), p in self._outputs.items() if mode == "train"]
         ends = [trained[-1].loss, trained[-1].metrics] if trained and replicas > 1 else []
         communicated = [one for p in ends if p for one in p.transfers(rows, replicas)]
@@ -268,7 +269,7 @@ class Engine:
         couples = next((found["couples"] for found in findings if found["couples"]), "")
         reorders = bool(couples) and not self._couples
         self._couples = self._couples or couples
-        if reorders and self._strategy.extended.group.topology.is_chief:
+        if reorders and extended_of(self._strategy).group.topology.is_chief:
             say(
                 f"tfdist: The loss ({couples}) needs the outputs of all microbatches at once. So "
                 "all forward passes precede the backward passes: workers keep the activations of "
@@ -297,7 +298,7 @@ class Engine:
         return [*sent, *gradients(self._partition, self._strategy, self._sparse), *self._of_outputs]
 
     def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
-        extended = self._strategy.extended
+        extended = pipeline_extended_of(self._strategy)
         schedule = self._strategy.schedule_for(self._strategy.microbatches)
         pairs = {
             (rank, step.peer)

@@ -22,7 +22,7 @@ from tfdist._src.data.distribute import without_absent
 from tfdist._src.internals.keras import unpack_x_y_sample_weight
 from tfdist._src.keras.fit.step_exchange import Request, count_rows, step_exchange
 from tfdist._src.keras.fit.step_functions import received, shard_batch, wait_for
-from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
 from tfdist._src.pipeline.runtime.channels import AllRanksFailed
 from tfdist.errors import ProgramMismatchError, UnsupportedError
 
@@ -183,7 +183,7 @@ def _agree(
     strategy: HybridStrategy, mine: _Description, state: State
 ) -> tuple[tf.Tensor, int, Request]:
     """Returns each replica's number of rows, a hash of all targets' specs, and the requests."""
-    extended = strategy.extended
+    extended = pipeline_extended_of(strategy)
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
         return tf.constant([mine.rows]), mine.spec_hash, step_exchange.wanted

@@ -15,11 +15,11 @@ from tfdist._src.global_view.transfer import SPARSE_GRADIENT, Transfer
 from tfdist._src.keras.fit.metric_state import metric_variables
 from tfdist._src.pipeline.partition.cut import Edge, Partition
 from tfdist._src.pipeline.partition.graph import Key
-from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
 from tfdist._src.pipeline.runtime.microbatch_executor import Outcome
 from tfdist._src.pipeline.simulation import Span, Timeline
 from tfdist._src.pipeline.stages.value_specs import ValueSpec, ValueSpecs
-from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import extended_of
 
 
 def between_stages(
@@ -71,7 +71,7 @@ def gradients(
         if shared.variable.trainable and len(ranks) > 1:
             stages = " and ".join(map(str, shared.stages))
             yield _gradient(shared.variable, f"shared by stages {stages}", sparse)
-    if strategy.extended.mesh.data == 1:
+    if pipeline_extended_of(strategy).mesh.data == 1:
         return
     seen: set[int] = set()
     for stage in partition.stages:
@@ -141,7 +141,8 @@ def gather_timeline(strategy: HybridStrategy, recorded: Recorded) -> Timeline:
         strategy: the pipeline's strategy.
         recorded: this rank's record; the ranks' clocks must agree.
     """
-    group, mesh = strategy.extended.group, strategy.extended.mesh
+    extended = pipeline_extended_of(strategy)
+    group, mesh = extended.group, extended.mesh
     texts = group.exchange("timeline", json.dumps(recorded.times.tolist()))
     own = [json.loads(texts[rank]) for rank in mesh.pipeline_of(group.topology.rank)]
     schedule = strategy.schedule_for(recorded.microbatches)
@@ -180,7 +181,8 @@ def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dic
             result = metric.result()
             results = result if isinstance(result, dict) else {metric.name: result}
             shapes |= {name: list(value.shape) for name, value in results.items()}
-    group, mesh = strategy.extended.group, strategy.extended.mesh
+    extended = pipeline_extended_of(strategy)
+    group, mesh = extended.group, extended.mesh
     answers = group.exchange("metrics of layers", json.dumps(shapes))
     found: dict[str, LayerResult] = {}
     for pipeline_rank, rank in enumerate(mesh.pipeline_of(0)):
@@ -225,7 +227,7 @@ def sum_over_pipelines(
     Returns:
         The results of the metrics, and the totals of `metric_variables(model)`.
     """
-    extended = model.distribute_strategy.extended
+    extended = extended_of(model.distribute_strategy)
     share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
     is_first = tf.equal(extended.place_here()[0], 0)
 
@@ -241,7 +243,7 @@ def sum_over_pipelines(
     metrics = metric_variables(model)
     parts = [part(v, v.value.aggregation) for v in metrics]
     parts += [part(v, tf.VariableAggregation.MEAN) for v in statistics]
-    sums = reduction.sum_over_replicas(parts, "metrics")
+    sums = extended.sum_over_replicas(parts, "metrics")
     totals, means = sums[: len(metrics)], sums[len(metrics) :]
     for variable, mean in zip(statistics, means, strict=True):
         variable.assign(mean)

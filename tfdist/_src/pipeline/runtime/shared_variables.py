@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.pipeline.partition.cut import Partition
-from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
 from tfdist._src.strategy.communication import part_communicators
 from tfdist._src.strategy.reduction import all_gather_slices
 
@@ -37,7 +37,7 @@ class SharedVariables:
         self._pipeline_rank = strategy.pipeline_rank
         self._shared = partition.shared
         self._kinds: dict[int, str] = {}
-        extended = strategy.extended
+        extended = pipeline_extended_of(strategy)
         pipeline = extended.mesh.pipeline_of(extended.group.topology.rank)
         self._owners: dict[int, int] = {}
         by_ranks: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}

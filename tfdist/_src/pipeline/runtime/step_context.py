@@ -13,7 +13,7 @@ from tfdist._src.keras.optimizers.gradient_sync import LateUpdate, not_finite_an
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.sharding import is_sharded
-from tfdist._src.strategy import reduction
+from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import Step, Turns, clip_by_norm, sum_of_squares
 from tfdist._src.xla import has_rows, or_zeros
 
@@ -102,11 +102,12 @@ class PipelineStep(Step):
         return results
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        replica, replicas = self._strategy.extended.place_here()
+        extended = extended_of(self._strategy)
+        replica, replicas = extended.place_here()
         local = self.own_parts(values)
         rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in local]
         stacked = [tf.tensordot(row, v, 0) for row, v in zip(rows, local, strict=True)]
-        return [tf.reduce_max(v, axis=0) for v in reduction.sum_over_replicas(stacked)]
+        return [tf.reduce_max(v, axis=0) for v in extended.sum_over_replicas(stacked)]
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
         return self._turns_at(variable).before(variable)
@@ -123,7 +124,7 @@ class PipelineStep(Step):
     def sums(self, variable: Any) -> bool:
         return self._engine.shared_variables.owns(variable)
 
-    def sum_over_replicas(
+    def sum_gradients_of_part(
         self,
         add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
@@ -161,7 +162,7 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
 
         def add_up(value: tf.Tensor) -> Any:
             total = strategy.pipeline_communicator.all_reduce([value])[0]
-            return reduction.sum_over_replicas(total)
+            return extended_of(strategy).sum_over_replicas(total)
 
         gradients = step.own_parts(gradients)
         overflowed = not_finite_anywhere(gradients, add_up)

@@ -10,13 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._src.data.call_context import current_context
 from tfdist._src.data.shares import share_of_rows, take_share
 from tfdist._src.global_view.resharding import Share
 from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import loss_tracker_of
 from tfdist._src.keras.fit import atomic_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
-from tfdist._src.keras.fit.call_checks import training_call
 from tfdist._src.keras.fit.compared_state import StageComparison
 from tfdist._src.keras.fit.metric_state import metric_variables, totals_of
 from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication, note_step
@@ -37,6 +37,7 @@ from tfdist._src.pipeline.runtime.logs import (
 from tfdist._src.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor
 from tfdist._src.pipeline.runtime.outputs import Outputs
 from tfdist._src.pipeline.runtime.step_context import PipelineStep, loss_scale, prepare_update
+from tfdist._src.strategy.extended import extended_of
 
 
 class StepRunner:
@@ -58,7 +59,7 @@ class StepRunner:
         self._strategy = strategy
         self._functions: dict[Any, Any] = {}
         self._timed = False
-        self.generation = strategy.extended.group.generation
+        self.generation = extended_of(strategy).group.generation
         self._layer_results = collect_layer_results(model.partition, strategy)
         self.logs: dict[str, Any] = {}
         self._compared = StageComparison(model)
@@ -81,10 +82,10 @@ class StepRunner:
         with propagating_errors(self._strategy):
             engine = self._engine
             is_fit = mode == "train" and isinstance(iterator, tf.distribute.DistributedIterator)
-            state = self._state(training_call() if is_fit else None)
+            state = self._state(current_context().training_call if is_fit else None)
             batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs, state)
         atomic = mode == "train" and atomic_step.applies(self._strategy)
-        progress = self._strategy.extended.progress
+        progress = extended_of(self._strategy).progress
         with progress.undoing() if atomic else contextlib.nullcontext():
             logs, totals, times = self._call(mode, batch, atomic=atomic)
         if totals:
@@ -95,7 +96,7 @@ class StepRunner:
         if mode == "train":
             progress.add(1, logged=atomic)
             rows = batch.rows.numpy().tolist()
-            own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
+            own = rows[extended_of(self._strategy).worker_rank] if engine.holds_last else 0
             record.add(1, own, sum(rows))
             step_exchange.grant(batch.asked or Request(0))
         return self.logs
@@ -134,7 +135,7 @@ class StepRunner:
         self._microbatches = microbatches
         x, targets = self._with_rows_of_others((x, targets), all_rows.numpy().tolist())
         specs = keras.tree.map_structure(spec_of, targets)
-        elastic = atomic and self._strategy.extended.group.elastic
+        elastic = atomic and extended_of(self._strategy).group.elastic
         key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
         if key not in self._functions:
             # Traced for any number of rows; else, the first shorter batch would cause a retrace.
@@ -154,7 +155,7 @@ class StepRunner:
         """
         if all(all_rows) or not any(all_rows):
             return data
-        extended = self._strategy.extended
+        extended = extended_of(self._strategy)
         own = all_rows[extended.worker_rank]
         leads = own > 0 and not any(all_rows[: extended.worker_rank])
 
@@ -183,7 +184,7 @@ class StepRunner:
         return int(min(self._strategy.microbatches, fewest))
 
     def _program(self, mode: str, microbatches: int, targets: Any, rows: int) -> MicrobatchExecutor:
-        group = self._strategy.extended.group
+        group = extended_of(self._strategy).group
         with self._in_replica():
             return agree_on_program(
                 self._engine, group, rows, mode, microbatches, targets, timed=self._timed
@@ -204,7 +205,7 @@ class StepRunner:
 
         with propagating_errors(self._strategy):
             if atomic:
-                group = self._strategy.extended.group
+                group = extended_of(self._strategy).group
                 scratch, confirm = self._engine.scratch, self._confirm if group.elastic else None
                 step = AtomicStep(self._model, compiled, scratch, confirm)
                 can = step.puts_update_off
@@ -218,11 +219,11 @@ class StepRunner:
 
     def _confirm(self) -> tf.Tensor:
         # If this is the only remaining pipeline, no other worker has the state of these stages.
-        return self._strategy.extended.group.native().all_reduce([tf.constant(1.0)])[0]
+        return extended_of(self._strategy).group.native().all_reduce([tf.constant(1.0)])[0]
 
     @contextlib.contextmanager
     def _in_replica(self) -> Iterator[None]:
-        extended = self._strategy.extended
+        extended = extended_of(self._strategy)
         with (
             self._strategy.scope(),
             tf.distribute.ReplicaContext(self._strategy, extended.worker_rank),
@@ -240,7 +241,7 @@ class StepRunner:
         all_rows: tf.Tensor,
         trial: Trial | None,
     ) -> Any:
-        rank = self._strategy.extended.worker_rank
+        rank = extended_of(self._strategy).worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)
         inputs = {} if x is None else self._engine.inputs(x)
         scale = tf.constant(1.0)
@@ -255,7 +256,7 @@ class StepRunner:
             outcome = program.run(feed)
             if mode == "predict":
                 return self._predictions(feed.outputs, microbatches, rows)
-            if self._strategy.extended.communicates:
+            if extended_of(self._strategy).communicates:
                 self._forget_without_rows(before, rows)
             loss = mean_loss(self._strategy, outcome, rows, total)
             statistics = [v for s in program.stages.values() for v in s.written]
@@ -298,7 +299,7 @@ class StepRunner:
 
     def _share(self, all_rows: tf.Tensor, microbatches: int) -> Share:
         """Returns the rows that this replica computes with."""
-        rank = self._strategy.extended.worker_rank
+        rank = extended_of(self._strategy).worker_rank
         own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
         counts = own > 0
         return Share(
@@ -323,7 +324,7 @@ class StepRunner:
             return None
         if mode == "predict":
             return Outputs(None, microbatches)
-        extended = self._strategy.extended
+        extended = extended_of(self._strategy)
         return Outputs(
             self._engine.outputs(mode, keras.tree.map_structure(spec_of, targets)),
             microbatches,
@@ -353,7 +354,7 @@ class StepRunner:
         loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
         results = self._model.get_metrics_result()
         totals: list[Any] = []
-        if self._strategy.extended.communicates:
+        if extended_of(self._strategy).communicates:
             results, totals = sum_over_pipelines(self._model, statistics, rows, total)
         kept = totals_of(self._model)
         if mode == "train" and kept is not None:
@@ -365,15 +366,15 @@ class StepRunner:
         if made is not None:
             parts = [[made.values[m][key] for key in graph.outputs] for m in range(microbatches)]
             outputs = [tf.concat(some, axis=0) for some in zip(*parts, strict=True)]
-            if self._strategy.extended.communicates:
+            if extended_of(self._strategy).communicates:
                 outputs = [tf.cond(rows > 0, lambda t=t: t, lambda t=t: t[:0]) for t in outputs]
         else:
             specs = self._engine.output_specs
             outputs = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
         pipeline = self._strategy.pipeline_communicator
         gathered = [pipeline.all_gather(t) for t in outputs]
-        if self._strategy.extended.communicates:
-            gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
+        if extended_of(self._strategy).communicates:
+            gathered = [extended_of(self._strategy).gather_rows([t]) for t in gathered]
         return self._engine.pack_outputs(gathered)
 
 

@@ -30,9 +30,10 @@ from tfdist._src.keras.saving.compression_files import load_state
 from tfdist._src.keras.saving.files import InStages
 from tfdist._src.pipeline.partition.cut import Partition, summary
 from tfdist._src.pipeline.partition.profiler import estimate
-from tfdist._src.pipeline.placement.strategy import HybridStrategy
+from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
 from tfdist._src.pipeline.runtime.channels import propagating_errors
 from tfdist._src.sharding import FullState, full_variables, sharded_by, trained_by
+from tfdist._src.strategy.extended import extended_of
 
 _Key: TypeAlias = tuple[int | None, int]
 """Identifies an optimizer variable: the number of its trainable variable, and its index there.
@@ -203,7 +204,8 @@ class Files:
         Yields:
             The full model on the chief, None elsewhere.
         """
-        group, mesh = self._strategy.extended.group, self._strategy.extended.mesh
+        extended = pipeline_extended_of(self._strategy)
+        group, mesh = extended.group, extended.mesh
         group.exchange("saving a PipelineModel, which all workers must do together", "")
         borrowed: list[Any] = []
         chiefs = group.topology.rank in mesh.pipeline_of(0)
@@ -308,7 +310,7 @@ class Files:
         if sharded_by(optimizer) is None:
             return [] if optimizer is None else list(optimizer.variables)
         state = FullState(optimizer)
-        extended = self._strategy.extended
+        extended = extended_of(self._strategy)
         with extended.group.naming_lost_workers():
             state.gather(extended.workers, keep=keep)
         return state.variables

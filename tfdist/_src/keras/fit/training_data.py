@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfdist._src.data.call_context import current_context, entered
 from tfdist._src.data.shares import RowsRead
 from tfdist._src.internals.iterators import (
     batches_seen,
@@ -18,16 +18,16 @@ from tfdist._src.internals.iterators import (
     stop_reading,
     unread_iterator,
 )
-from tfdist._src.keras.fit.live_data import LiveData
 from tfdist._src.keras.fit.position import (
     BatchSize,
     FirstIterator,
     IteratorStates,
     KeptRows,
-    OwnBatches,
     Position,
+    SeparateBatches,
     go_to,
 )
+from tfdist._src.keras.fit.reentry import Reentry
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
@@ -36,11 +36,12 @@ class TrainingData:
     """The data that a call of `fit` trains on.
 
     Attributes:
-        live: keeps the iterators when `fit` is entered again; None if it never is.
+        reentry: keeps the iterators when `fit` is entered again; None if it never is.
         validation: tracks the validation data; None if its position is not needed.
         iterators: the number of iterators that shuffle the dataset; each shuffles differently.
             Keras makes some that it never reads.
-        own: describes the data if workers read separate batches; None if they divide the same ones.
+        separate: describes the data if workers read separate batches; None if they divide the same
+            ones.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         first_epoch: `initial_epoch` of this call.
         resumed: whether an epoch has been resumed where another process left it.
@@ -48,10 +49,10 @@ class TrainingData:
     """
 
     def __init__(self) -> None:
-        self.live: LiveData | None = None
+        self.reentry: Reentry | None = None
         self.validation: ValidationData | None = None
-        self.own: OwnBatches | None = OwnBatches()
-        self._first = FirstIterator(lambda: self.live is not None)
+        self.separate: SeparateBatches | None = SeparateBatches()
+        self._first = FirstIterator(lambda: self.reentry is not None)
         self.first_epoch = 0
         self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
         self._begin()
@@ -81,24 +82,24 @@ class TrainingData:
     @property
     def batch_size(self) -> BatchSize | None:
         """The size of batches, if it changes with the group."""
-        size = None if self.live is None else self.live.batch_size
+        size = None if self.reentry is None else self.reentry.batch_size
         return size if size is not None and size.is_kept else None
 
     def enter_epoch(self, epoch: int) -> None:
         """Records the epoch that Keras's loop enters."""
-        if self.live is not None:
-            self.live.epoch = epoch
+        if self.reentry is not None:
+            self.reentry.epoch = epoch
         self.update_length()
 
     def update_length(self) -> None:
         """Makes Keras expect the number of batches that the epoch has in the current group."""
-        if self.batch_size is None or self.live is None:
+        if self.batch_size is None or self.reentry is None:
             return
-        number = self.live.batches_to_count()
+        number = self.reentry.batches_to_count()
         if self._resume_at is not None:
             position = self._resume_at[0]
             read = position.rows.read if position.rows else RowsRead(position.batches)
-            known = self.batch_size.own_batches is not None
+            known = self.batch_size.dataset_batches is not None
             number = position.batches + self.batch_size.left(read) if known else None
         set_number_of_batches(self._epochs, number)
 
@@ -115,7 +116,7 @@ class TrainingData:
         if position.rows is not None and self.batch_size is not None:
             self.batch_size.keep(position.rows)
         elif not anew:
-            position.check_own_batches()
+            position.check_dataset_batches()
 
     def enter_again(self) -> None:
         """Lets `fit` be entered again with this data."""
@@ -178,8 +179,10 @@ class TrainingData:
             at_epoch=self._at_epoch,
             state=state,
             fresh=fresh_state,
-            is_common=self.live is not None and self.own is None,
-            rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
+            is_common=self.reentry is not None and self.separate is None,
+            rows=self._rows(
+                RowsRead() if fresh or self.reentry is None else self.reentry.replay.read()
+            ),
             begun=current is not None and not fresh,
             data=self._states.description,
         )
@@ -190,13 +193,13 @@ class TrainingData:
         Args:
             batches: the number of trained batches of the epoch that was read last.
         """
-        assert self.live is not None
-        position = self.read(epoch_ends=self.live.has_ended)
-        if self.live.has_ended or not self.live.taken:
+        assert self.reentry is not None
+        position = self.read(epoch_ends=self.reentry.has_ended)
+        if self.reentry.has_ended or not self.reentry.taken:
             return position
-        taken = self.live.taken
-        counted = taken - self.live.uncounted
-        read = self.live.replay.read(before_last=self.live.has_untrained(batches))
+        taken = self.reentry.taken
+        counted = taken - self.reentry.uncounted
+        read = self.reentry.replay.read(before_last=self.reentry.has_untrained(batches))
         begun = batches - batches % self._epochs.steps_per_execution
         return dataclasses.replace(
             position,
@@ -245,11 +248,11 @@ class TrainingData:
             advance: Keras's function for the next step.
             begun: called with each new iterator.
         """
-        if self.live is not None and self.live.stops():
+        if self.reentry is not None and self.reentry.stops():
             raise StopIteration
         if self._resume_at is None:
-            if self.live is not None:
-                step, is_new = self.live.advance(advance, lambda one: self._with_new(one, begun))
+            if self.reentry is not None:
+                step, is_new = self.reentry.advance(advance, lambda one: self._with_new(one, begun))
                 return self._taken(step) if is_new else step
             return self._taken(self._with_new(advance(), begun))
         position, epochs, batch, ready = self._resume_at
@@ -259,8 +262,8 @@ class TrainingData:
         self._first.made(step[-1])
         if position.batches or position.begun:  # Otherwise, `begun` took no batch there.
             self._with_new(step, begun)
-        replay = self.live.replay if self.live is not None and self.batch_size else None
-        if self.own is None or not (self.joins and self.own.is_shared_out):
+        replay = self.reentry.replay if self.reentry is not None and self.batch_size else None
+        if self.separate is None or not (self.joins and self.separate.is_shared_out):
             self.skipped = go_to(step[-1], position, self._epochs, replay)
         self._with_new(step, begun)
         self.joins = False
@@ -270,8 +273,8 @@ class TrainingData:
         set_batches_seen(self._epochs, position.steps_seen - batch // each * each + each)
         while step[0] + each <= batch:
             step = advance()
-        if self.live is not None:
-            self.live.resume(step, batch)
+        if self.reentry is not None:
+            self.reentry.resume(step, batch)
         return self._taken(step)
 
     def _rows(self, read: RowsRead) -> KeptRows | None:
@@ -302,32 +305,24 @@ class TrainingData:
         return epochs
 
 
-class _Here(threading.local):
-    data: TrainingData | None = None
-
-
-_here = _Here()
-
-
 @contextlib.contextmanager
-def training_data() -> Iterator[TrainingData]:
+def tracked_data() -> Iterator[TrainingData]:
     """Within this context, `current_data()` returns the training data of this thread's `fit`."""
-    outer, _here.data = _here.data, TrainingData()
-    try:
-        yield _here.data
-    finally:
-        _here.data = outer
+    data = TrainingData()
+    with entered(dataclasses.replace(current_context(), training_data=data)):
+        yield data
 
 
 def current_data() -> TrainingData | None:
     """The data of this thread's `fit`, if its position is tracked; else None."""
-    return _here.data
+    data = current_context().training_data
+    return data if isinstance(data, TrainingData) else None
 
 
-def batches_done() -> int:
+def take_batches_done() -> int:
     """The number of batches already trained in the step that Keras's loop is about to run."""
     data = current_data()
-    if data is None or data.live is None:
+    if data is None or data.reentry is None:
         return 0
-    done, data.live.batches_done = data.live.batches_done, 0
+    done, data.reentry.batches_done = data.reentry.batches_done, 0
     return done

@@ -7,6 +7,7 @@ Values that a dataset draws in Python may differ there.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator
@@ -16,20 +17,20 @@ import tensorflow as tf
 
 from tfdist._src.comm import native_ops
 from tfdist._src.comm.native_communicator import NativeCommunicator
-from tfdist._src.data.distribute import distribute_nothing, form_of_batches, note_next
-from tfdist._src.data.first_batch import FirstBatch, different_data, first_batch_watched
-from tfdist._src.data.shares import replaying
+from tfdist._src.data.call_context import current_context, entered
+from tfdist._src.data.distribute import distribute_nothing, form_of_batches
+from tfdist._src.data.first_batch import FirstBatch, different_data
 from tfdist._src.internals.extended import end_of
 from tfdist._src.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist._src.internals.keras import TFEpochIterator, made_under
 from tfdist._src.internals.tensorflow import end_in_background
-from tfdist._src.keras.fit.call_checks import reads_own_batches
-from tfdist._src.keras.fit.data_position import TrainingData, current_data
-from tfdist._src.keras.fit.live_data import LiveData, Step
-from tfdist._src.keras.fit.position import OwnBatches
+from tfdist._src.keras.fit.call_checks import only_tfdist_reads_batches
+from tfdist._src.keras.fit.position import SeparateBatches
+from tfdist._src.keras.fit.reentry import Reentry, Step
+from tfdist._src.keras.fit.training_data import TrainingData, current_data
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.patching import patch
-from tfdist._src.strategy.extended import ReplicatedExtended
+from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, extended_of
 
 
 def advance_compared(
@@ -45,23 +46,23 @@ def advance_compared(
     Raises:
         ProgramMismatchError: this worker has joined and reads different data.
     """
-    live = data.live
-    if live is None or not live.compares or batches is None:
+    reentry = data.reentry
+    if reentry is None or not reentry.compares or batches is None:
         return advance()
     try:
         step = advance()
     except StopIteration:
-        _compare(batches, live, None)
+        _compare(batches, reentry, None)
         raise
-    _compare(batches, live, step[-1])
+    _compare(batches, reentry, step[-1])
     return step
 
 
-def _compare(batches: FirstBatch, live: LiveData, iterator: Any) -> None:
-    batches.compare_next(iterator, live.replay, is_new=live.came_later)
+def _compare(batches: FirstBatch, reentry: Reentry, iterator: Any) -> None:
+    batches.compare_next(iterator, reentry.replay, is_new=reentry.came_later)
     if iterator is not None:
         iterator.whole = batches.whole
-    live.compares = False
+    reentry.compares = False
 
 
 def install() -> None:
@@ -72,22 +73,21 @@ def install() -> None:
 
     @functools.wraps(begin)
     def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
-        extended = distribute_strategy.extended
+        extended = extended_if_ours(distribute_strategy)
         data = current_data()
         self._training_data = data if data is not None and data.belongs_to(self) else None
-        ours = isinstance(extended, ReplicatedExtended)
-        if not (ours and (extended.communicates or extended.process_count > 1)):
+        if extended is None or not (extended.communicates or extended.process_count > 1):
             begin(self, distribute_strategy, *args, **kw)
             return
-        live = self._training_data.live if self._training_data is not None else None
-        if live is not None and live.take_over(self):
+        reentry = self._training_data.reentry if self._training_data is not None else None
+        if reentry is not None and reentry.take_over(self):
             return
         _distribute(self, extended, lambda: begin(self, distribute_strategy, *args, **kw))
 
     @functools.wraps(reset)
     def reset_agreed(self: Any) -> None:
         data: TrainingData | None = getattr(self, "_training_data", None)
-        if data is not None and data.live is not None and data.live.goes_on:
+        if data is not None and data.reentry is not None and data.reentry.goes_on:
             return
         reset(self)
         self._num_batches = getattr(self, "_agreed", self._num_batches)
@@ -95,13 +95,13 @@ def install() -> None:
     @functools.wraps(enter)
     def enter_epoch(self: Any) -> Any:
         data: TrainingData | None = getattr(self, "_training_data", None)
-        if data is not None and data.live is not None and data.own is not None:
-            _follow_group(self, data, data.live, data.own)
+        if data is not None and data.reentry is not None and data.separate is not None:
+            _follow_group(self, data, data.reentry, data.separate)
         if (validation := _validation(self)) is not None:
             running = current_data()
             assert running is not None
-            live = running.live
-            validation.begins(self, running, live.epoch if live is not None else 0)
+            reentry = running.reentry
+            validation.begins(self, running, reentry.epoch if reentry is not None else 0)
         return enter(self)
 
     @functools.wraps(advance)
@@ -113,9 +113,11 @@ def install() -> None:
                 if data is not None and data.joins:
                     self._first_batch.skip(iterator)
                 else:
-                    later = data is not None and data.live is not None and data.live.came_later
+                    later = (
+                        data is not None and data.reentry is not None and data.reentry.came_later
+                    )
                     self._first_batch.compare(iterator, is_new=later)
-                if data is not None and data.live is not None and data.live.replay.keeps_rows:
+                if data is not None and data.reentry is not None and data.reentry.replay.keeps_rows:
                     self._first_batch.refuse_unlike_rows()
                 iterator.whole = self._first_batch.whole
                 if iterator is not self._begun:
@@ -131,7 +133,8 @@ def install() -> None:
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])
         begun(step[-1])
-        note_next(form_of_batches(step[-1], rows_of_batches(self, last_of(self, step))))
+        rows = rows_of_batches(self, last_of(self, step))
+        current_context().next_form = form_of_batches(step[-1], rows)
         return step
 
     @functools.wraps(catch)
@@ -140,10 +143,10 @@ def install() -> None:
         with catch(self):
             yield
         data: TrainingData | None = getattr(self, "_training_data", None)
-        if data is not None and data.live is not None:
-            data.live.end()
+        if data is not None and data.reentry is not None:
+            data.reentry.end()
         if hasattr(self, "_first_batch"):
-            _check_all_ended(made_under(self).extended)
+            _check_all_ended(extended_of(made_under(self)))
 
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)
@@ -188,15 +191,16 @@ def _validation(self: Any) -> ValidationData | None:
     return validation if validation is not None and validation.belongs_to(self) else None
 
 
-def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:
+def _distribute(self: Any, extended: ReplicatedExtended, distribute: Callable[[], object]) -> None:
     """Distributes the data of Keras's epoch iterator; all workers call this together."""
     data: TrainingData | None = self._training_data
-    live = None if data is None else data.live
+    reentry = None if data is None else data.reentry
     self._begun = None
-    replay = live.replay if live is not None else None
-    tells_rows = extended.spans_workers and reads_own_batches()
-    watched = first_batch_watched(extended.group, tells_rows=tells_rows)
-    with watched as self._first_batch, replaying(replay):
+    replay = reentry.replay if reentry is not None else None
+    tells_rows = extended.spans_workers and only_tfdist_reads_batches()
+    self._first_batch = FirstBatch(extended.group, tells_rows=tells_rows)
+    context = current_context()
+    with entered(dataclasses.replace(context, first_batch=self._first_batch, replay=replay)):
         distribute()
     # Workers with different data may have different numbers of batches; an epoch lasts until
     # the last one runs out.
@@ -207,7 +211,7 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     sizes = [json.loads(text) for text in texts]
     for rank, size in enumerate(sizes):
         # A worker that joins in the middle of an epoch has none of its batches.
-        if self._first_batch.watches and live is None and size != sizes[0]:
+        if self._first_batch.watches and reentry is None and size != sizes[0]:
             raise different_data(
                 extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
             )
@@ -215,9 +219,9 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     self._agreed = None if None in counts else max(counts)
     self._num_batches = self._agreed
     if data is not None:
-        data.own = None if self._first_batch.watches else _own_batches(self, extended)
-    if live is not None:
-        live.batch_size.own_batches = self._agreed
+        data.separate = None if self._first_batch.watches else _separate_batches(self, extended)
+    if reentry is not None:
+        reentry.batch_size.dataset_batches = self._agreed
 
 
 def _described(size: tuple[int | None, int | None]) -> str:
@@ -226,38 +230,40 @@ def _described(size: tuple[int | None, int | None]) -> str:
     return f"{count}, the last one of {last} rows" if last else count
 
 
-def _own_batches(self: Any, extended: Any) -> OwnBatches:
+def _separate_batches(self: Any, extended: ReplicatedExtended) -> SeparateBatches:
     given = self.data_adapter.get_tf_dataset()
     is_ours = not (extended.in_stages or isinstance(given, tf.distribute.DistributedDataset))
-    return OwnBatches(extended.group.generation, self._agreed, is_shared_out=is_ours)
+    return SeparateBatches(extended.group.generation, self._agreed, is_shared_out=is_ours)
 
 
-def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
+def _follow_group(
+    self: Any, data: TrainingData, reentry: Reentry, separate: SeparateBatches
+) -> None:
     """Makes each worker read its share in the group that exists when an epoch begins.
 
     A worker that joins in the middle of an epoch reads nothing of it: the others have divided it.
     """
     strategy = made_under(self)
-    is_current = own.generation == strategy.extended.group.generation
-    if not own.is_shared_out or is_current or live.read >= live.epoch:
+    is_current = separate.generation == extended_of(strategy).group.generation
+    if not separate.is_shared_out or is_current or reentry.read >= reentry.epoch:
         return
     dataset = self.data_adapter.get_tf_dataset()
     if not data.joins:
         self._num_batches = self.data_adapter.num_batches
         share = strategy.experimental_distribute_dataset
-        _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
+        _distribute(self, extended_of(strategy), lambda: replace_dataset(self, share(dataset)))
         return
-    with replaying(live.replay):
-        replace_dataset(self, distribute_nothing(strategy.extended, dataset))
-    self._agreed = self._num_batches = own.count
+    with entered(dataclasses.replace(current_context(), replay=reentry.replay)):
+        replace_dataset(self, distribute_nothing(extended_of(strategy), dataset))
+    self._agreed = self._num_batches = separate.count
 
 
 def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(get)
     def get_counted(self: Any) -> Any:
         data: TrainingData | None = getattr(self, "_training_data", None)
-        if data is not None and data.live is not None:
-            iterator = data.live.iterator()
+        if data is not None and data.reentry is not None:
+            iterator = data.reentry.iterator()
             if iterator is not None:
                 return iterator
         if data is not None:

@@ -19,7 +19,7 @@ Step = tuple[Any, ...]
 """A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
 
 
-class LiveData:
+class Reentry:
     """Lets Keras's loops continue with the same iterators when `fit` is entered again.
 
     Args:
@@ -105,7 +105,7 @@ class LiveData:
 
     def batches_to_count(self) -> int | None:
         """The number of batches at which Keras ends the epoch's iterator; None if unknown."""
-        if self.batch_size.own_batches is None:
+        if self.batch_size.dataset_batches is None:
             return None
         if self.has_ended:
             given = self.replay.given - self._given

@@ -1,0 +1,73 @@
+"""The context of the running call of `fit`, `evaluate`, `predict` or `train_on_batch`.
+
+Keras creates and reads datasets deep within these calls and passes nothing of tfdist's along.
+Instead, the calls set the context of their thread, and the code that runs within them reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist._src.data.first_batch import FirstBatch
+from tfdist._src.data.shares import BatchForm, Replay
+
+
+class Call:
+    """The identity of a call."""
+
+
+@dataclass
+class CallContext:
+    """The state of a running call; a call within another one inherits it.
+
+    Attributes:
+        model: the model of the innermost call; None outside of calls.
+        call: identifies the innermost call if it is `fit`, `evaluate` or `predict`; else None.
+        training_call: identifies the innermost call if it is `fit` or `train_on_batch`; else None.
+        training_data: the `TrainingData` of the innermost `fit`, if its position is tracked.
+        in_order: whether distributed datasets split their batches, regardless of their auto-shard
+            policy. The concatenated rows of all workers are then in the dataset's order.
+        first_batch: watches the datasets that are being distributed, if any.
+        replay: the datasets that are being distributed pass through it, if any.
+        next_form: the known properties of the batches that Keras's loop has taken last.
+    """
+
+    model: Any = None
+    call: Call | None = None
+    training_call: Call | None = None
+    training_data: object | None = None
+    in_order: bool = False
+    first_batch: FirstBatch | None = None
+    replay: Replay | None = None
+    next_form: BatchForm = field(default_factory=BatchForm)
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.context = CallContext()
+
+
+_this_thread = _ThisThread()
+
+
+def current_context() -> CallContext:
+    """The context of the call that runs in this thread; an empty one outside of calls."""
+    return _this_thread.context
+
+
+@contextlib.contextmanager
+def entered(context: CallContext) -> Iterator[None]:
+    """Makes a context the current one of this thread.
+
+    Args:
+        context: a changed copy of the current one, by `dataclasses.replace`.
+    """
+    outer, _this_thread.context = _this_thread.context, context
+    try:
+        yield
+    finally:
+        _this_thread.context = outer
