@@ -157,7 +157,6 @@ class Ranks:
                 "TFDIST_COLLECTIVE_TIMEOUT": "200",
                 "TFDIST_START_TIMEOUT": "200",
                 # A machine that is busy with other work is no sign of death.
-                "TFDIST_LINK_TIMEOUT": os.environ.get("TFDIST_LINK_TIMEOUT", "60"),
                 "TFDIST_SILENCE_WARNING": os.environ.get("TFDIST_SILENCE_WARNING", "60"),
                 "TFDIST_STALL_WARNING": os.environ.get("TFDIST_STALL_WARNING", "30"),
                 "TFDIST_HEARTBEAT_TIMEOUT": os.environ.get("TFDIST_HEARTBEAT_TIMEOUT", "60"),

@@ -115,8 +115,10 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
   same.failures = joined.failures;
   if (Agree(joined, same)) {
     const bool mine = FailedMore(joined.failures, other_joined.failures);
-    return Error(Code::kUnavailable, (mine ? rank : other_rank) +
-                                         " has gone on after a step that has failed there alone.");
+    const std::string& failed = mine ? rank : other_rank;
+    return Error(Code::kUnavailable,
+                 failed + " has gone on after a step that has failed there alone.", Event::kFailed,
+                 failed);
   }
   const auto side = [](const std::string& name, const Fingerprint& f) {
     return name + " is in " + Describe(f) + " (number " + std::to_string(f.sequence) + ")";
