@@ -185,12 +185,13 @@ def test_those_that_are_left_wait_for_others(training, form, saves):
 
 
 ME, OTHER_ONE = Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")
+GROUP = Topology((ME, OTHER_ONE))
 
 
 @pytest.fixture
 def session():
     session = Session(Topology(), {}, Options())
-    session.topology = Topology((ME, OTHER_ONE))
+    session.topology = GROUP
     yield session
     session.close()
 
@@ -210,7 +211,7 @@ def test_those_that_are_left_wait_for_a_worker_whose_step_has_failed(training, s
 
 @pytest.mark.parametrize("event", [FAILED, LEFT])
 def test_a_worker_that_has_said_farewell_is_lost_later(session, event):
-    farewell = find_farewell(UNAVAILABLE, str(ME), [caused(OTHER), caused(event)])
+    farewell = find_farewell(UNAVAILABLE, GROUP, [caused(OTHER), caused(event)])
     assert farewell.event == event
     session.fail("its process has ended")
     assert await_end(farewell, session, FAR, check=lambda: None)
@@ -222,10 +223,10 @@ def test_a_worker_that_leaves_is_not_lost(session):
 
 
 def test_nobody_waits_for_a_farewell_of_its_own():
-    for causes in ([], [caused(OTHER)], [caused(FAILED, ME)]):
-        assert find_farewell(UNAVAILABLE, str(ME), causes) is None
+    for causes in ([], [caused(OTHER)], [caused(FAILED, ME)], [caused(FAILED, f"{ME} GPU:1")]):
+        assert find_farewell(UNAVAILABLE, GROUP, causes) is None
     for error in (ValueError(), GroupLostError()):
-        assert find_farewell(error, str(ME), [caused(FAILED)]) is None
+        assert find_farewell(error, GROUP, [caused(FAILED)]) is None
 
 
 def test_whether_an_error_is_a_loss_is_known_at_once():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from tfdist._src.cluster import Loss, Membership, Session
+from tfdist._src.cluster import Loss, Membership, Session, Topology
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.cause import FAILED, LEFT, SILENT, Cause
 from tfdist._src.group import Group
@@ -164,17 +164,23 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
     return False
 
 
-def find_farewell(error: BaseException, me: str, causes: Sequence[Cause]) -> Cause | None:
+def find_farewell(
+    error: BaseException, topology: Topology, causes: Sequence[Cause]
+) -> Cause | None:
     """Returns another worker's report that its step has failed, or that it leaves, if any.
 
     Args:
         error: the error, raised in `fit`.
-        me: the name of this worker.
-        causes: why communicators of the group were aborted.
+        topology: the group.
+        causes: why communicators of this process were aborted.
     """
     if not _may_come_from_others(error):
         return None
-    return next((one for one in causes if one.event in (FAILED, LEFT) and one.worker != me), None)
+    # Communicators among this worker's devices name these.
+    workers = enumerate(topology.workers)
+    others = {str(worker) for rank, worker in workers if rank != topology.rank}
+    said = (one for one in causes if one.event in (FAILED, LEFT) and one.worker in others)
+    return next(said, None)
 
 
 def await_end(
@@ -316,7 +322,7 @@ class Recovery:
         group, causes = self._group, self._group.causes()
         if is_loss(error, group.session, causes):
             return True
-        farewell = find_farewell(error, str(group.topology.me), causes)
+        farewell = find_farewell(error, group.topology, causes)
         if farewell is None:
             return False
         silence = group.options.heartbeat_timeout
