@@ -29,9 +29,9 @@ training goes on by one of the backends:
   torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun, which loads what
             rank 0 has saved; pip install torch==2.13.0
 
-A stopped worker is noticed after --silence seconds: TFDIST_LINK_TIMEOUT, TFDIST_HEARTBEAT_TIMEOUT
-and the timeout of torch's process group. The backends take turns, each in a new job. Those that
-cannot run are reported with the reason.
+A stopped worker is noticed after --silence seconds: TFDIST_HEARTBEAT_TIMEOUT and the timeout of
+torch's process group. The backends take turns, each in a new job. Those that cannot run are reported
+with the reason.
 """
 
 from __future__ import annotations

@@ -102,7 +102,6 @@ def settings(silence: float) -> dict[str, str]:
         silence: seconds after which a worker that says nothing counts as lost.
     """
     return {
-        "TFDIST_LINK_TIMEOUT": str(silence),
         "TFDIST_HEARTBEAT_TIMEOUT": str(silence),
         "CUDA_VISIBLE_DEVICES": "",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -1,5 +1,6 @@
 """Sessions, with threads as ranks."""
 
+import os
 import threading
 import time
 
@@ -7,7 +8,7 @@ import pytest
 
 from tests.harness.deadlines import FAR
 from tests.harness.tiers import exhaustive
-from tfdist._src.cluster import Session, Topology
+from tfdist._src.cluster import Loss, Session, Topology
 from tfdist._src.cluster.net.framing import encode
 from tfdist._src.cluster.session import session as session_module
 from tfdist._src.options import Options
@@ -207,6 +208,55 @@ def test_silence_is_a_loss(sessions, monkeypatch):
     assert "rank 1, worker 1 (" in message
     assert "no sign of life for 3 s" in message
     assert group[0].silent_ranks == group[2].silent_ranks == group[0].lost_ranks == [1]
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_detector_reports_a_loss(sessions, rank):
+    group = sessions(3)
+    worker = str(group[0].topology.workers[1])
+    found, told = [], threading.Event()
+    group[rank].detect_by(lambda: found[0] if found else None)
+    group[rank].on_peer_lost(lambda message: told.set())
+    found.append(Loss(worker, f"{worker} is lost: no sign of life for 60 s.", silent=True))
+    assert not told.is_set()
+    os.write(group[rank].news, b"!")
+    assert told.wait(FAR)
+    message = f"rank 1, {worker} is lost: no sign of life for 60 s; see its log"
+    assert group[rank].failure == message
+    assert group[rank].silent_ranks == group[rank].lost_ranks == [1]
+    assert group[rank].loss == Loss(worker, message, silent=True)
+    # Rank 0 speaks for all; the core of another rank has told all others by itself.
+    if rank == 0:
+        heard = threading.Event()
+        group[2].on_peer_lost(lambda message: heard.set())
+        assert heard.wait(FAR)
+        assert group[2].loss == group[0].loss
+
+
+def test_a_detector_that_has_found_a_loss_or_raises(sessions, capsys):
+    group = sessions(2)
+    told = threading.Event()
+    group[0].on_peer_lost(lambda message: told.set())
+
+    def detect():
+        if threading.current_thread() is not threading.main_thread():
+            raise ZeroDivisionError
+
+    group[0].detect_by(detect)
+    os.write(group[0].news, b"!")
+    worker = str(group[0].topology.workers[1])
+    group[1].detect_by(lambda: Loss(worker, "it is lost."))
+    assert group[1].lost_ranks == [1]
+    cut(group[1], 0)
+    assert told.wait(FAR)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_single_process_has_no_news():
+    session = alone()
+    assert session.news < 0
+    assert session.loss is None
+    session.close()
 
 
 @exhaustive

@@ -172,7 +172,7 @@ def _said(call: Callable[[], Any]) -> str:
         return f"no error: {call()}"
     except Exception as error:
         text = str(error)
-        text = re.sub(r"\{\{function_node \S+\}\} | \[Op:\w+\] name:.*|It was noticed.*", "", text)
+        text = re.sub(r"\{\{function_node \S+\}\} | \[Op:\w+\] name:.*|Detected in.*", "", text)
         text = re.sub(r"(this process|worker \d+ \(\S+?\)):? ?(?=mesh|already)", "", text)
         text = re.sub(r"assertion failed: |[\[\]',\"\\]", "", text.split("\n")[0])
         return f"{type(error).__name__}: {re.sub(r'(-?[0-9]+ ?)+', 'N ', text).strip()}"

@@ -53,7 +53,7 @@ def start(addresses, index, program=PROGRAM):
     more = {
         "TF_CONFIG": tf_config(addresses, index),
         "TFDIST_COLLECTIVE_TIMEOUT": str(FAR),
-        "TFDIST_LINK_TIMEOUT": str(FAR),
+        "TFDIST_HEARTBEAT_TIMEOUT": str(FAR),
         "TFDIST_STALL_WARNING": "1",
     }
     command = [sys.executable, "-c", program]

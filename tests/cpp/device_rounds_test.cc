@@ -52,7 +52,8 @@ void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
       if (number % 5 == 3) return;
       Reduce(c, memory);
       Message(c, memory, 9000);
-      if (number % 5 == 1 && c.rank() == 0) c.Abort(Code::kUnavailable, "a round ends early");
+      if (number % 5 == 1 && c.rank() == 0)
+        c.Abort(Error(Code::kUnavailable, "a round ends early"));
       if (number % 5 == 2 && c.rank() == 1) return c.Close();
       if (number % 5 == 4) return Launch(c, memory, 9000);
       for (int i = 0; i < 3; ++i) Reduce(c, memory);

@@ -11,6 +11,17 @@
 namespace tfdist::testing {
 namespace {
 
+Error Failed(const std::string& message) {
+  return Error(Code::kUnavailable, message, Event::kFailed, "rank 1");
+}
+
+// Whether a group has ended by an event of a worker, in which an operation of this rank has failed.
+bool EndedBy(Communicator& c, Event event, const std::string& worker) {
+  const auto aborted = c.Aborted();
+  return aborted && aborted->cause.event() == event && aborted->cause.worker() == worker &&
+         aborted->detected && aborted->detected->rank == c.rank();
+}
+
 void Deadline(Plan plan) {
   plan.timeout_seconds = 1;
   plan.stall_seconds = 0.2;
@@ -34,7 +45,7 @@ void AbortedByOne(const Plan& plan, Kind kind, size_t count) {
     if (c.rank() == 1) {
       user = std::thread([&c] {
         std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        c.Abort(Code::kUnavailable, "the user pressed a key");
+        c.Abort(Error(Code::kUnavailable, "the user pressed a key"));
       });
       if (count == 0) user.join();
     }
@@ -42,7 +53,7 @@ void AbortedByOne(const Plan& plan, Kind kind, size_t count) {
         [&] {
           for (;;) Do(c, kind, count);
         },
-        Code::kUnavailable, {"the user pressed a key. It was noticed in"});
+        Code::kUnavailable, {"the user pressed a key. Detected in"});
     if (user.joinable()) user.join();
   });
 }
@@ -53,6 +64,7 @@ void LeftByOne(const Plan& plan, Kind kind) {
     if (c.rank() == 1) return c.Close();
     ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable,
                 {"rank 1 has left the group: its program has ended"});
+    EXPECT(EndedBy(c, Event::kLeft, "rank 1"));
   });
 }
 
@@ -71,9 +83,12 @@ void StepFailsOnOne(const Plan& plan, Kind kind, bool goes_on) {
   std::atomic<int> waiting{plan.ranks - 1};
   OnEachRank(plan, [&](Communicator& c) {
     Do(c, Kind::kBarrier, 0);
-    const std::vector<std::string> words{"rank 1 failed: the disk is full. It was noticed in"};
-    if (c.rank() == 1) c.StepFailed("rank 1 failed: the disk is full.");
-    if (c.rank() != 1 || goes_on) ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable, words);
+    const std::vector<std::string> words{"rank 1 failed: the disk is full. Detected in"};
+    if (c.rank() == 1) c.StepFailed(Failed("rank 1 failed: the disk is full."));
+    if (c.rank() != 1 || goes_on) {
+      ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable, words);
+      EXPECT(EndedBy(c, Event::kFailed, "rank 1"));
+    }
     if (c.rank() != 1) --waiting;
     while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   });
@@ -84,7 +99,7 @@ void StepFailsOnAll(const Plan& plan, Kind kind) {
   OnEachRank(plan, [&](Communicator& c) {
     for (int round = 0; round < 3; ++round) {
       Do(c, kind, 10);
-      c.StepFailed("a disk is full");
+      c.StepFailed(Failed("a disk is full"));
     }
     Do(c, kind, 10);
   });
@@ -103,7 +118,7 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
       call.operation.cancellation = std::make_shared<Cancellation>();
       call.operation.cancellation->Ask();
       ExpectError([&] { c.Run(std::move(call.operation)); }, Code::kUnavailable, {ending});
-      if (says_why) c.StepFailed("rank 1 failed: the disk is full.");
+      if (says_why) c.StepFailed(Failed("rank 1 failed: the disk is full."));
       ended = true;
     }
     while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -113,6 +128,7 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
           for (;;) Do(c, Kind::kAllReduce, 10);
         },
         Code::kUnavailable, {says_why ? "rank 1 failed: the disk is full" : ending});
+    if (c.rank() != 1) EXPECT(EndedBy(c, Event::kFailed, "rank 1"));
   });
 }
 

@@ -163,12 +163,12 @@ void OnRanks(const Plan& plan, const std::string& base,
 
 void OneAborts(const Plan& plan, const std::string& base) {
   OnRanks(plan, base, [](Communicator& c, const std::string& path) {
-    if (c.rank() == 1) c.Abort(Code::kUnavailable, "boom \"quoted\"");
+    if (c.rank() == 1) c.Abort(Error(Code::kUnavailable, "boom \"quoted\""));
     ExpectError([&] { Do(c, Kind::kAllReduce, 1000); }, Code::kUnavailable, {"boom"});
     Flush();
     const std::string text = Await(path, {"Thread of rank"});
     EXPECT(Has(text, Reason("error") + R"(,"communicator":"test","message":"boom \"quoted\"")"));
-    EXPECT(Has(text, R"("aborted":"boom \"quoted\"")") && Has(text, R"("steps":0)"));
+    EXPECT(Has(text, R"("aborted":{"message":"boom \"quoted\"",)") && Has(text, R"("steps":0)"));
     EXPECT(Count(text, Reason("error")) == 1 && Count(text, "\"communicator\"") == 1);
     EXPECT(Has(text, "\"rank\":" + std::to_string(c.rank()) + ",\"size\":3,\"worker\""));
     EXPECT(Count(text, "\"heard_ns\"") == 2 && Has(text, "\"kind\":\"barrier\""));
@@ -482,7 +482,7 @@ void FromAllSides() {
         Ask(i % 2 ? "stall" : "waited", "one of many");
         if (i % 50 == c.rank()) kill(getpid(), SIGUSR1);
       }
-      if (c.rank() == 0) c.Abort(Code::kUnavailable, "given up");
+      if (c.rank() == 0) c.Abort(Error(Code::kUnavailable, "given up"));
       ExpectError([&] { Do(c, Kind::kBarrier, 0); }, Code::kUnavailable, {"given up"});
       c.Close();
       Flush();
@@ -490,7 +490,7 @@ void FromAllSides() {
       const std::lock_guard<std::mutex> lock(mutex);
       open.erase(std::find(open.begin(), open.end(), &c));
     });
-    EXPECT(Has(Read(path), R"("aborted":"given up")"));
+    EXPECT(Has(Read(path), R"("aborted":{"message":"given up",)"));
   }
   Ask("error", "the end");
   Flush();

@@ -19,6 +19,8 @@ Frame Sample(int i) {
   frame.kind = static_cast<FrameKind>(1 + i % 5);
   frame.code = tfdist::Code::kMismatch;
   if (frame.kind == FrameKind::kAbort) {
+    frame.event = tfdist::Event::kSilent;
+    frame.worker = "worker 1 (b:1)";
     frame.message = "a reason";
     return frame;
   }
@@ -28,6 +30,7 @@ Frame Sample(int i) {
   }
   if (frame.kind == FrameKind::kFailure) {
     frame.failures = static_cast<uint8_t>(i);
+    frame.event = tfdist::Event::kFailed;
     frame.message = "another reason";
     return frame;
   }
@@ -122,6 +125,19 @@ void Waited() {
   Expect(decoded.message.size() == tfdist::kLongestMessage, "A message was not cut.");
 }
 
+// The worker of an abort is cut, and separated from its message, by whatever either contains.
+void Causes() {
+  Frame frame = Sample(1);
+  Expect(frame.kind == FrameKind::kAbort, "The sample is another one.");
+  frame.worker = "worker\n\x1b" + std::string(1 << 20, 'x');
+  frame.message = "one\ntwo";
+  const Frame decoded = Decoded(frame);
+  Expect(decoded.event == frame.event, "The event has changed.");
+  Expect(decoded.worker == "worker??" + decoded.worker.substr(8), "A worker was not printable.");
+  Expect(decoded.worker.size() == tfdist::kLongestName, "A worker was not cut.");
+  Expect(decoded.message == "one?two", "A message was cut in two.");
+}
+
 void Refusals() {
   const std::string wrong[] = {
       std::string(8, '\xff'),                               // no kind
@@ -129,6 +145,8 @@ void Refusals() {
       std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),   // a status of two gigabytes
       std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),   // an abort of a megabyte
       std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),  // an abort without a reason's code
+      std::string("\x02\x03\x00\x05\x01\x00\x00\x00x", 9),  // an abort with an invalid event
+      std::string("\x05\x00\x00\x01\x01\x00\x00\x00x", 9),  // a wait with an event
       std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),   // a description of a megabyte
       std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),   // a kind out of range
   };
@@ -166,6 +184,7 @@ int main(int argc, char** argv) {
   RoundTrips();
   Times();
   Waited();
+  Causes();
   Refusals();
   Garbage(argc > 1 ? std::atoi(argv[1]) : 20000);
   std::printf("frames: ok\n");

@@ -43,7 +43,7 @@ void Subgroups(int hosts) {
       for (int i = 0; i < 10; ++i) CheckSum(c, count, "whole");
       other.get();
     }
-    if (c.rank() == 0) h.Abort(Code::kUnavailable, "this half ends");
+    if (c.rank() == 0) h.Abort(Error(Code::kUnavailable, "this half ends"));
     if (c.rank() < 2) {
       ExpectError(
           [&] {
@@ -102,7 +102,7 @@ void QueueThatFails(const Plan& plan) {
         closed += error && error->code() == Code::kClosed;
       });
     };
-    if (c.rank() == 1) c.Abort(Code::kUnavailable, "given up");
+    if (c.rank() == 1) c.Abort(Error(Code::kUnavailable, "given up"));
     for (int i = 0; i < 10; ++i) enqueue();
     c.Close();
     enqueue();

@@ -68,7 +68,12 @@ void Lose(const Plan& plan, Kind kind, Phase phase, int signal, const std::strin
         [&] {
           for (;;) Step(c, kind, count);
         },
-        Code::kUnavailable, {"rank 1 is lost", word, "It was noticed in "});
+        Code::kUnavailable, {"rank 1 is lost", word, "Detected in "});
+    const auto aborted = c.Aborted();
+    EXPECT(aborted &&
+           aborted->cause.event() == (signal == SIGSTOP ? Event::kSilent : Event::kLost));
+    EXPECT(aborted->cause.worker() == "rank 1" && aborted->detected->rank == c.rank());
+    EXPECT(std::string(aborted->cause.what()).find("Detected") == std::string::npos);
     // A stopped rank must also end, once all have noticed that it stopped.
     std::this_thread::sleep_for(std::chrono::milliseconds(signal == SIGSTOP ? 500 : 0));
     if (c.rank() == 0) kill(*victim, SIGKILL);

@@ -33,7 +33,7 @@ def setup(mesh: Mesh, options: Options) -> Setup:
         segment=mesh.segment,
         segment_bytes=mesh.segment_bytes,
         silence_warning_seconds=options.silence_warning,
-        silence_timeout_seconds=options.link_timeout,
+        silence_timeout_seconds=options.heartbeat_timeout,
         stall_seconds=options.stall_warning,
         timeout_seconds=options.collective_timeout,
         start_seconds=options.start_timeout,

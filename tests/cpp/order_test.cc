@@ -104,7 +104,7 @@ void AMessageBesideACollective() {
       [](uint64_t, Fingerprint*) { return false; },
       [](int, const Fingerprint&) { return false; },
       [] {},
-      [&](Code code, const std::string&) { given_up = code == Code::kMismatch; },
+      [&](const Error& cause) { given_up = cause.code() == Code::kMismatch; },
       [](const std::string&) {},
       [](const std::string&) {},
       [](const std::string&) {},

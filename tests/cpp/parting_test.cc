@@ -61,7 +61,7 @@ std::unique_ptr<Watch> WatchOver(const OtherEnd& end, double parting_seconds) {
                              [](uint64_t, Fingerprint*) { return false; },
                              [](int, const Fingerprint&) { return false; },
                              [] {},
-                             [](Code, const std::string&) {},
+                             [](const Error&) {},
                              nothing,
                              nothing,
                              nothing,

@@ -143,7 +143,7 @@ void OnEachThread(std::vector<Communicator::Setup> setups,
         body(communicator);
       } catch (...) {
         failures[i] = std::current_exception();
-        communicator.Abort(Code::kInternal, "A test failed.");
+        communicator.Abort(Error(Code::kInternal, "A test failed."));
       }
     });
   }
@@ -172,7 +172,7 @@ void OnEachProcess(const Plan& given, int may_die, const std::function<void(Comm
       try {
         body(communicator);
       } catch (const std::exception&) {
-        communicator.Abort(Code::kInternal, "A test failed.");
+        communicator.Abort(Error(Code::kInternal, "A test failed."));
         throw;
       }
     } catch (const std::exception& failure) {

@@ -23,7 +23,8 @@ void AsThreads(const Plan& plan, int number) {
       if (number % 4 == 3) return;
       Do(c, kind, 1000);
       DoMessage(c, 1000);
-      if (number % 4 == 1 && c.rank() == 0) c.Abort(Code::kUnavailable, "a round ends early");
+      if (number % 4 == 1 && c.rank() == 0)
+        c.Abort(Error(Code::kUnavailable, "a round ends early"));
       if (number % 4 == 2 && c.rank() == 1) return c.Close();
       for (int i = 0; i < 3; ++i) Do(c, kind, 1000);
       EXPECT(number % 4 == 0);

@@ -46,7 +46,7 @@ void SilentForAWhile(double timeout_seconds) {
                              [](uint64_t, Fingerprint*) { return false; },
                              [](int, const Fingerprint&) { return false; },
                              [] {},
-                             [&](Code, const std::string& message) { reasons.Add(message); },
+                             [&](const Error& cause) { reasons.Add(cause.what()); },
                              [&](const std::string& message) { warnings.Add(message); },
                              [](const std::string&) {},
                              [](const std::string&) {},

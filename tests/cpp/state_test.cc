@@ -78,9 +78,13 @@ void Names() {
 void Failed() {
   Plan plan;
   OnEachRank(plan, [](Communicator& c) {
-    if (c.rank() == 1) c.Abort(Code::kUnavailable, "given up");
+    if (c.rank() == 1) c.Abort(Error(Code::kUnavailable, "given up"));
     ExpectError([&] { Do(c, Kind::kAllReduce, 10); }, Code::kUnavailable, {"given up"});
-    EXPECT(Has(Text(c), R"("aborted":"given up")") && Has(Text(c), R"("failed":true)"));
+    const std::string text = Text(c);
+    EXPECT(Has(text, R"("aborted":{"message":"given up","code":3,"event":"other","worker":"",)"));
+    EXPECT(Has(text, R"("detected":{"operation":"all_reduce 'x' float32[10] sum","rank":)" +
+                         std::to_string(c.rank()) + R"(,"sequence":1,"begun_ns":)"));
+    EXPECT(Has(text, R"("failed":true)"));
   });
 }
 

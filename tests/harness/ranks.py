@@ -160,7 +160,6 @@ class Ranks:
                 "TFDIST_COLLECTIVE_TIMEOUT": "200",
                 "TFDIST_START_TIMEOUT": "200",
                 # On a busy machine, a late answer does not mean that a worker is lost.
-                "TFDIST_LINK_TIMEOUT": os.environ.get("TFDIST_LINK_TIMEOUT", "60"),
                 "TFDIST_SILENCE_WARNING": os.environ.get("TFDIST_SILENCE_WARNING", "60"),
                 "TFDIST_STALL_WARNING": os.environ.get("TFDIST_STALL_WARNING", "30"),
                 "TFDIST_HEARTBEAT_TIMEOUT": os.environ.get("TFDIST_HEARTBEAT_TIMEOUT", "60"),

@@ -236,7 +236,7 @@ hear("stopped")
 if rank == 0 and not {ends}:
     hear("life-1-1.json")
 """)
-    job = elastic("-n", "2", path, TFDIST_LINK_TIMEOUT="1", TFDIST_HEARTBEAT_TIMEOUT="1")
+    job = elastic("-n", "2", path, TFDIST_HEARTBEAT_TIMEOUT="1")
     assert job.wait() == 0, job.err
     assert "worker 1 has been stopped (SIGSTOP) for 6 s, so the others have given it up" in job.err
     assert lives(tmp_path) == (["0-0", "1-0"] if ends else ["0-0", "1-0", "1-1"])

@@ -129,7 +129,7 @@ class Pair:
     def close(self):
         for number in self.numbers:
             if number:
-                self.core.tfd_abort(number, b"The test is over.")
+                self.core.tfd_abort(number, b"other", b"", b"The test is over.")
                 self.core.tfd_close(number)
         for wire in self.wires:
             wire.cut()

@@ -20,7 +20,6 @@ CASES = [
 def ranks(monkeypatch):
     """Four that are not used again."""
     monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "15")
-    monkeypatch.setenv("TFDIST_LINK_TIMEOUT", "5")
     monkeypatch.setenv("TFDIST_SILENCE_WARNING", "5")
     four = Ranks(4)
     yield four

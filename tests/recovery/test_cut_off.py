@@ -39,7 +39,6 @@ def start(
         "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
         "TFDIST_HOST": host,
         "TFDIST_SECRET": "a secret for this test alone",
-        "TFDIST_LINK_TIMEOUT": "10",
         "TFDIST_HEARTBEAT_TIMEOUT": "10",
     }
     inside = "ip", "netns", "exec", host

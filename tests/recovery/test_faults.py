@@ -105,8 +105,7 @@ def test_one_is_killed_while_a_newcomer_is_admitted(start, tmp_path, point, numb
 @pytest.fixture
 def impatient(monkeypatch):
     """Silence counts soon."""
-    for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):
-        monkeypatch.setenv(setting, "15")
+    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "15")
 
 
 @exhaustive

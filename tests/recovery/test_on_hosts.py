@@ -61,7 +61,6 @@ def job(hosts, tmp_path):
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
                 "TFDIST_HOST": host,
-                "TFDIST_LINK_TIMEOUT": "10",
                 "TFDIST_HEARTBEAT_TIMEOUT": "10",
                 **settings,
             }

@@ -132,8 +132,7 @@ def test_a_loss_on_several_hosts_is_survived(start, hosts):
 @exhaustive
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victim):
-    for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):
-        monkeypatch.setenv(setting, "15")
+    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "15")
     ranks = start(3)
     faults = {victim: ("before", 10, "stop")}
     answers = ranks.answers(f"{SURVIVING}:trained", {}, faults, silent={victim})

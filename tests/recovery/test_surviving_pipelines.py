@@ -140,8 +140,7 @@ def test_one_that_has_come_is_lost_again(start, tmp_path, phase):
 @exhaustive
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victim):
-    for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):
-        monkeypatch.setenv(setting, "15")
+    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "15")
     ranks = start(4)
     faults = {victim: ("before", 10, "stop")}
     answers = ranks.answers(f"{PIPELINES}:trained", {}, faults, silent={victim})

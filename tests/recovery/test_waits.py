@@ -13,18 +13,20 @@ import tensorflow as tf
 
 import tfdist
 from tests.harness.deadlines import FAR
-from tfdist._src.cluster import Session, Topology
+from tfdist._src.cluster import Session, Topology, Worker
+from tfdist._src.comm.cause import FAILED, LEFT, LOST, OTHER, SILENT, Cause
 from tfdist._src.options import Options
 from tfdist._src.recovery import preemption as handling
 from tfdist._src.recovery.next_group import NextGroup
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.recovery.recovery import is_loss
+from tfdist._src.recovery.recovery import await_end, find_farewell, is_loss
 from tfdist._src.recovery.standing import OthersLeave
+from tfdist.errors import GroupLostError, RendezvousError
 
 ROOT = pathlib.Path(tfdist.__file__).parent / "_src"
 PARTS = ("recovery", "snapshots", "cluster/membership")
 # These call `check` while they wait, and must be given one.
-CHECKING = {"regroup", "is_loss", "_form"}
+CHECKING = {"regroup", "await_end", "_form"}
 WAITING = {"wait", "sleep", "poll", "select", "ask", "exchange", "join", *CHECKING}
 IN_A_THREAD = "runs in a thread of its own"
 TOGETHER = "all workers are in the same call, as in a step"
@@ -182,10 +184,77 @@ def test_those_that_are_left_wait_for_others(training, form, saves):
         form(group(FAR))
 
 
-def test_an_error_may_be_that_of_a_loss_that_is_yet_to_be_noticed(training):
-    error = tf.errors.UnavailableError(None, None, "a peer is silent")
+ME, OTHER_ONE = Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")
+GROUP = Topology((ME, OTHER_ONE))
+
+
+@pytest.fixture
+def session():
     session = Session(Topology(), {}, Options())
+    session.topology = GROUP
+    yield session
+    session.close()
+
+
+def caused(event, worker=OTHER_ONE):
+    return Cause(f"{worker} is what it is.", event, str(worker))
+
+
+UNAVAILABLE = tf.errors.UnavailableError(None, None, "a message that nobody reads")
+
+
+def test_those_that_are_left_wait_for_a_worker_whose_step_has_failed(training, session):
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(Ended):
-        is_loss(error, session, FAR, check=preemption.later_check())
-    session.close()
+        await_end(caused(FAILED), session, FAR, check=preemption.later_check())
+
+
+@pytest.mark.parametrize("event", [FAILED, LEFT])
+def test_a_worker_that_has_said_farewell_is_lost_later(session, event):
+    farewell = find_farewell(UNAVAILABLE, GROUP, [caused(OTHER), caused(event)])
+    assert farewell.event == event
+    session.fail("its process has ended")
+    assert await_end(farewell, session, FAR, check=lambda: None)
+
+
+def test_a_worker_that_leaves_is_not_lost(session):
+    session._state.leave("it has left")
+    assert not await_end(caused(LEFT), session, FAR, check=lambda: None)
+
+
+def test_nobody_waits_for_a_farewell_of_its_own():
+    for causes in ([], [caused(OTHER)], [caused(FAILED, ME)], [caused(FAILED, f"{ME} GPU:1")]):
+        assert find_farewell(UNAVAILABLE, GROUP, causes) is None
+    for error in (ValueError(), GroupLostError()):
+        assert find_farewell(error, GROUP, [caused(FAILED)]) is None
+
+
+def test_whether_an_error_is_a_loss_is_known_at_once():
+    tree = ast.parse((ROOT / "recovery" / "recovery.py").read_text())
+    functions = {one.name: one for one in tree.body if isinstance(one, ast.FunctionDef)}
+    calls = [one for one in _own(functions["is_loss"]) if isinstance(one, ast.Call)]
+    assert calls and not any(is_wait(call) or name_of(call) == "await_end" for call in calls)
+
+
+@pytest.mark.parametrize("event", [LOST, SILENT])
+def test_a_loss_that_only_the_core_has_seen(session, event):
+    causes = [caused(OTHER), caused(event)]
+    for error in (ValueError(), GroupLostError()):
+        assert not is_loss(error, session, causes)
+    assert is_loss(UNAVAILABLE, session, causes)
+    # The next group is formed with what the core knows.
+    assert session.lost_ranks == [1]
+    assert session.silent_ranks == [1] * (event == SILENT)
+    assert session.failure == "rank 1, worker 1 (b:1) is what it is; see its log"
+    assert is_loss(UNAVAILABLE, session, [])
+
+
+@pytest.mark.parametrize("event", [OTHER, LEFT, FAILED])
+def test_what_is_no_loss(session, event):
+    assert not is_loss(UNAVAILABLE, session, [caused(event)])
+    assert session.failure is None
+
+
+def test_an_error_after_which_the_session_has_ended_otherwise(session):
+    session._state.fail(RendezvousError("not in time"))
+    assert not is_loss(UNAVAILABLE, session, [])

@@ -113,7 +113,6 @@ def make_members(folder: Path, elastic: bool) -> Members:
     for part in (Path(training.records), temporary):
         part.mkdir()
     environment = {
-        "TFDIST_LINK_TIMEOUT": str(FLAGS.silence),
         "TFDIST_HEARTBEAT_TIMEOUT": str(FLAGS.silence),
         "TFDIST_SECURITY": "none",
         "CUDA_VISIBLE_DEVICES": "",

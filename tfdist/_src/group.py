@@ -28,6 +28,7 @@ from tfdist._src.cluster import (
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
 from tfdist._src.comm import device_communicator, flight_log, gpu, registry
+from tfdist._src.comm.cause import Cause
 from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
@@ -114,7 +115,7 @@ class Communicators:
             everyone = range(session.size)
             communicator = open_communicator(session, name, everyone, options, found)
             assert communicator is not None
-            session.on_peer_lost(communicator.context.aborter())
+            communicator.context.abort_on_loss(session)
             self._named[name] = communicator
             observe(session, self._options)
             self._timeouts[name] = options.collective_timeout
@@ -145,7 +146,7 @@ class Communicators:
             found = gpu.find(gpus, options) if members else ()
             part = open_communicator(session, name, members, options, found)
             if part is not None:
-                session.on_peer_lost(part.context.aborter())
+                part.context.abort_on_loss(session)
             self._parts[key] = part
         return self._parts[key]
 
@@ -199,13 +200,13 @@ class Communicators:
                 continue
             self._named[name] = communicator
             communicator.reopen(session, self._with(timeout))
-            session.on_peer_lost(communicator.context.aborter())
+            communicator.context.abort_on_loss(session)
         self._timeouts = chiefs
         observe(session, self._options)
 
     def _watch_devices(self, session: Session) -> None:
         for communicator in self._devices:
-            session.on_peer_lost(communicator.context.aborter())
+            communicator.context.abort_on_loss(session)
 
     def _with(self, timeout: float | None) -> Options:
         if not timeout:
@@ -443,13 +444,14 @@ class Group:
         Raises:
             tf.errors.UnavailableError: a worker was lost; the message names it.
         """
-        self._step_began = time.monotonic()
+        began_ns, self._step_began = time.monotonic_ns(), time.monotonic()
         outer, self._here.in_step = self.in_step, True
         try:
             yield
         except _FAILURES as error:
             if not self._serves_tensorflow:
-                raise type(error)(None, None, self._with_roles(plain(error))) from error
+                message = self._with_roles(plain(error), self.cause_of(error, began_ns))
+                raise type(error)(None, None, message) from error
             # TensorFlow may notice the loss just before the control connection does.
             if self.topology.size > 1 and self._lost.wait(_LOSS_REPORT_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
@@ -458,12 +460,12 @@ class Group:
             self._step_began = None
             self._here.in_step = outer
 
-    def _with_roles(self, message: str) -> str:
-        if self.role_of is None:
+    def _with_roles(self, message: str, cause: Cause | None) -> str:
+        if self.role_of is None or cause is None or not cause.is_loss:
             return message
         for rank, worker in enumerate(self.topology.workers):
-            if f"{worker} is lost" in message:
-                message = message.replace(str(worker), self.described(rank))
+            if str(worker) == cause.worker:
+                message = message.replace(cause.worker, self.described(rank))
         return message
 
     def described(self, rank: int) -> str:
@@ -482,11 +484,28 @@ class Group:
         """Whether this thread is inside `naming_lost_workers`."""
         return getattr(self._here, "in_step", False)
 
-    def fail(self, message: str) -> None:
-        """Fails native collectives on the workers that wait for this one, with a message."""
-        for communicator in (*registry.every(), *self._communicators.local):
-            if isinstance(communicator, NativeCommunicator):
-                communicator.step_failed(message)
+    def fail(self, cause: Cause) -> None:
+        """Fails native collectives on the workers that wait for this one."""
+        for communicator in self._native():
+            communicator.context.step_failed(cause)
+
+    def causes(self) -> list[Cause]:
+        """Why communicators of this process were aborted, earliest first."""
+        found = [communicator.context.cause() for communicator in self._native()]
+        return sorted(filter(None, found), key=lambda cause: cause.at_ns)
+
+    def cause_of(self, error: BaseException, since_ns: int = 0) -> Cause | None:
+        """Returns why an operation failed if its communicator was aborted; None otherwise.
+
+        Args:
+            error: the operation's error.
+            since_ns: the `time.monotonic_ns()` before the operation could fail.
+        """
+        return next((one for one in self.causes() if one.explains(error, since_ns)), None)
+
+    def _native(self) -> list[NativeCommunicator]:
+        every = (*registry.every(), *self._communicators.local)
+        return [one for one in every if isinstance(one, NativeCommunicator)]
 
     def end(self, cause: str) -> None:
         """Ends the group if it uses TensorFlow's collectives, which do not recover from errors."""

@@ -25,11 +25,8 @@ class Options:
         collective_timeout: seconds that one collective may wait for the other workers without
             progress (`TFDIST_COLLECTIVE_TIMEOUT`); must exceed a slow evaluation or checkpoint on
             one worker.
-        heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost
-            (`TFDIST_HEARTBEAT_TIMEOUT`).
-        link_timeout: seconds without a heartbeat from a worker's native core after which the worker
-            is considered lost even though its connection is open (`TFDIST_LINK_TIMEOUT`); the core
-            responds even while Python is busy.
+        heartbeat_timeout: seconds without a sign of life after which a worker is considered lost,
+            even though its connections are open (`TFDIST_HEARTBEAT_TIMEOUT`).
         silence_warning: seconds without a heartbeat from a worker's native core after which a
             warning names the worker (`TFDIST_SILENCE_WARNING`).
         stall_warning: seconds that a native collective or a session exchange may take before a
@@ -79,7 +76,6 @@ class Options:
     start_timeout: float = 300.0
     collective_timeout: float = 600.0
     heartbeat_timeout: float = 60.0
-    link_timeout: float = 60.0
     silence_warning: float = 5.0
     stall_warning: float = 30.0
     algorithm: str = ""

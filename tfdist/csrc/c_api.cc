@@ -27,6 +27,7 @@ using tfdist::Communicator;
 using tfdist::DevicePath;
 using tfdist::DType;
 using tfdist::Error;
+using tfdist::Event;
 using tfdist::Kind;
 using tfdist::Operation;
 using tfdist::ReduceOp;
@@ -99,6 +100,18 @@ tfdist::TlsFiles Files(const char* certificate, const char* key, const char* ca)
   return {certificate ? certificate : "", key ? key : "", ca ? ca : ""};
 }
 
+Error Cause(const char* event, const char* worker, const char* message) {
+  for (int i = 0; i < tfdist::kEvents; ++i) {
+    const auto known = static_cast<Event>(i);
+    if (std::string(event) == NameOf(known)) {
+      return Error(Code::kUnavailable, message, known, worker);
+    }
+  }
+  throw Error(Code::kInvalidArgument, std::string("The event must be other, lost, silent, left or "
+                                                  "failed. Received: ") +
+                                          event + ".");
+}
+
 Communicator::Setup Convert(const tfd_setup& setup) {
   Communicator::Setup converted;
   converted.name = setup.name;
@@ -115,6 +128,7 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.algorithm = setup.algorithm;
   converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
   converted.tls.secret = setup.tls_secret ? setup.tls_secret : "";
+  converted.news = setup.news;
   converted.warn = Warn;
   if (setup.gpus > 0) {
     const auto text = [](const char* given) { return given ? given : ""; };
@@ -214,12 +228,25 @@ int tfd_create(const tfd_setup* setup, int64_t* number) {
   });
 }
 
-int tfd_abort(int64_t number, const char* message) {
-  return Guarded([&] { tfdist::Find(number)->Abort(Code::kUnavailable, message); });
+int tfd_abort(int64_t number, const char* event, const char* worker, const char* message) {
+  return Guarded([&] { tfdist::Find(number)->Abort(Cause(event, worker, message)); });
 }
 
-int tfd_step_failed(int64_t number, const char* message) {
-  return Guarded([&] { tfdist::Find(number)->StepFailed(message); });
+int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message) {
+  return Guarded([&] { tfdist::Find(number)->StepFailed(Cause(event, worker, message)); });
+}
+
+const char* tfd_cause(int64_t number) {
+  thread_local std::string text;
+  text = "null";
+  Guarded([&] {
+    const auto state = tfdist::Find(number)->Aborted();
+    if (!state) return;
+    tfdist::JsonWriter json;
+    Write(*state, &json);
+    text = json.text();
+  });
+  return text.c_str();
 }
 
 int tfd_close(int64_t number) {

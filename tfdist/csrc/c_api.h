@@ -47,6 +47,8 @@ typedef struct {
   const char* nccl_library;       /* "" or NULL for none */
   const char* device_algorithm;   /* "own", "nccl" or "host"; "" or NULL for the best one */
   size_t device_buffer_bytes;     /* size of each of two staging buffers; 0 for the default */
+  int news; /* a stream socket, which gets a byte when the communicator is aborted. It remains the
+               caller's. Not positive for none. */
 } tfd_setup;
 
 /* Returns the size of the shared memory for `ranks` ranks on one host. */
@@ -61,12 +63,19 @@ int tfd_check_gpu(int number, const char* cuda_library);
 /* Creates a communicator. *number identifies it in this process, from 1, and is never reused. */
 int tfd_create(const tfd_setup* setup, int64_t* number);
 
-/* Fails all pending and later collectives with this message, here and on the other ranks. */
-int tfd_abort(int64_t number, const char* message);
+/* Fails all pending and later collectives with this message, here and on the other ranks.
+   event: what happened: "lost", "silent", "left", "failed" or "other".
+   worker: the worker to which it happened, as named in messages; "" for none. */
+int tfd_abort(int64_t number, const char* event, const char* worker, const char* message);
 
 /* Reports that this rank's step has failed. Another rank fails with this message if it waits for
-   this rank, or if this rank proceeds without it, unless its own step has failed as well. */
-int tfd_step_failed(int64_t number, const char* message);
+   this rank, or if this rank proceeds without it, unless its own step has failed as well.
+   event, worker: as for `tfd_abort`. */
+int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message);
+
+/* Returns why a communicator has been aborted as a JSON object (`aborted` in docs/monitoring.md);
+   "null" if it has not been, or is closed. Valid until this thread's next call. */
+const char* tfd_cause(int64_t number);
 
 /* Closes a communicator: waits for pending operations, notifies the other ranks, and frees all
    resources. After an abort it does not wait. Closing twice is not an error. */

@@ -1,5 +1,9 @@
 #include "communicator.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -29,6 +33,16 @@ std::string Elapsed(Clock::duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
   return text;
+}
+
+// The error of an operation: its cause, and where it was detected. No program reads the sentence;
+// `AbortState` has its parts.
+Error Detected(const Error& cause, const Operation& operation, int rank, Clock::duration after) {
+  std::string text = cause.what();
+  if (text.empty() || text.back() != '.') text += ".";
+  text += " Detected in " + Describe(operation.fingerprint) + " on rank " + std::to_string(rank) +
+          ", " + Elapsed(after) + " after it started.";
+  return Error(cause.code(), text, cause.event(), cause.worker());
 }
 
 // The larger of the input and the output; a result may be allocated during the operation.
@@ -113,11 +127,12 @@ Communicator::Communicator(Setup setup)
       [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this] { progress_.NoteOther(); },
-      [this](Code code, const std::string& message) { GiveUp(code, message, true); },
+      [this](const Error& cause) { GiveUp(cause, true); },
       setup.warn,
       [this](const std::string& message) { FlightLog::Instance().Stalled(name_, message); },
       [this](const std::string& message) { FlightLog::Instance().Ask("waited", name_, message); },
       [this] { SpreadWhatIsDue(); }};
+  if (setup.news > 0) news_ = fcntl(setup.news, F_DUPFD_CLOEXEC, 0);
   watch_ = std::make_unique<Watch>(std::move(settings), std::move(connections.control),
                                    std::move(callbacks));
   watch_->Start();
@@ -126,11 +141,15 @@ Communicator::Communicator(Setup setup)
   } catch (...) {
     // Its thread calls back into members that are about to be destroyed.
     watch_->Stop();
+    if (news_ >= 0) close(news_);
     throw;
   }
 }
 
-Communicator::~Communicator() { Close(); }
+Communicator::~Communicator() {
+  Close();
+  if (news_ >= 0) close(news_);
+}
 
 void Communicator::Execute(Operation& operation) {
   const FloatMode mode;
@@ -152,8 +171,8 @@ void Communicator::Execute(Operation& operation) {
 
 Error Communicator::AsError(const std::exception& error) const {
   if (const auto* const known = dynamic_cast<const Error*>(&error)) return *known;
-  return Error(Code::kInternal, fabric_.topology.names[static_cast<size_t>(rank())] +
-                                    " has failed: " + error.what() + ".");
+  const std::string& me = fabric_.topology.names[static_cast<size_t>(rank())];
+  return Error(Code::kInternal, me + " has failed: " + error.what() + ".", Event::kFailed, me);
 }
 
 void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
@@ -198,13 +217,13 @@ void Communicator::AwaitInput(Operation& operation) {
       // A late part would be mistaken for a part of the next operation.
       if (device_->HasLaunched()) device_->GiveUp();
       const Error error = AsError(thrown);
-      GiveUp(error.code(), error.what(), true);
+      GiveUp(error, true);
       throw error;
     }
     if (given_up) {
       // The other ranks do not know of it yet.
       recorder_.Forget();
-      throw Error(Code::kCancelled, StepEnded());
+      throw StepEnded(Code::kCancelled);
     }
   }
   if (!operation.assembly) return device_->AwaitInput(0, operation, ends);
@@ -240,22 +259,25 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
     throw error;
   }
   if (device_ && device_->HasLaunched()) device_->GiveUp();
-  std::string cause = Cause(error);
-  if (!cause.empty() && cause.back() != '.') cause += ".";
+  const Error cause = Cause(error);
   const Doing doing = CurrentlyDoing();
   End(operation, true);
-  const char* const stop = cause.empty() || cause.back() != '.' ? "." : "";
-  throw Error(abort_code_, cause + stop + " It was noticed in " + Describe(operation.fingerprint) +
-                               " of rank " + std::to_string(rank()) + ", " +
-                               Elapsed(Clock::now() - doing.since) + " after that began.");
+  const auto now = Clock::now();
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    const Fingerprint& fingerprint = operation.fingerprint;
+    detected_ = {Describe(fingerprint), rank(), fingerprint.sequence, Nanoseconds(doing.since),
+                 Nanoseconds(now)};
+  }
+  throw Detected(cause, operation, rank(), now - doing.since);
 }
 
 // Waits for a message that explains an error; without one, the error itself becomes the reason.
-std::string Communicator::Cause(const Error& error) {
+Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
     const std::lock_guard<std::mutex> lock(abort_mutex_);
-    return abort_message_;
+    return cause_;
   }
   if (error.code() == Code::kUnavailable) {
     const auto deadline = Clock::now() + kNews;
@@ -263,9 +285,19 @@ std::string Communicator::Cause(const Error& error) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
   }
-  GiveUp(error.code(), error.what(), true);
+  // A rank that closes the communicator also closes its data connections.
+  const bool left = error.event() == Event::kLost && HasLeft(error.worker());
+  GiveUp(left ? Error(error.code(), error.what(), Event::kLeft, error.worker()) : error, true);
   const std::lock_guard<std::mutex> lock(abort_mutex_);
-  return abort_message_;
+  return cause_;
+}
+
+bool Communicator::HasLeft(const std::string& worker) {
+  const auto& names = fabric_.topology.names;
+  const std::vector<Watch::Known> others = watch_->Others();
+  return std::any_of(others.begin(), others.end(), [&](const Watch::Known& other) {
+    return other.left && names[static_cast<size_t>(other.rank)] == worker;
+  });
 }
 
 // Returns whether the operation was only launched.
@@ -374,7 +406,7 @@ bool Communicator::Joined(uint64_t sequence, Fingerprint* joined) {
 
 void Communicator::Check() {
   CheckGroup();
-  if (IsOverdue()) throw Error(Code::kCancelled, StepEnded());
+  if (IsOverdue()) throw StepEnded(Code::kCancelled);
 }
 
 // Whether the running operation was canceled and its patience has run out.
@@ -386,8 +418,7 @@ bool Communicator::IsOverdue() {
 void Communicator::CheckGroup() {
   Segment* segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
   if ((!aborted_ || held_back_) && segment && segment->aborted()) {
-    const Error error = segment->abort_error();
-    GiveUp(error.code(), error.what(), false);
+    GiveUp(segment->abort_error(), false);
   }
   CheckAborted();
 }
@@ -395,28 +426,36 @@ void Communicator::CheckGroup() {
 void Communicator::CheckAborted() {
   if (!aborted_) return;
   const std::lock_guard<std::mutex> lock(abort_mutex_);
-  throw Error(abort_code_, abort_message_);
+  throw cause_;
 }
 
-void Communicator::Abort(Code code, const std::string& message) { GiveUp(code, message, true); }
+std::optional<AbortState> Communicator::Aborted() {
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  if (!aborted_ || held_back_) return std::nullopt;
+  return AbortState{cause_, aborted_at_, detected_};
+}
 
-void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
+void Communicator::GiveUp(const Error& given, bool spread) {
+  const std::string message = std::string(given.what()).substr(0, kLongestMessage);
+  const Error cause(given.code(), message, given.event(), given.worker().substr(0, kLongestName));
   {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
     if (aborted_ && !held_back_) return;
-    abort_code_ = code;
-    abort_message_ = message.substr(0, kLongestMessage);
+    cause_ = cause;
+    aborted_at_ = Nanoseconds();
     aborted_ = true;
     held_back_ = false;
-    if (fabric_.host && fabric_.host->has_segment()) {
-      fabric_.host->segment().Abort(Error(code, message));
-    }
+    if (fabric_.host && fabric_.host->has_segment()) fabric_.host->segment().Abort(cause);
   }
   Frame frame;
   frame.kind = FrameKind::kAbort;
-  frame.code = code;
+  frame.code = cause.code();
+  frame.event = cause.event();
+  frame.worker = cause.worker();
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
+  // Full, or its reader has ended: in both cases nobody has to be woken.
+  if (news_ >= 0) (void)!send(news_, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   FlightLog::Instance().Ask("error", name_, message);
 }
 
@@ -426,8 +465,7 @@ void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;
-  abort_code_ = Code::kUnavailable;
-  abort_message_ = StepEnded();
+  cause_ = StepEnded();
   due_ = Clock::now() + kSaying;
   held_back_ = true;
   aborted_ = true;
@@ -439,15 +477,17 @@ void Communicator::SpreadWhatIsDue() {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
     if (Clock::now() < due_) return;
   }
-  GiveUp(Code::kUnavailable, StepEnded(), true);
+  GiveUp(StepEnded(), true);
 }
 
-void Communicator::StepFailed(const std::string& message) {
+void Communicator::StepFailed(const Error& cause) {
   recorder_.Forget();
-  if (held_back_) return GiveUp(Code::kUnavailable, message, true);
+  if (held_back_) return GiveUp(cause, true);
   Frame status, failure;
   failure.kind = FrameKind::kFailure;
-  failure.message = message;
+  failure.event = cause.event();
+  failure.worker = cause.worker();
+  failure.message = cause.what();
   {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
     failure.failures = ++failures_;
@@ -457,14 +497,17 @@ void Communicator::StepFailed(const std::string& message) {
   watch_->Tell({status, failure});
 }
 
-std::string Communicator::StepEnded() const {
-  return fabric_.topology.names[static_cast<size_t>(rank())] +
-         " has given up its step, of which another operation has failed. Its log says which.";
+Error Communicator::StepEnded(Code code) const {
+  const std::string& me = fabric_.topology.names[static_cast<size_t>(rank())];
+  return Error(
+      code,
+      me + " has given up its step, of which another operation has failed. Its log says which.",
+      Event::kFailed, me);
 }
 
 void Communicator::Close() {
   if (!queue_.Close()) return;
-  if (held_back_) GiveUp(Code::kUnavailable, StepEnded(), true);
+  if (held_back_) GiveUp(StepEnded(), true);
   if (device_ && !aborted_ && device_->Leave()) AwaitFarewells();
   watch_->Stop();
   device_ = nullptr;
@@ -513,7 +556,7 @@ CommunicatorState Communicator::State(size_t records, int64_t since) {
   state.topology = &fabric_.topology;
   {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
-    if (aborted_) state.aborted = abort_message_;
+    if (aborted_) state.aborted = AbortState{cause_, aborted_at_, detected_};
   }
   state.waiting = queue_.Waiting();
   state.others = watch_->Others();

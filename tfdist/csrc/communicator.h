@@ -45,6 +45,9 @@ class Communicator : private Guard {
     double patience_seconds = 1;  // without progress, for an operation that is canceled
     std::string algorithm;
     std::optional<DevicePath::Setup> device;  // for device memory; the times and `warn` above apply
+    // A stream socket to which a byte is written when the communicator is aborted; duplicated. Not
+    // positive for none.
+    int news = -1;
     std::function<void(const std::string&)> warn;
   };
   struct Statistics {
@@ -80,13 +83,15 @@ class Communicator : private Guard {
   // same operations in the same order.
   void EnqueuePart(size_t gpu, Operation part, Done done);
 
-  // Fails all pending and later operations on every rank. Only the first message counts.
-  void Abort(Code code, const std::string& message);
+  // Fails all pending and later operations on every rank. Only the first cause counts.
+  void Abort(const Error& cause) { GiveUp(cause, true); }
   // Reports that this rank's step failed, and why. A rank that waits for this rank fails with the
-  // message. If both proceed, the failure shows as a difference in their step counts.
-  void StepFailed(const std::string& message);
+  // cause. If both proceed, the failure shows as a difference in their step counts.
+  void StepFailed(const Error& cause);
   // Throws Error after an abort; from any thread.
   void CheckAborted();
+  // Why all ranks have been aborted; none as long as that is unknown. From any thread.
+  std::optional<AbortState> Aborted();
   // Waits for pending operations, sends farewells, and frees everything but the object itself.
   // Other threads may be in any call meanwhile.
   void Close();
@@ -125,11 +130,12 @@ class Communicator : private Guard {
   void Begin(Operation& operation);
   void End(const Operation& operation, bool failed, bool launched = false);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
-  std::string Cause(const Error& error);
-  void GiveUp(Code code, const std::string& message, bool spread);
+  Error Cause(const Error& error);
+  void GiveUp(const Error& cause, bool spread);
   void GiveUpHere();
   void SpreadWhatIsDue();
-  std::string StepEnded() const;
+  Error StepEnded(Code code = Code::kUnavailable) const;
+  bool HasLeft(const std::string& worker);
   Doing CurrentlyDoing();
   void CheckPeer(int peer) const;
   uint64_t& Messages(Kind kind, int peer);
@@ -168,8 +174,10 @@ class Communicator : private Guard {
   // when.
   std::atomic<bool> held_back_{false};
   Clock::time_point due_;
-  Code abort_code_ = Code::kUnavailable;
-  std::string abort_message_;
+  Error cause_{Code::kUnavailable, ""};  // of the abort
+  int64_t aborted_at_ = 0;
+  std::optional<AbortState::Detected> detected_;  // the last operation that failed
+  int news_ = -1;
   Statistics final_;  // set when the fabric is destroyed
   std::atomic<uint64_t> collectives_{0}, device_bytes_{0};
 };

@@ -5,8 +5,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace tfdist {
 
@@ -20,17 +22,41 @@ enum class Code : int {
   kCancelled = 6,  // the caller canceled the operation; never sent to other ranks
 };
 
+// What happened to a group or one of its ranks. Programs read this; messages are for people.
+enum class Event : uint8_t {
+  kOther = 0,   // a mismatch, a deadline, an abort by the program, a failure of this rank
+  kLost = 1,    // a rank's process has ended, or a connection to it has broken
+  kSilent = 2,  // a rank has shown no sign of life for too long
+  kLeft = 3,    // a rank has closed the communicator
+  kFailed = 4,  // a rank has reported that its step failed, or that its process ends with an error
+};
+constexpr int kEvents = 5;
+
+// Returns an event's name: "other", "lost", "silent", "left" or "failed".
+inline const char* NameOf(Event event) {
+  static const char* const names[kEvents] = {"other", "lost", "silent", "left", "failed"};
+  return names[static_cast<size_t>(event)];
+}
+
 // The maximum length of a message between ranks; the same on all paths, so that all ranks raise the
 // same message.
 constexpr size_t kLongestMessage = 1015;
+// The same for the name of a worker.
+constexpr size_t kLongestName = 511;
 
 class Error : public std::runtime_error {
  public:
-  Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  // Args: worker: the worker to which the event happened, as named in messages; "" for none.
+  Error(Code code, const std::string& message, Event event = Event::kOther, std::string worker = "")
+      : std::runtime_error(message), code_(code), event_(event), worker_(std::move(worker)) {}
   Code code() const { return code_; }
+  Event event() const { return event_; }
+  const std::string& worker() const { return worker_; }
 
  private:
   Code code_;
+  Event event_;
+  std::string worker_;
 };
 
 // Returns an error's message for use in the middle of a sentence.

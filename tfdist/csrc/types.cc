@@ -115,8 +115,9 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
   same.failures = joined.failures;
   if (Agree(joined, same)) {
     const bool mine = FailedMore(joined.failures, other_joined.failures);
-    return Error(Code::kUnavailable, (mine ? rank : other_rank) +
-                                         " has continued after a step that failed only there.");
+    const std::string& failed = mine ? rank : other_rank;
+    return Error(Code::kUnavailable, failed + " has continued after a step that failed only there.",
+                 Event::kFailed, failed);
   }
   const auto side = [](const std::string& name, const Fingerprint& f) {
     return name + " is in " + Describe(f) + " (number " + std::to_string(f.sequence) + ")";

@@ -21,7 +21,7 @@ from tfdist.errors import ClusterError, TlsError
 
 from ..conftest import tf_config
 
-NEVER = {"TFDIST_HEARTBEAT_TIMEOUT": "3600", "TFDIST_LINK_TIMEOUT": "3600"}
+NEVER = {"TFDIST_HEARTBEAT_TIMEOUT": "3600"}
 SOON = {"TFDIST_HEARTBEAT_TIMEOUT": "2"}
 
 

@@ -17,7 +17,7 @@ from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.record import here
 from tfdist._src.options import Options
 
-NEVER = {"TFDIST_HEARTBEAT_TIMEOUT": "3600", "TFDIST_LINK_TIMEOUT": "3600"}
+NEVER = {"TFDIST_HEARTBEAT_TIMEOUT": "3600"}
 
 
 @pytest.fixture

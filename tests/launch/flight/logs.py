@@ -96,7 +96,7 @@ def group(
     *,
     called: str = "workers",
     peers: Sequence[dict[str, Any]] = (),
-    aborted: str | None = None,
+    aborted: dict[str, Any] | None = None,
     hosts: Sequence[int] | None = None,
     links: Sequence[dict[str, int]] = (),
 ) -> dict[str, Any]:

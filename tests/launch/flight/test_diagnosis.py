@@ -69,12 +69,13 @@ def test_mismatches_are_named_by_what_differs(tmp_path):
 
 WAITING = [*FIRST, record(17, 28.8)]
 GAVE_UP = [*FIRST, record(17, 28.8, 50.0, failed=True)]
+OVERDUE = {"message": "It has waited.", "event": "other", "worker": ""}
 
 
 def test_absent_ranks_are_named_with_what_they_did_last(tmp_path):
     others = [log(r, group(r, WAITING)) for r in range(3)]
     gave_up = [
-        log(r, group(r, GAVE_UP, aborted=f"It has waited. It was noticed in x of rank {r}."))
+        log(r, group(r, GAVE_UP, aborted={**OVERDUE, "detected": {"operation": "x", "rank": r}}))
         for r in range(3)
     ]
     stalled = log(3, group(3, FIRST), stacks=STACK)

@@ -25,7 +25,7 @@ SETTINGS = {
     "sleeps in a part": {"TFDIST_STALL_WARNING": "2"},
     "is late to an exchange": {"TFDIST_STALL_WARNING": "2"},
     "misses an exchange": {"TFDIST_COLLECTIVE_TIMEOUT": "3"},
-    "stopped": {"TFDIST_LINK_TIMEOUT": "4", "TFDIST_HEARTBEAT_TIMEOUT": "4"},
+    "stopped": {"TFDIST_HEARTBEAT_TIMEOUT": "4"},
 }
 
 

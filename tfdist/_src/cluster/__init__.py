@@ -19,7 +19,7 @@ from tfdist._src.cluster.resolvers.exchange import complete
 from tfdist._src.cluster.resolvers.found import Found
 from tfdist._src.cluster.resolvers.registry import find
 from tfdist._src.cluster.session.session import Session
-from tfdist._src.cluster.session.shared_state import Notice
+from tfdist._src.cluster.session.shared_state import Loss, Notice
 from tfdist._src.cluster.tf_config import (
     ClusterResolver,
     from_environment,
@@ -32,6 +32,7 @@ __all__ = [
     "Declined",
     "Found",
     "Joiner",
+    "Loss",
     "Membership",
     "Mesh",
     "Notice",

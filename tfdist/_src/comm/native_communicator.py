@@ -15,10 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.cluster import Mesh, Session, connect
+from tfdist._src.cluster import Loss, Mesh, Session, connect
 from tfdist._src.cluster.session import exit_reason
 from tfdist._src.comm import flight_log, native_ops, registry, tokens
 from tfdist._src.comm.buckets import plan
+from tfdist._src.comm.cause import FAILED, LOST, SILENT, Cause
 from tfdist._src.comm.communicator_interface import Traffic
 from tfdist._src.comm.gpu import Gpu
 from tfdist._src.comm.tracing import marked_buckets
@@ -66,8 +67,12 @@ def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tenso
     )
 
 
-def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
-    """The core's setup for a connected rank, with GPUs or none."""
+def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = (), news: int = -1) -> Setup:
+    """The core's setup for a connected rank, with GPUs or none.
+
+    Args:
+        news: a socket that gets a byte when the communicator is aborted; -1 for none.
+    """
 
     def integers(values: Sequence[int]) -> Any:
         return (ctypes.c_int * len(values))(*values)
@@ -86,7 +91,7 @@ def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
         segment=mesh.segment,
         segment_bytes=mesh.segment_bytes,
         silence_warning_seconds=options.silence_warning,
-        silence_timeout_seconds=options.link_timeout,
+        silence_timeout_seconds=options.heartbeat_timeout,
         stall_seconds=options.stall_warning,
         timeout_seconds=options.collective_timeout,
         start_seconds=options.start_timeout,
@@ -102,20 +107,21 @@ def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
         nccl_library=os.fsencode(gpus[0].nccl if gpus else ""),
         device_algorithm=options.device_algorithm.encode(),
         device_buffer_bytes=options.device_buffers,
+        news=news,
     )
 
 
 # Longer than the core waits for Python to report its threads' stacks.
 _FLIGHT_LOG_SECONDS = 3.0
-_open: dict[int, tuple[Callable[[str], None], str]] = {}
+_open: dict[int, tuple[Callable[[Cause], None], str]] = {}
 
 
-def add(number: int, abort: Callable[[str], None], rank: str) -> None:
+def add(number: int, abort: Callable[[Cause], None], rank: str) -> None:
     """Registers a communicator of the native core to be closed at exit.
 
     Args:
         number: the core's number of the communicator.
-        abort: fails its operations on all ranks, with a message.
+        abort: fails its operations on all ranks.
         rank: this process's rank as named in messages.
     """
     _open[number] = abort, rank
@@ -133,7 +139,7 @@ def _leave() -> None:
     """Closes all communicators, and reports the exception that terminates this process, if any."""
     if failure := exit_reason.failure():
         for abort, rank in list(_open.values()):
-            abort(f"{rank} failed: {failure}")
+            abort(Cause(f"{rank} failed: {failure}", FAILED, rank))
     if _open:
         core = native.load().library
         # Waits for the flight log while the core still has something to write.
@@ -178,7 +184,8 @@ class Context:
         core = native.load().library
         native.load_ops()
         number = ctypes.c_int64()
-        setup = setup_of(mesh, options, self.gpus)
+        news = -1 if session is None else session.news
+        setup = setup_of(mesh, options, self.gpus, news)
         # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
         # taken them over, a forked child closes them for Python.
         mesh.hand_over_segment()
@@ -189,6 +196,8 @@ class Context:
         self.number, self.session = number.value, session
         self.rank, self.size, self.hosts = mesh.rank, mesh.size, mesh.hosts
         add(self.number, self.aborter(), mesh.ranks[mesh.rank])
+        if session is not None:
+            session.detect_by(self._detector())
 
     def traffic(self) -> Traffic:
         """The traffic so far over sockets, shared memory and the links between GPUs."""
@@ -208,19 +217,60 @@ class Context:
         check(core, core.tfd_get_links(self.number, links))
         return list(links)
 
-    def aborter(self) -> Callable[[str], None]:
+    def aborter(self) -> Callable[[Cause], None]:
         """Returns a function that aborts the communicator open now, but not a later one."""
         core, number = native.load().library, self.number
 
-        def abort(message: str) -> None:
-            core.tfd_abort(number, message.encode())
+        def abort(cause: Cause) -> None:
+            core.tfd_abort(number, *_encoded(cause))
 
         return abort
+
+    def abort_on_loss(self, session: Session) -> None:
+        """Aborts the communicator open now as soon as a worker of the session is lost."""
+        abort = self.aborter()
+
+        def lose(message: str) -> None:
+            loss = session.loss
+            if loss is None:  # The workers run different programs.
+                abort(Cause(message))
+            else:
+                abort(Cause(message, SILENT if loss.silent else LOST, loss.worker))
+
+        session.on_peer_lost(lose)
+
+    def step_failed(self, cause: Cause) -> None:
+        """Reports that this rank's step failed: ranks that wait for it fail with this cause."""
+        native.load().library.tfd_step_failed(self.number, *_encoded(cause))
+
+    def cause(self) -> Cause | None:
+        """Why the communicator was aborted; None as long as it is not, or once it is closed."""
+        return _cause(native.load().library, self.number)
+
+    def _detector(self) -> Callable[[], Loss | None]:
+        """Returns a function that returns the worker that the communicator open now has lost."""
+        core, number = native.load().library, self.number
+
+        def detect() -> Loss | None:
+            cause = _cause(core, number)
+            if cause is None or not cause.is_loss:
+                return None
+            return Loss(cause.worker, cause.message, silent=cause.event == SILENT)
+
+        return detect
 
     def close(self) -> None:
         """Waits for pending operations and closes the communicator; idempotent."""
         discard(self.number)
         native.load().library.tfd_close(self.number)
+
+
+def _cause(core: Any, number: int) -> Cause | None:
+    return None if number == CLOSED else Cause.of(core.tfd_cause(number))
+
+
+def _encoded(cause: Cause) -> tuple[bytes, bytes, bytes]:
+    return cause.event.encode(), cause.worker.encode(), cause.message.encode()
 
 
 def closed(gpus: Sequence[Gpu] = ()) -> Context:
@@ -439,14 +489,14 @@ class NativeCommunicator:
 
     def abort(self, message: str) -> None:
         """Fails all pending and later operations, on all ranks, with this message."""
-        self.context.aborter()(message)
+        self.context.aborter()(Cause(message))
 
     def step_failed(self, message: str) -> None:
         """Reports that this rank's step failed: ranks that wait for it fail with this message.
 
         If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
-        native.load().library.tfd_step_failed(self.context.number, message.encode())
+        self.context.step_failed(Cause(message, FAILED))
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""

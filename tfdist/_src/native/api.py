@@ -54,6 +54,7 @@ class Setup(ctypes.Structure):
         ("nccl_library", c_char_p),
         ("device_algorithm", c_char_p),
         ("device_buffer_bytes", c_size_t),
+        ("news", c_int),
     ]
 
 
@@ -130,8 +131,9 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
     "tfd_check_gpu": (c_int, (c_int, c_char_p)),
     "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),
-    "tfd_abort": (c_int, (c_int64, c_char_p)),
-    "tfd_step_failed": (c_int, (c_int64, c_char_p)),
+    "tfd_abort": (c_int, (c_int64, c_char_p, c_char_p, c_char_p)),
+    "tfd_step_failed": (c_int, (c_int64, c_char_p, c_char_p, c_char_p)),
+    "tfd_cause": (c_char_p, (c_int64,)),
     "tfd_close": (c_int, (c_int64,)),
     "tfd_close_all": (c_int, ()),
     "tfd_error": (c_char_p, ()),

@@ -7,13 +7,14 @@ import functools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import tensorflow as tf
 
-from tfdist._src.cluster import Membership, Session
+from tfdist._src.cluster import Loss, Membership, Session, Topology
 from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.comm.cause import FAILED, LEFT, SILENT, Cause
 from tfdist._src.group import Group
 from tfdist._src.internals.iterators import set_initial_epoch
 from tfdist._src.keras.fit.hooks import Entries
@@ -129,7 +130,7 @@ def _no_way(lost: GroupLostError, why: str) -> str:
 
 _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 10.0
-"""How long after the failure of a step the loss of a worker may still be reported."""
+"""How long the process of a worker whose step has failed may take to end."""
 
 # Errors that an operation raises when another worker has failed.
 _FAILURES = (
@@ -142,33 +143,82 @@ _FAILURES = (
 )
 
 
-def is_loss(
-    error: BaseException, session: Session, silence: float, check: Callable[[], object]
-) -> bool:
-    """Whether an error was caused by the loss of a worker.
+def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> bool:
+    """Whether an error was caused by the loss of a worker; does not wait.
 
     Args:
         error: the error, raised in `fit`.
-        session: the session of the group.
-        silence: the number of seconds after which a worker that does not answer is lost.
-        check: called repeatedly during the wait; may raise.
+        session: the session of the group. It is told of a loss that only the core knows.
+        causes: why communicators of the group were aborted.
     """
-    if not isinstance(error, (*_FAILURES, TfdistError)) or isinstance(error, GroupLostError):
+    if not _may_come_from_others(error):
         return False
+    lost = next((cause for cause in causes if cause.is_loss), None)
+    if lost is not None:
+        session.lose(Loss(lost.worker, lost.message, silent=lost.event == SILENT))
     try:
         session.check()
     except PeerLostError:
         return True
     except TfdistError:
-        return False
-    lost = threading.Event()
-    session.on_peer_lost(lambda _: lost.set())
-    # Rank 0, which reports losses, may itself be silent.
-    names_peer = isinstance(error, tf.errors.UnavailableError)
-    deadline = time.monotonic() + _NOTICE_SECONDS + (silence if names_peer else 0.0)
-    while not lost.wait(_POLL_SECONDS) and time.monotonic() < deadline:
+        pass
+    return False
+
+
+def find_farewell(
+    error: BaseException, topology: Topology, causes: Sequence[Cause]
+) -> Cause | None:
+    """Returns another worker's report that its step has failed, or that it leaves, if any.
+
+    Args:
+        error: the error, raised in `fit`.
+        topology: the group.
+        causes: why communicators of this process were aborted.
+    """
+    if not _may_come_from_others(error):
+        return None
+    # Communicators among this worker's devices name these.
+    workers = enumerate(topology.workers)
+    others = {str(worker) for rank, worker in workers if rank != topology.rank}
+    said = (one for one in causes if one.event in (FAILED, LEFT) and one.worker in others)
+    return next(said, None)
+
+
+def await_end(
+    farewell: Cause, session: Session, silence: float, check: Callable[[], object]
+) -> bool:
+    """Waits for the process of a worker that has reported a failure, or left, to end.
+
+    Such a worker is alive, so nobody has detected a loss. Most exceptions end its process, which
+    the session reports. A program that catches them continues, and may soon need this group again.
+
+    Args:
+        farewell: the worker's report.
+        session: the session of the group.
+        silence: the number of seconds after which a silent worker is lost.
+        check: called repeatedly during the wait; may raise.
+
+    Returns:
+        Whether a worker is lost.
+    """
+    over = threading.Event()
+    session.on_peer_lost(lambda _: over.set())
+    if farewell.event == LEFT:
+        session.on_peer_left(lambda _: over.set())
+    deadline = time.monotonic() + _NOTICE_SECONDS + silence
+    while not over.wait(_POLL_SECONDS) and time.monotonic() < deadline:
         check()
-    return lost.is_set()
+    try:
+        session.check()
+    except PeerLostError:
+        return True
+    except TfdistError:
+        pass
+    return False
+
+
+def _may_come_from_others(error: BaseException) -> bool:
+    return isinstance(error, (*_FAILURES, TfdistError)) and not isinstance(error, GroupLostError)
 
 
 _MOST_CHANGES = 8
@@ -270,8 +320,14 @@ class Recovery:
         steps, times = self._changed_at
         if self._extended.progress.standing == steps and times > _MOST_CHANGES:
             return False
-        silence = self._group.options.heartbeat_timeout
-        return is_loss(error, self._group.session, silence, check=preemption.later_check())
+        group, causes = self._group, self._group.causes()
+        if is_loss(error, group.session, causes):
+            return True
+        farewell = find_farewell(error, group.topology, causes)
+        if farewell is None:
+            return False
+        silence = group.options.heartbeat_timeout
+        return await_end(farewell, group.session, silence, check=preemption.later_check())
 
     def change(self, leave: OthersLeave | None = None) -> None:
         """Forms another group, and brings this worker to the common position.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import weakref
 import zlib
 from collections import Counter
@@ -19,8 +20,9 @@ import tensorflow as tf
 
 from tfdist._src.cluster.session.order_checks import Passed, encode
 from tfdist._src.comm import tokens
+from tfdist._src.comm.cause import FAILED, Cause
 from tfdist._src.global_view.explain import Fingerprints, describe
-from tfdist._src.group import Group, cause, joined_group, plain
+from tfdist._src.group import Group, cause, joined_group
 from tfdist._src.internals.tensorflow import (
     concrete_functions,
     functions_operations,
@@ -121,8 +123,6 @@ def _name(function: Any) -> str:
 
 # The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)
-# Part of the native core's error messages.
-_NOTICED = " It was noticed in "
 _COLLECTIVES = ("Tfdist", "Collective")
 _listening = False
 
@@ -142,11 +142,12 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
     if group.in_step:
         yield
         return
+    began_ns = time.monotonic_ns()
     try:
         with group.naming_lost_workers():
             yield
     except (Exception, KeyboardInterrupt) as error:
-        _report(group, error, eager=eager)
+        _report(group, error, began_ns, eager=eager)
         raise
 
 
@@ -155,10 +156,11 @@ def listen() -> None:
     global _listening
     if not _listening:
         _listening = True
-        on_function_call(tokens.uses, _function_called)
+        on_function_call(lambda: (tokens.uses(), time.monotonic_ns()), _function_called)
 
 
-def _function_called(function: Any, error: BaseException | None, uses: int) -> None:
+def _function_called(function: Any, error: BaseException | None, before: tuple[int, int]) -> None:
+    uses, began_ns = before
     used = tokens.uses() > uses
     if error is None and not used:
         return
@@ -169,18 +171,18 @@ def _function_called(function: Any, error: BaseException | None, uses: int) -> N
         report_traces(group, function)
     # The trace may be incomplete.
     elif used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
-        _report(group, error, eager=False)
+        _report(group, error, began_ns, eager=False)
 
 
-def _report(group: Group, error: BaseException, *, eager: bool) -> None:
+def _report(group: Group, error: BaseException, began_ns: int, *, eager: bool) -> None:
     if isinstance(error, _NO_FAILURES) or group.topology.size == 1:
         return
-    message = plain(error) if isinstance(error, tf.errors.OpError) else ""
-    if _NOTICED in message:
+    known = group.cause_of(error, began_ns)
+    if known is not None:
         # Forward it to workers that share no communicator with the failed one.
-        group.fail(message.split(_NOTICED)[0])
+        group.fail(known)
         return
-    why = cause(error).rstrip(".")
-    group.fail(f"{group.topology.me} failed: {why}.")
+    why, me = cause(error).rstrip("."), str(group.topology.me)
+    group.fail(Cause(f"{me} failed: {why}.", FAILED, me))
     if eager or isinstance(error, tf.errors.OpError):
         group.end(why)

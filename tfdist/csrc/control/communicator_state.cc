@@ -101,6 +101,23 @@ void WriteLink(int rank, const TcpStatistics& link, JsonWriter* json) {
 
 }  // namespace
 
+void Write(const AbortState& state, JsonWriter* json) {
+  const Error& cause = state.cause;
+  json->Open('{').Member("message", std::string(cause.what()));
+  json->Member("code", static_cast<int64_t>(cause.code()));
+  json->Member("event", std::string(NameOf(cause.event()))).Member("worker", cause.worker());
+  json->Member("at_ns", state.at).Key("detected");
+  if (state.detected) {
+    const AbortState::Detected& detected = *state.detected;
+    json->Open('{').Member("operation", detected.operation).Member("rank", int64_t{detected.rank});
+    json->Member("sequence", static_cast<int64_t>(detected.sequence));
+    json->Member("begun_ns", detected.begun).Member("ended_ns", detected.ended).Close('}');
+  } else {
+    json->Null();
+  }
+  json->Close('}');
+}
+
 void Write(const CommunicatorState& state, JsonWriter* json) {
   const Topology& topology = *state.topology;
   const int64_t now = Nanoseconds();
@@ -112,7 +129,7 @@ void Write(const CommunicatorState& state, JsonWriter* json) {
   for (const int host : topology.host_of) json->Value(int64_t{host});
   json->Close(']').Key("aborted");
   if (state.aborted) {
-    json->Value(*state.aborted);
+    Write(*state.aborted, json);
   } else {
     json->Null();
   }

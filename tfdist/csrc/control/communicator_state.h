@@ -8,6 +8,7 @@
 
 #include "control/flight_log.h"
 #include "control/watch.h"
+#include "error.h"
 #include "transport/fabric.h"
 #include "transport/socket.h"
 
@@ -109,12 +110,31 @@ class JsonWriter {
   bool fresh_ = true;  // no separator needed yet
 };
 
+// Why a communicator was aborted, and where this rank detected that.
+struct AbortState {
+  // An operation of this rank that failed; times are nanoseconds of the steady clock.
+  struct Detected {
+    std::string operation;
+    int rank = 0;
+    uint64_t sequence = 0;
+    int64_t begun = 0;
+    int64_t ended = 0;
+  };
+
+  Error cause;
+  int64_t at = 0;                    // when this rank learned of it
+  std::optional<Detected> detected;  // the last one; none if none has failed so far
+};
+
+// One object; docs/monitoring.md describes its members.
+void Write(const AbortState& state, JsonWriter* json);
+
 // A snapshot of a communicator's state as JSON, for programs that read it later.
 struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;
-  std::optional<std::string> aborted;  // why
-  std::vector<std::string> waiting;    // behind the running operation
+  std::optional<AbortState> aborted;
+  std::vector<std::string> waiting;  // behind the running operation
   std::vector<Watch::Known> others;
   std::vector<TcpStatistics> links;  // to each rank
   Recorder::Log log;

@@ -18,7 +18,7 @@ struct Header {
   uint8_t kind;
   uint8_t code;
   uint8_t active;
-  uint8_t zero;
+  uint8_t event;
   uint32_t bytes;  // length of the payload
 };
 static_assert(sizeof(Header) == 8);
@@ -51,21 +51,35 @@ void MakePrintable(std::string* text) {
   }
 }
 
+// The body of an abort or a failure is the worker's name, this byte, and the message. Neither text
+// contains it.
+constexpr char kAfterWorker = '\n';
+constexpr size_t kLongestCause = kLongestName + 1 + kLongestMessage;
+
 bool Fits(const Header& header) {
-  if (header.zero != 0 || header.active > 1) return false;
-  switch (static_cast<FrameKind>(header.kind)) {
+  const auto kind = static_cast<FrameKind>(header.kind);
+  const bool has_cause = kind == FrameKind::kAbort || kind == FrameKind::kFailure;
+  if (header.active > 1 || header.event >= (has_cause ? kEvents : 1)) return false;
+  switch (kind) {
     case FrameKind::kStatus:
     case FrameKind::kFarewell:
       return header.bytes == sizeof(StatusBody);
     case FrameKind::kAbort:
-      return header.bytes <= kLongestMessage &&
+      return header.bytes <= kLongestCause &&
              header.code >= static_cast<int>(Code::kInvalidArgument) &&
              header.code <= static_cast<int>(Code::kInternal);
     case FrameKind::kFailure:
+      return header.bytes <= kLongestCause;
     case FrameKind::kWaited:
       return header.bytes <= kLongestMessage;
   }
   return false;
+}
+
+std::string Printable(std::string text, size_t most) {
+  text.resize(std::min(text.size(), most));
+  MakePrintable(&text);
+  return text;
 }
 
 bool HasStatus(FrameKind kind) {
@@ -78,8 +92,16 @@ Frame Decode(const Header& header, const char* body) {
   if (!HasStatus(frame.kind)) {
     if (frame.kind == FrameKind::kAbort) frame.code = static_cast<Code>(header.code);
     if (frame.kind == FrameKind::kFailure) frame.failures = header.code;
-    frame.message.assign(body, header.bytes);
-    MakePrintable(&frame.message);
+    std::string text(body, header.bytes);
+    if (frame.kind != FrameKind::kWaited) {
+      const size_t end = text.find(kAfterWorker);
+      frame.event = static_cast<Event>(header.event);
+      if (end != std::string::npos) {
+        frame.worker = Printable(text.substr(0, end), kLongestName);
+        text.erase(0, end + 1);
+      }
+    }
+    frame.message = Printable(std::move(text), kLongestMessage);
     return frame;
   }
   StatusBody status;
@@ -98,7 +120,10 @@ std::string Encode(const Frame& frame) {
   const bool abort = frame.kind == FrameKind::kAbort;
   const bool failure = frame.kind == FrameKind::kFailure;
   std::string body;
-  if (!HasStatus(frame.kind)) {
+  if (abort || failure) {
+    body = Printable(frame.worker, kLongestName) + kAfterWorker;
+    body += frame.message.substr(0, kLongestMessage);
+  } else if (!HasStatus(frame.kind)) {
     body = frame.message.substr(0, kLongestMessage);
   } else {
     const StatusBody status{
@@ -108,7 +133,8 @@ std::string Encode(const Frame& frame) {
   }
   const int code = abort ? static_cast<int>(frame.code) : failure ? frame.failures : 0;
   const Header header{static_cast<uint8_t>(frame.kind), static_cast<uint8_t>(code),
-                      static_cast<uint8_t>(frame.status.active ? 1 : 0), 0,
+                      static_cast<uint8_t>(frame.status.active ? 1 : 0),
+                      static_cast<uint8_t>(abort || failure ? frame.event : Event::kOther),
                       static_cast<uint32_t>(body.size())};
   return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + body;
 }
@@ -170,11 +196,12 @@ struct Watch::Peer {
   bool silent = false;           // a warning has been given
   Clock::time_point heard_last;  // the time before that
   Status status;
-  bool left = false;           // has sent its farewell
-  bool parted = false;         // nothing more is sent to it
-  bool unread = false;         // TLS may hold bytes, which the descriptor does not show
-  uint8_t failures = 0;        // its failed steps
-  std::string failure;         // its message for the last failure
+  bool left = false;     // has sent its farewell
+  bool parted = false;   // nothing more is sent to it
+  bool unread = false;   // TLS may hold bytes, which the descriptor does not show
+  uint8_t failures = 0;  // its failed steps
+  // The last failure that it has reported.
+  Error failure{Code::kUnavailable, ""};
   uint64_t failed_after = 0;   // the last collective it had joined by then
   Clock::time_point ended_at;  // when it left, or failed
   bool lost = false;           // no longer read from; only receives the reason
@@ -365,16 +392,17 @@ void Watch::Read(int rank) {
         shutdown(peer.stream->descriptor(), SHUT_WR);  // It waits for that.
       } else {
         // A process that exits with unread bytes resets the connection.
-        Lose(rank, got == 0 || errno == ECONNRESET
-                       ? "its process has ended"
-                       : std::string("the connection broke (") + std::strerror(errno) + ")");
+        Lose(rank, Event::kLost,
+             got == 0 || errno == ECONNRESET
+                 ? "its process has ended"
+                 : std::string("the connection broke (") + std::strerror(errno) + ")");
       }
       return;
     }
     SetHeard(peer, Clock::now());
     const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
     if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
-      Lose(rank, "it sent what is no frame of this protocol");
+      Lose(rank, Event::kLost, "it sent what is no frame of this protocol");
       return;
     }
   }
@@ -398,7 +426,7 @@ void Watch::Handle(int rank, const Frame& frame) {
       callbacks_.waited_for(frame.message);
       break;
     case FrameKind::kAbort:
-      callbacks_.give_up(frame.code, frame.message);
+      callbacks_.give_up(Error(frame.code, frame.message, frame.event, frame.worker));
       break;
     case FrameKind::kFarewell: {
       const std::lock_guard<std::mutex> lock(known_mutex_);
@@ -410,7 +438,7 @@ void Watch::Handle(int rank, const Frame& frame) {
     }
     case FrameKind::kFailure:
       peer.failures = frame.failures;
-      peer.failure = frame.message;
+      peer.failure = Error(Code::kUnavailable, frame.message, frame.event, frame.worker);
       peer.failed_after = peer.status.sequence;
       peer.ended_at = Clock::now();
       break;
@@ -456,13 +484,13 @@ std::vector<Watch::Known> Watch::Others() {
 }
 
 // Stops reading from a rank; it only receives the reason.
-void Watch::Lose(int rank, const std::string& why) {
+void Watch::Lose(int rank, Event event, const std::string& why) {
+  const std::string& name = settings_.names[static_cast<size_t>(rank)];
   {
     const std::lock_guard<std::mutex> lock(known_mutex_);
     peers_[static_cast<size_t>(rank)]->lost = true;
   }
-  callbacks_.give_up(Code::kUnavailable,
-                     settings_.names[static_cast<size_t>(rank)] + " is lost: " + why + ".");
+  callbacks_.give_up(Error(Code::kUnavailable, name + " is lost: " + why + ".", event, name));
 }
 
 void Watch::CheckSilence(Clock::time_point now) {
@@ -472,7 +500,7 @@ void Watch::CheckSilence(Clock::time_point now) {
     const double silent = Seconds(now - peer.heard);
     const std::string& name = settings_.names[rank];
     if (silent > settings_.silence_timeout_seconds) {
-      Lose(static_cast<int>(rank),
+      Lose(static_cast<int>(rank), Event::kSilent,
            "no sign of life for " + Rounded(settings_.silence_timeout_seconds));
     } else if (peer.silent && peer.heard > peer.heard_last) {
       peer.silent = false;
@@ -501,11 +529,12 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
-      callbacks_.give_up(Code::kUnavailable,
-                         failed ? peer.failure
-                                : name +
-                                      " has left the group: its program has ended, or has "
-                                      "closed it. Run the same number of steps on all ranks.");
+      callbacks_.give_up(failed
+                             ? peer.failure
+                             : Error(Code::kUnavailable,
+                                     name + " has left the group: its program has ended, or has "
+                                            "closed it. Run the same number of steps on all ranks.",
+                                     Event::kLeft, name));
       return;
     }
     // That rank will report why this rank's step has failed.
@@ -520,9 +549,8 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
         !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
-      const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)], joined,
-                                       name, peer.status.fingerprint);
-      callbacks_.give_up(error.code(), error.what());
+      callbacks_.give_up(Disagreement(settings_.names[static_cast<size_t>(settings_.rank)], joined,
+                                      name, peer.status.fingerprint));
       return;
     }
   }
@@ -541,7 +569,7 @@ void Watch::CheckStall(const Doing& doing, Clock::time_point now) {
                            (missing.empty() ? std::string(" though all ranks have joined it")
                                             : " for " + Names(missing));
   if (waited >= settings_.timeout_seconds) {
-    callbacks_.give_up(Code::kUnavailable, what + ", the longest that was allowed.");
+    callbacks_.give_up(Error(Code::kUnavailable, what + ", the longest that was allowed."));
   } else {
     callbacks_.warn(what + ".");
     callbacks_.stalled(what + ".");

@@ -44,6 +44,8 @@ struct Frame {
   int64_t echoed = 0;              // `sent` of the receiver's last status; 0 for none
   int64_t echo_received = 0;       // when that status arrived
   Code code = Code::kUnavailable;  // of an abort
+  Event event = Event::kOther;     // of an abort or a failure
+  std::string worker;              // of an abort or a failure: to which the event happened
   uint8_t failures = 0;            // of a failure: failed steps, including this one
   std::string message;             // of an abort, a failure, or a wait for the receiver
 };
@@ -161,7 +163,7 @@ class Watch {
     // Whether this rank has begun its side of a message from or to `rank`.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void()> progress;  // of another rank
-    std::function<void(Code code, const std::string& message)> give_up;
+    std::function<void(const Error& cause)> give_up;
     std::function<void(const std::string& message)> warn;
     std::function<void(const std::string& message)> stalled;     // together with a warning
     std::function<void(const std::string& message)> waited_for;  // another rank has reported it
@@ -208,7 +210,7 @@ class Watch {
   void Send(Peer& peer, const std::string& bytes);
   void SendStatus(Frame frame);
   void SetHeard(Peer& peer, Clock::time_point when);
-  void Lose(int rank, const std::string& why);
+  void Lose(int rank, Event event, const std::string& why);
   void CheckSilence(Clock::time_point now);
   void CheckOrder(const Doing& doing, Clock::time_point now);
   void CheckStall(const Doing& doing, Clock::time_point now);

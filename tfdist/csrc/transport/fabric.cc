@@ -74,7 +74,8 @@ size_t SocketLink::Write(const char* data, size_t bytes) {
   }
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
   throw Error(Code::kUnavailable,
-              name_ + " cannot be reached any more: " + std::strerror(errno) + ".");
+              name_ + " cannot be reached any more: " + std::strerror(errno) + ".", Event::kLost,
+              name_);
 }
 
 size_t SocketLink::Read(char* data, size_t bytes) {
@@ -84,9 +85,11 @@ size_t SocketLink::Read(char* data, size_t bytes) {
     return static_cast<size_t>(got);
   }
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
-  throw Error(Code::kUnavailable, name_ + (got == 0 ? " has closed the connection."
-                                                    : std::string(" cannot be reached any more: ") +
-                                                          std::strerror(errno) + "."));
+  throw Error(Code::kUnavailable,
+              name_ + (got == 0 ? " has closed the connection."
+                                : std::string(" cannot be reached any more: ") +
+                                      std::strerror(errno) + "."),
+              Event::kLost, name_);
 }
 
 Topology Topology::From(int rank, std::vector<std::string> names,

@@ -128,6 +128,8 @@ void Segment::Lay() {
 
 void Segment::Abort(const Error& error) {
   if (header_->writing.exchange(1) == 0) {
+    header_->event = static_cast<uint32_t>(error.event());
+    std::strncpy(header_->worker, error.worker().c_str(), sizeof(header_->worker) - 1);
     std::strncpy(header_->message, error.what(), sizeof(header_->message) - 1);
     header_->aborted.store(static_cast<uint32_t>(error.code()), std::memory_order_release);
   }
@@ -136,8 +138,12 @@ void Segment::Abort(const Error& error) {
 
 Error Segment::abort_error() const {
   const auto code = static_cast<Code>(header_->aborted.load(std::memory_order_acquire));
-  const size_t length = strnlen(header_->message, sizeof(header_->message));
-  return Error(code, std::string(header_->message, length));
+  const auto text = [](const char* from, size_t most) {
+    return std::string(from, strnlen(from, most));
+  };
+  return Error(code, text(header_->message, sizeof(header_->message)),
+               static_cast<Event>(header_->event % kEvents),
+               text(header_->worker, sizeof(header_->worker)));
 }
 
 void Segment::WakeAll() {

@@ -140,7 +140,9 @@ class Segment {
  private:
   struct alignas(128) Header {
     std::atomic<uint32_t> writing;
-    std::atomic<uint32_t> aborted;  // a Code, or zero
+    std::atomic<uint32_t> aborted;  // a Code, or zero; written after the following members
+    uint32_t event;
+    char worker[kLongestName + 1];
     char message[kLongestMessage + 1];
   };
 

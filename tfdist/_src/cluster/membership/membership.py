@@ -47,7 +47,7 @@ class Membership:
         session: the session of the group.
         options: `start_timeout` limits how long a new group may take to form, and
             `collective_timeout` how long a live worker may be busy meanwhile;
-            `heartbeat_timeout` and `link_timeout` set the silence after which a worker is lost;
+            `heartbeat_timeout` sets the silence after which a worker is lost;
             `secret` and the TLS options authenticate the workers.
         announce: called with lines about the progress; writes to stderr by default.
 
@@ -319,7 +319,7 @@ def make_terms(
     check: Callable[[], object] = lambda: None,
 ) -> Terms:
     """Returns the terms, with the limits of the settings."""
-    limit = min(options.heartbeat_timeout, options.link_timeout)
+    limit = options.heartbeat_timeout
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)
     return Terms(

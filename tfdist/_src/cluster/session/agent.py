@@ -94,9 +94,14 @@ class Agent:
         """Reports this rank's order of values in collectives to rank 0."""
         self._connections.send(0, encode({"kind": "order", "function": function}, payload))
 
-    def lose(self, message: str) -> None:
-        """Ends the session here because a worker is lost."""
-        self._state.lose(message)
+    def lose(self, message: str, rank: int | None = None, *, silent: bool = False) -> None:
+        """Ends the session here because a worker is lost; arguments as for `Coordinator.lose`."""
+        self._state.lose(message, rank, silent=silent)
+
+    @property
+    def connections(self) -> Connections:
+        """The connections, which have a thread of their own."""
+        return self._connections
 
     def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connection."""

@@ -9,6 +9,7 @@ import selectors
 import socket
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -223,6 +224,7 @@ class Connections:
         self._timeout = heartbeat_timeout
         self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
         self._unsent: set[int] = set()  # ranks whose connections wait to be written to
+        self._on_wake: list[Callable[[], object]] = []
         self._leaving = False
         self._close_by: float | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -260,6 +262,15 @@ class Connections:
     def ranks(self) -> list[int]:
         """The ranks that are connected."""
         return list(self._by_rank)
+
+    @property
+    def waker(self) -> int:
+        """The descriptor of a socket that wakes the thread by each byte; -1 without a thread."""
+        return self._wake_sender.fileno()
+
+    def on_wake(self, callback: Callable[[], object]) -> None:
+        """Registers a callback for the thread to call whenever it is woken; it must not block."""
+        self._on_wake.append(callback)
 
     def drop(self, rank: int) -> None:
         """Closes a connection without calling `on_end`; only from within the handler."""
@@ -348,6 +359,8 @@ class Connections:
             rank: int | None = key.data
             if rank is None:
                 self._wake_receiver.recv(4096)
+                for callback in [] if self._leaving else list(self._on_wake):
+                    _call(callback)
                 continue
             connection = self._by_rank[rank]
             if event & selectors.EVENT_WRITE:
@@ -397,6 +410,13 @@ class Connections:
         # A copy, because other threads may be iterating over it.
         self._by_rank = {other: kept for other, kept in self._by_rank.items() if other != rank}
         connection.sock.close()
+
+
+def _call(callback: Callable[[], object]) -> None:
+    try:
+        callback()
+    except Exception:  # the thread must survive
+        traceback.print_exc()
 
 
 _alive: weakref.WeakSet[Connections] = weakref.WeakSet()

@@ -300,6 +300,11 @@ class Coordinator:
         gone = self._gone.get(rank, "")
         return Presence(None if gone else self._connections.silence(rank), gone)
 
+    @property
+    def connections(self) -> Connections:
+        """The connections, which have a thread of their own."""
+        return self._connections
+
     def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connections."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)

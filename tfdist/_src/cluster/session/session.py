@@ -17,6 +17,7 @@ from tfdist._src.cluster.session.agent import Agent
 from tfdist._src.cluster.session.connections import Gathering, OwnAddress, OwnReport, Presence
 from tfdist._src.cluster.session.coordinator import COLLECTIVE_TIMEOUT, Coordinator, Decision
 from tfdist._src.cluster.session.exit_reason import describe
+from tfdist._src.cluster.session.shared_state import Loss
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, PeerLostError, RendezvousError, TfdistError
 
@@ -88,6 +89,14 @@ class Session:
     def silent_ranks(self) -> list[int]:
         """The lost ranks that have been silent for `options.heartbeat_timeout`."""
         return sorted(self._state.silent_ranks)
+
+    @property
+    def loss(self) -> Loss | None:
+        """The loss of a worker that ended the session; None without one."""
+        lost, silent = self.lost_ranks, self.silent_ranks
+        if not lost or self.failure is None:
+            return None
+        return Loss(str(self.topology.workers[lost[0]]), self.failure, silent=lost[0] in silent)
 
     @property
     def chief_has_left(self) -> bool:
@@ -302,6 +311,34 @@ class Session:
                 monitors the connections; immediately for workers that have already left.
         """
         self._state.on_left(callback)
+
+    @property
+    def news(self) -> int:
+        """The descriptor of a socket to which a detector writes a byte; -1 without other ranks."""
+        return self._role.connections.waker
+
+    def detect_by(self, detect: Callable[[], Loss | None]) -> None:
+        """Adds a detector of lost workers to the connections of the session.
+
+        Args:
+            detect: returns a loss, if there is one. It is called at once, and in the thread of the
+                connections whenever a byte has been written to `news`; it must not block.
+        """
+
+        def check() -> None:
+            if (loss := detect()) is not None:
+                self.lose(loss)
+
+        self._role.connections.on_wake(check)
+        check()
+
+    def lose(self, loss: Loss) -> None:
+        """Ends the session because a worker is lost; on rank 0, for all ranks."""
+        names = [str(worker) for worker in self.topology.workers]
+        rank = names.index(loss.worker) if loss.worker in names else None
+        where = "" if rank is None else f"rank {rank}, "
+        message = f"{where}{loss.message.rstrip('.')}; see its log"
+        self._role.lose(message, rank, silent=loss.silent)
 
     def fail(self, message: str) -> None:
         """Ends the session with this message, as for a lost worker; on rank 0, for all ranks."""

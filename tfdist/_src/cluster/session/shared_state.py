@@ -147,6 +147,21 @@ class Notice:
     received_ns: int
 
 
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a worker.
+
+    Attributes:
+        worker: the name of the worker, as in messages.
+        message: what happened to it, a sentence.
+        silent: whether it has been silent for too long, and so may be alive.
+    """
+
+    worker: str
+    message: str
+    silent: bool = False
+
+
 class SessionState:
     """Shared by the thread that reads the connections and the threads that wait.
 

@@ -260,7 +260,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
         *place,
         limit=limit,
         now=now,
-        silence=max(timeouts.heartbeat_timeout, timeouts.link_timeout),
+        silence=timeouts.heartbeat_timeout,
         num_hosts=options.nnodes,
         joining=rendezvous.running,
     )

@@ -368,10 +368,6 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     )
 
 
-# The core appends this to a cause, followed by the operation in which a rank noticed it.
-_NOTICED = " It was noticed in "
-
-
 def diagnose(job: Job) -> Diagnosis:
     """Explains why a job stopped or hangs.
 
@@ -489,14 +485,14 @@ def _failures(job: Job) -> list[Failure]:
     for worker in job.workers:
         for reason in worker.log.reasons:
             if reason.kind == "error":
-                cause, time = _cause(reason.message), worker.time(reason.steady_ns)
+                cause, time = reason.message, worker.time(reason.steady_ns)
                 times[cause] = min(time, times.get(cause, time))
                 workers[cause][worker.log.worker] = None
                 if reason.communicator:
                     communicators[cause][reason.communicator] = None
         for member in worker.members:
             if member.communicator.aborted is not None:
-                cause = _cause(member.communicator.aborted)
+                cause = member.communicator.aborted.message
                 workers[cause][worker.log.worker] = None
                 communicators[cause][member.communicator.name] = None
     failures = [
@@ -509,10 +505,6 @@ def _failures(job: Job) -> list[Failure]:
         for cause in workers
     ]
     return sorted(failures, key=lambda failure: (failure.time is None, failure.time or 0.0))
-
-
-def _cause(message: str) -> str:
-    return message.partition(_NOTICED)[0]
 
 
 def _all_joined(wait: Wait) -> bool:

@@ -163,6 +163,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Aborted:
+    """Why a communicator was aborted.
+
+    Attributes:
+        message: a sentence, the same on all ranks.
+        event: "lost", "silent", "left", "failed" or "other"; "" if unknown.
+        worker: the worker to which the event happened; "" for none.
+    """
+
+    message: str
+    event: str = ""
+    worker: str = ""
+
+
+@dataclass(frozen=True)
 class Communicator:
     """One communicator of the worker.
 
@@ -171,7 +186,7 @@ class Communicator:
         rank: this worker's rank in its group.
         ranks: the names of the group's workers.
         hosts: for each rank, an index of its host.
-        aborted: the message of the error that ended it, or None.
+        aborted: why it was aborted; None if it was not.
         peers: this rank's information about the other ranks.
         connections: the connections to ranks of other hosts.
         records: the last collectives and messages, oldest first.
@@ -181,7 +196,7 @@ class Communicator:
     rank: int
     ranks: tuple[str, ...]
     hosts: tuple[int, ...]
-    aborted: str | None
+    aborted: Aborted | None
     peers: tuple[Peer, ...]
     connections: tuple[Connection, ...]
     records: tuple[Record, ...]
@@ -304,7 +319,7 @@ def _communicator(raw: Any) -> Communicator:
         rank=_checked(raw, "rank", int),
         ranks=ranks,
         hosts=tuple(_checked(raw, "hosts", list)),
-        aborted=_checked(raw, "aborted", (str, type(None))),
+        aborted=_aborted(_checked(raw, "aborted", (dict, str, type(None)))),
         peers=_rows(raw, "peers", Peer),
         # Logs of earlier versions have none.
         connections=_rows({"links": [], **raw}, "links", Connection),
@@ -321,6 +336,14 @@ def _communicator(raw: Any) -> Communicator:
     ):
         raise TypeError(f"the ranks of communicator {read.name!r} do not fit together")
     return read
+
+
+def _aborted(raw: dict[str, Any] | str | None) -> Aborted | None:
+    if raw is None:
+        return None
+    if isinstance(raw, str):  # as in logs of earlier versions
+        return Aborted(raw)
+    return Aborted(**{key: _checked(raw, key, str) for key in ("message", "event", "worker")})
 
 
 def _checked(raw: Any, key: str, kind: Any) -> Any:

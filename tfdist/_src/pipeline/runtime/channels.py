@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
 from tfdist._src.comm import native_ops, registry
+from tfdist._src.comm.cause import FAILED, Cause
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.group import cause
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
@@ -138,7 +140,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
         tf.errors.UnavailableError: another worker was lost or has failed; the message names it and
             its stages.
     """
-    group = extended_of(strategy).group
+    group, began_ns = extended_of(strategy).group, time.monotonic_ns()
     try:
         with group.naming_lost_workers():
             yield
@@ -148,15 +150,17 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
         raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
         # Ranks without a link to that worker may not notice.
-        _abort(str(error.message))
+        known = group.cause_of(error, began_ns)
+        _abort(Cause(str(error.message)) if known is None else known)
         raise
     except Exception as error:
-        _abort(f"{group.described(group.topology.rank)} failed: {cause(error)}")
+        me = group.described(group.topology.rank)
+        _abort(Cause(f"{me} failed: {cause(error)}", FAILED, str(group.topology.me)))
         raise
 
 
-def _abort(message: str) -> None:
+def _abort(cause: Cause) -> None:
     """Aborts the operations of all native communicators, which other ranks may wait for."""
     for communicator in registry.every():
         if isinstance(communicator, NativeCommunicator):
-            communicator.abort(message)
+            communicator.context.aborter()(cause)
