@@ -17,13 +17,13 @@ namespace tfdist {
 namespace {
 
 // Time for the control connections to explain a broken link.
-constexpr auto kNews = std::chrono::milliseconds(1500);
+constexpr auto kAbortReasonGrace = std::chrono::milliseconds(1500);
 
 // Time for the program to report why its step failed.
-constexpr auto kSaying = std::chrono::milliseconds(1500);
+constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 
 // How long a closing rank waits for other ranks that may still read its GPUs' memory.
-constexpr auto kLeaving = std::chrono::seconds(2);
+constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
 // The minimum number of statuses from other ranks during the patience with a canceled operation, so
 // that a late status is not mistaken for a missing one.
@@ -280,7 +280,7 @@ Error Communicator::Cause(const Error& error) {
     return cause_;
   }
   if (error.code() == Code::kUnavailable) {
-    const auto deadline = Clock::now() + kNews;
+    const auto deadline = Clock::now() + kAbortReasonGrace;
     while (!aborted_ && Clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -466,7 +466,7 @@ void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;
   cause_ = StepEnded();
-  due_ = Clock::now() + kSaying;
+  due_ = Clock::now() + kStepErrorGrace;
   held_back_ = true;
   aborted_ = true;
 }
@@ -524,7 +524,7 @@ void Communicator::AwaitFarewells() {
   farewell.kind = FrameKind::kFarewell;
   farewell.status = CurrentlyDoing().status;
   watch_->Tell({farewell});
-  const auto deadline = Clock::now() + kLeaving;
+  const auto deadline = Clock::now() + kFarewellGrace;
   const auto stay = [this] {
     const std::vector<Watch::Known> others = watch_->Others();
     return std::any_of(others.begin(), others.end(),

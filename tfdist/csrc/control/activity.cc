@@ -102,7 +102,7 @@ void Spans::Record(bool on) {
 void Spans::Add(const char* lane, const char* name, int64_t begin, int64_t end) {
   if (!recording()) return;
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (spans_.size() < kMost) spans_.push_back({lane, name, begin, end});
+  if (spans_.size() < kMax) spans_.push_back({lane, name, begin, end});
 }
 
 std::vector<Spans::Span> Spans::Read() {

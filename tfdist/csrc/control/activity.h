@@ -78,7 +78,7 @@ class Spans {
   std::vector<Span> Read();
 
  private:
-  static constexpr size_t kMost = 1 << 18;
+  static constexpr size_t kMax = 1 << 18;
 
   std::atomic<bool> recording_{false};
   std::mutex mutex_;

@@ -145,9 +145,9 @@ void Recorder::Arrived(int rank, bool waited) {
   const bool first = Get(arrival) == 0;
   if (waited) looked_ = Nanoseconds();
   if (first) {
-    constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+    constexpr int64_t kMax = std::numeric_limits<uint32_t>::max();
     const int64_t microseconds = (looked_ - current().begun) / 1000 + 1;
-    Set(&arrival, static_cast<uint32_t>(std::min(microseconds, kMost)));
+    Set(&arrival, static_cast<uint32_t>(std::min(microseconds, kMax)));
   }
   if (!waited) return;
   Set(&changing_.last, rank);
@@ -199,7 +199,7 @@ namespace {
 
 // Python gives its stacks when it next holds its lock; in vain, where a thread keeps that.
 constexpr auto kForStacks = std::chrono::seconds(2);
-constexpr size_t kMostReasons = 16;
+constexpr size_t kMaxReasons = 16;
 constexpr int64_t kBetweenWaited = 1'000'000'000;
 constexpr int64_t kFormat = 1;
 
@@ -281,7 +281,7 @@ void FlightLog::Ask(const char* kind, const std::string& communicator, const std
       return;
     }
     // The first ones tell most, and the last one why it is written now.
-    if (reasons_.size() == kMostReasons) reasons_.pop_back();
+    if (reasons_.size() == kMaxReasons) reasons_.pop_back();
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;
   }

@@ -36,8 +36,8 @@ static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
 
 // No clock of this century exceeds it; sums of a few such times do not overflow.
 int64_t Time(int64_t nanoseconds) {
-  constexpr int64_t kMost = int64_t{1} << 61;
-  return nanoseconds > 0 && nanoseconds < kMost ? nanoseconds : 0;
+  constexpr int64_t kMax = int64_t{1} << 61;
+  return nanoseconds > 0 && nanoseconds < kMax ? nanoseconds : 0;
 }
 
 // Makes text safe to print: removes line ends and terminal control characters, including UTF-8
@@ -171,8 +171,8 @@ constexpr double kBetweenSeconds = kTickSeconds / 2;
 constexpr double kSlowStatusSecondsPerRank = 0.0005;
 constexpr double kStatusSecondsPerRank = 0.005;
 constexpr int kRanksPerBatchMillisecond = 20;
-constexpr size_t kMostWaiting = 1 << 20;
-constexpr int kMostReads = 64;
+constexpr size_t kMaxWaiting = 1 << 20;
+constexpr int kMaxReads = 64;
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
@@ -370,7 +370,7 @@ void Watch::Part() {
 // Reads and discards bytes that are no longer needed.
 void Watch::Drain(Peer& peer) {
   char bytes[4096];
-  for (int reads = 0; reads < kMostReads; ++reads) {
+  for (int reads = 0; reads < kMaxReads; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got > 0) continue;
     peer.gone = got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
@@ -383,7 +383,7 @@ void Watch::Read(int rank) {
   char bytes[4096];
   peer.unread = false;
   // Bounded, so that one busy peer cannot starve the others.
-  for (int reads = 0; reads < kMostReads && !peer.gone; ++reads) {
+  for (int reads = 0; reads < kMaxReads && !peer.gone; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) {
@@ -448,7 +448,7 @@ void Watch::Handle(int rank, const Frame& frame) {
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
   // A peer that never reads counts as silent, and will be lost for that.
-  if (peer.waiting.size() + bytes.size() <= kMostWaiting) peer.waiting += bytes;
+  if (peer.waiting.size() + bytes.size() <= kMaxWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
     if (sent <= 0) return;
@@ -595,12 +595,12 @@ std::vector<int> Watch::Missing(const Doing& doing) const {
 }
 
 std::string Watch::Names(const std::vector<int>& ranks) const {
-  constexpr size_t kMost = 8;
+  constexpr size_t kMax = 8;
   std::string text;
-  for (size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
+  for (size_t i = 0; i < std::min(ranks.size(), kMax); ++i) {
     text += (i ? ", " : "") + settings_.names[static_cast<size_t>(ranks[i])];
   }
-  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
+  if (ranks.size() > kMax) text += " and " + std::to_string(ranks.size() - kMax) + " more";
   return text;
 }
 

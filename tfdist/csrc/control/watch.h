@@ -124,11 +124,11 @@ class OneWayDelay {
     // Halved to avoid overflow: a peer may send any value.
     const int64_t delay = came / 2 - sent / 2 + clock.offset() / 2;
     ++frames_;
-    nanoseconds_ += 2 * std::clamp<int64_t>(delay, 0, kMost / 2);
+    nanoseconds_ += 2 * std::clamp<int64_t>(delay, 0, kMax / 2);
   }
 
  private:
-  static constexpr int64_t kMost = 60'000'000'000;  // limit for one frame
+  static constexpr int64_t kMax = 60'000'000'000;  // limit for one frame
 
   int64_t frames_ = 0;
   int64_t nanoseconds_ = 0;
