@@ -1,4 +1,4 @@
-"""Private attributes of Keras's and TensorFlow's objects are read in `tfdist/_src/internals` alone."""
+"""Only `tfdist/_src/internals` reads private attributes of Keras's and TensorFlow's objects."""
 
 from __future__ import annotations
 

@@ -14,9 +14,11 @@ pytestmark = exhaustive
 pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 
-LOAD = (
-    "from tfdist._src import native; core = native.load(); print(core.library.tiny(), core.build.folder)"
-)
+LOAD = """
+from tfdist._src import native
+core = native.load()
+print(core.library.tiny(), core.build.folder)
+"""
 
 
 def archive(python, installation, kind):
