@@ -82,8 +82,13 @@ def test_links_lead_somewhere():
 
 def test_code_names_pages_that_exist():
     for path in CODE:
-        for name in re.findall(r"(?<![\w/])docs/[\w/.-]+\.\w+", path.read_text()):
-            assert (ROOT / name).exists() or name.startswith("docs/site/"), (path, name)
+        for name, anchor in re.findall(
+            r"(?<![\w/])(docs/[\w/.-]+\.\w+)(#[\w-]+)?", path.read_text()
+        ):
+            page = ROOT / name
+            # TensorFlow's notebooks are in its repository.
+            assert page.exists() or name.startswith("docs/site/"), (path, name)
+            assert not anchor or anchor[1:] in _anchors(page), (path, name, anchor)
 
 
 def test_named_files_exist():
