@@ -13,6 +13,7 @@ from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.group import Group
+from tfdist._src.keras.fit.callback import Callback, GroupInfo
 from tfdist._src.monitoring import stragglers
 from tfdist._src.monitoring.stragglers import (
     USUAL_FACTOR,
@@ -84,7 +85,7 @@ class MeasuredSteps:
         return extended if isinstance(extended, ReplicatedExtended) else None
 
 
-class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
+class StragglerMonitor(Callback):
     """Names the worker that keeps the others waiting, and the cause.
 
     All steps of synchronous training take equally long on all workers, since fast workers wait for
@@ -143,7 +144,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = MeasuredSteps(self.model)
         self._hosts, self._named = [], None
 
-    def on_group_change(self, old: Any, new: Any) -> None:
+    def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
         self._hosts, self._named = [], None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

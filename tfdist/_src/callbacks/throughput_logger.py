@@ -8,11 +8,12 @@ import keras
 
 from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.monitoring.training import StepFigures, StepTimer
 from tfdist._src.strategy.extended import ReplicatedExtended
 
 
-class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
+class ThroughputLogger(Callback):
     """Adds throughput, step times and waiting times to Keras's logs.
 
     The figures appear in the progress bar and in the batch logs, for the last `every` batches, and
@@ -119,7 +120,7 @@ def _length_of_rows(model: Any) -> int | None:
     return shape[1] if len(shape) == 2 else None
 
 
-class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
+class TrafficLogger(Callback):
     """Adds the bytes sent to and received from other hosts to each epoch's logs.
 
     The native core counts the bytes as it writes and reads them, so they reflect compression. They
