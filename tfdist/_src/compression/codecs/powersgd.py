@@ -33,8 +33,8 @@ class PowerSGD(HierarchicalCodec):
     optimization", 2019.
     """
 
-    payload = "summed"
-    on_host = False
+    _payload = "summed"
+    _on_host = False
 
     rank: int = 4
 
@@ -58,7 +58,7 @@ class PowerSGD(HierarchicalCodec):
             return tf.random.stateless_normal(shape, [0, 0], alg="philox")
         return super().first(name, shape)
 
-    def sum_of_hosts(
+    def _sum_of_hosts(
         self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         span = GraphSpan([g.value for g in gradients])

@@ -28,27 +28,27 @@ class Quantizer(Codec):
         error_feedback: whether to add the encoding error to the next step's gradient.
     """
 
-    payload = "sharded"
+    _payload = "sharded"
 
     error_feedback = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.encoding  # Validates the settings.
+        _ = self._encoding  # Validates the settings.
 
     @property
     @abc.abstractmethod
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         """The encoding of values."""
 
     @property
-    def follows_hosts(self) -> bool:
+    def _follows_hosts(self) -> bool:
         return self.error_feedback
 
     def bits_per_value(self, shape: Shape) -> float:
-        return self.encoding.bits_per_value
+        return self._encoding.bits_per_value
 
-    def runs_on(self, exchange: Exchange, device: str) -> str:
+    def _runs_on(self, exchange: Exchange, device: str) -> str:
         if self.error_feedback:
             return (exchange.encoded_leaders or exchange.workers).device
         return exchange.encoded.device
@@ -56,7 +56,7 @@ class Quantizer(Codec):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
-    def devices(self, exchange: Exchange) -> HostLeaders:
+    def _devices(self, exchange: Exchange) -> HostLeaders:
         # The core also sums over GPUs, unless state of their sum is kept.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
@@ -73,7 +73,7 @@ class Quantizer(Codec):
             return compressed_all_reduce(
                 group,
                 [g.value for g in some],
-                self.encoding,
+                self._encoding,
                 [g.kept["error"] for g in some] if self.error_feedback else [],
                 step,
                 within_hosts=exchange.within_hosts,
@@ -101,7 +101,7 @@ class BF16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.BFLOAT16)
 
 
@@ -126,7 +126,7 @@ class FP16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.HALF, block=self.block)
 
 
@@ -151,7 +151,7 @@ class FP8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.FLOAT8, block=self.block)
 
 
@@ -177,7 +177,7 @@ class Int8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.LEVELS, bits=8, stochastic=self.stochastic, block=self.block)
 
 
@@ -201,7 +201,7 @@ class Natural(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.POWERS, block=self.block)
 
 
@@ -224,7 +224,7 @@ class OneBit(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.TWO_MEANS, block=self.block)
 
 
@@ -252,7 +252,7 @@ class QSGD(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(
             api.LEVELS, bits=self.bits, stochastic=True, euclidean=True, block=self.block
         )
@@ -278,7 +278,7 @@ class SignSGD(Quantizer):
     block: int = 1024
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
 
@@ -300,7 +300,7 @@ class EFSignSGD(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, block=self.block)
 
 
@@ -322,7 +322,7 @@ class Signum(Quantizer):
     tolerant", 2019.
     """
 
-    kept_by_all = True
+    _kept_by_all = True
 
     momentum: float = 0.9
     block: int = 1024
@@ -332,7 +332,7 @@ class Signum(Quantizer):
         self._check("`momentum` must be in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
@@ -374,5 +374,5 @@ class TernGrad(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.LEVELS, bits=2, stochastic=True, clip=self.clip, block=self.block)
