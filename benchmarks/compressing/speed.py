@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.comm.device_communicator import open_local_communicators
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.codecs.sparsifiers import Sparsifier, scatter
 from tfdist._src.compression.transport import Gradient, State
@@ -57,7 +57,7 @@ def measure_speed(codec: Codec | None) -> Speed:
     return Speed()
 
 
-def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
+def _of_carried(codec: HierarchicalCodec, alone: CoreCommunicator) -> Speed:
     state = State()
     for name, shape in codec.kept(SHAPE).items():
         state.make(name, 0, shape, codec.first, alone.device)

@@ -28,7 +28,7 @@ from tfdist._src.cluster import (
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
 from tfdist._src.comm import device_communicator, flight_log, gpu, registry
-from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
+from tfdist._src.comm.native_communicator import CoreCommunicator, open_communicator
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.tensorflow import abort_collectives, start_server
@@ -88,16 +88,16 @@ class Communicators:
         self._options = options
         self._on_gpus = f"{ON_GPUS}, {label}" if label else ON_GPUS
         self._of_devices = f"{_DEVICES}, {label}" if label else _DEVICES
-        self._named: dict[str, NativeCommunicator] = {}
+        self._named: dict[str, CoreCommunicator] = {}
         self._timeouts: dict[str, float] = {}
         self._warned_of_timeout = False
-        self._parts: dict[str, NativeCommunicator | None] = {}
+        self._parts: dict[str, CoreCommunicator | None] = {}
         self._gpus: list[str] = []
-        self._devices: list[NativeCommunicator] = []
+        self._devices: list[CoreCommunicator] = []
         self._device_names: list[str] = []
 
     @property
-    def local(self) -> list[NativeCommunicator]:
+    def local(self) -> list[CoreCommunicator]:
         """The communicators of this worker's devices."""
         return self._devices
 
@@ -106,7 +106,7 @@ class Communicators:
         """Whether a communicator with the other workers exists."""
         return bool(self._named)
 
-    def named(self, session: Session, name: str, timeout: float | None) -> NativeCommunicator:
+    def named(self, session: Session, name: str, timeout: float | None) -> CoreCommunicator:
         """Returns the communicator of all workers under a name, opened at the first call."""
         if name not in self._named:
             options = self._with(timeout)
@@ -124,7 +124,7 @@ class Communicators:
 
     def on_gpus(
         self, session: Session, devices: list[str], timeout: float | None
-    ) -> list[NativeCommunicator]:
+    ) -> list[CoreCommunicator]:
         """Returns for each GPU of this worker its handle on the communicator of all GPUs."""
         self._gpus = self._gpus or devices
         communicator = self.named(session, self._on_gpus, timeout)
@@ -137,7 +137,7 @@ class Communicators:
         members: list[int],
         timeout: float | None,
         gpus: Sequence[str],
-    ) -> NativeCommunicator | None:
+    ) -> CoreCommunicator | None:
         """Returns a communicator of some workers, opened at the first call."""
         key = f"{name} of {members}"
         if key not in self._parts:
@@ -149,7 +149,7 @@ class Communicators:
             self._parts[key] = part
         return self._parts[key]
 
-    def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
+    def of_devices(self, session: Session, names: list[str]) -> list[CoreCommunicator]:
         """Returns for each device of this worker its communicator with the others; opened once."""
         if not self._devices:
             self._devices = device_communicator.open_local_communicators(
@@ -174,7 +174,7 @@ class Communicators:
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
-            if isinstance(communicator, NativeCommunicator):
+            if isinstance(communicator, CoreCommunicator):
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
@@ -224,7 +224,7 @@ class Communicators:
         )
 
 
-def _close(communicator: NativeCommunicator, cause: str | None) -> None:
+def _close(communicator: CoreCommunicator, cause: str | None) -> None:
     if cause:
         communicator.abort(cause)
     communicator.close()
@@ -279,7 +279,7 @@ class Group:
         self._serves_tensorflow = False
         self._here = threading.local()
 
-    def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
+    def native(self, name: str = "workers", timeout: float | None = None) -> CoreCommunicator:
         """Returns the native communicator of all workers under a name; called by all of them.
 
         Args:
@@ -294,7 +294,7 @@ class Group:
 
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
-    ) -> NativeCommunicator | None:
+    ) -> CoreCommunicator | None:
         """Returns a native communicator of some workers, opened at the first call.
 
         All workers call this together.
@@ -308,14 +308,14 @@ class Group:
         """
         return self._communicators.part(self.session, name, members, timeout, gpus)
 
-    def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
+    def native_gpus(self, devices: list[str], timeout: float | None) -> list[CoreCommunicator]:
         """Returns for each GPU of this worker its handle on the communicator of all GPUs.
 
         Called by all workers; see `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
-    def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
+    def native_devices(self, devices: list[str]) -> list[CoreCommunicator]:
         """Returns for each device of this worker its handle on their native communicator.
 
         Raises:
@@ -485,7 +485,7 @@ class Group:
     def fail(self, message: str) -> None:
         """Fails native collectives on the workers that wait for this one, with a message."""
         for communicator in (*registry.every(), *self._communicators.local):
-            if isinstance(communicator, NativeCommunicator):
+            if isinstance(communicator, CoreCommunicator):
                 communicator.step_failed(message)
 
     def end(self, cause: str) -> None:

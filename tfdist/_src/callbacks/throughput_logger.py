@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdist._src.comm.functions import statistics
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.monitoring.training import StepFigures, StepTimer
 from tfdist._src.strategy.extended import ReplicatedExtended
@@ -153,7 +153,7 @@ class TrafficLogger(Callback):
         if not isinstance(extended, ReplicatedExtended):
             return 0, 0
         # Stages always use native communicators, even with a single pipeline.
-        if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):
+        if not extended.in_stages and not isinstance(extended.workers, CoreCommunicator):
             return 0, 0
         traffic = statistics()
         return traffic.sent_bytes, traffic.received_bytes

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape
 
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -216,7 +216,7 @@ def sum_of_replicas(
 class HierarchicalCodec(Codec):
     """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
 
-    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _leaders_in(self, exchange: Exchange) -> CoreCommunicator | None:
         """The communicator of the leaders; None for a worker that leads none."""
         return exchange.leaders
 
@@ -226,7 +226,7 @@ class HierarchicalCodec(Codec):
 
     @abc.abstractmethod
     def _sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         """Sums over the leaders of the same gradients, one per host.
 

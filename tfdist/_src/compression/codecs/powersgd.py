@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.transport import Gradient, Shape, count
@@ -59,7 +59,7 @@ class PowerSGD(HierarchicalCodec):
         return super().first(name, shape)
 
     def _sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         span = GraphSpan([g.value for g in gradients])
         matrices = [_with_error(g) for g in gradients]

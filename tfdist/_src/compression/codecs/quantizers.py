@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist._src.comm.device_communicator import compressed_all_reduce
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
 from tfdist._src.native import api
@@ -60,15 +60,13 @@ class Quantizer(Codec):
         # The core also sums over GPUs, unless state of their sum is kept.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
-    def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _of_all_gpus(self, exchange: Exchange) -> CoreCommunicator | None:
         return None if self.kept((1,)) else exchange.of_all_gpus
 
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        def sum_among(
-            group: NativeCommunicator | None, some: Sequence[Gradient]
-        ) -> list[tf.Tensor]:
+        def sum_among(group: CoreCommunicator | None, some: Sequence[Gradient]) -> list[tf.Tensor]:
             assert group is not None
             return compressed_all_reduce(
                 group,

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
@@ -48,7 +48,7 @@ class Sparsifier(HierarchicalCodec):
     def _runs_on(self, exchange: Exchange, device: str) -> str:
         return (self._leaders_in(exchange) or exchange.workers).device
 
-    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _leaders_in(self, exchange: Exchange) -> CoreCommunicator | None:
         return exchange.encoded_leaders
 
     def _host_in(self, exchange: Exchange) -> HostLeaders:
@@ -64,7 +64,7 @@ class Sparsifier(HierarchicalCodec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def _sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         sums: list[Any] = [None] * len(gradients)
         with tf.device(leaders.device):
@@ -235,7 +235,7 @@ class RandomK(HierarchicalCodec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def _sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         span = GraphSpan([g.value for g in gradients])
         places = [self._places(count(g.shape), step, g.number) for g in gradients]
