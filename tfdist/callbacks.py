@@ -10,9 +10,11 @@ from tfdist._src.callbacks.replica_audit import ReplicaAudit
 from tfdist._src.callbacks.straggler_monitor import StragglerMonitor
 from tfdist._src.callbacks.throughput_logger import ThroughputLogger, TrafficLogger
 from tfdist._src.callbacks.timeline import Timeline
+from tfdist._src.keras.fit.callback import Callback
 
 __all__ = [
     "BackupAndRestore",
+    "Callback",
     "CompressionSchedule",
     "Elastic",
     "LearningRateWarmup",

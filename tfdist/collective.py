@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfdist._src.comm.communicator_interface import Traffic
+    from tfdist._src.comm.communicator_interface import NativeCommunicator, Traffic
     from tfdist._src.comm.functions import (
         all_gather,
         all_reduce,
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         send,
         statistics,
     )
-    from tfdist._src.comm.native_communicator import NativeCommunicator
 
 __all__ = [
     "NativeCommunicator",
@@ -42,14 +41,14 @@ __all__ = [
     "statistics",
 ]
 
-_ELSEWHERE = {"NativeCommunicator": "native_communicator", "Traffic": "communicator_interface"}
+_ELSEWHERE = {"NativeCommunicator", "Traffic"}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use, since the launcher must not import TensorFlow.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _ELSEWHERE.get(name, "functions")
+    module = "communicator_interface" if name in _ELSEWHERE else "functions"
     return getattr(importlib.import_module(f"tfdist._src.comm.{module}"), name)
 
 

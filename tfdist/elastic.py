@@ -1,5 +1,5 @@
 """Snapshots and exact resume; recovery when workers are lost or join."""
 
-from tfdist._src.recovery.next_group import GroupInfo
+from tfdist._src.keras.fit.callback import GroupInfo
 
 __all__ = ["GroupInfo"]

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.comm.device_communicator import open_local_communicators
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.codecs.sparsifiers import Sparsifier, scatter
 from tfdist._src.compression.transport import Gradient, State
@@ -57,7 +57,7 @@ def measure_speed(codec: Codec | None) -> Speed:
     return Speed()
 
 
-def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
+def _of_carried(codec: HierarchicalCodec, alone: CoreCommunicator) -> Speed:
     state = State()
     for name, shape in codec.kept(SHAPE).items():
         state.make(name, 0, shape, codec.first, alone.device)
@@ -70,8 +70,8 @@ def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
     def encode(value: tf.Tensor) -> tf.Tensor:
         gradient = Gradient(value, 0, state.of(0))
         if isinstance(codec, Sparsifier):
-            return codec.select([gradient], step, hosts=1)
-        (total,) = codec.sum_of_hosts(alone, [gradient], step)
+            return codec._select([gradient], step, hosts=1)
+        (total,) = codec._sum_of_hosts(alone, [gradient], step)
         return total
 
     encoded = encode(value)
@@ -84,7 +84,7 @@ def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
 def _of_quantizer(codec: Quantizer) -> Speed:
     values = np.random.default_rng(0).standard_normal(VALUES, np.float32)
     error = np.zeros_like(values) if codec.error_feedback else None
-    encoding = codec.encoding
+    encoding = codec._encoding
     encoded = encoding.encode(values, error)
     return Speed(
         _gbs(values, lambda: encoding.encode(values, error)),

@@ -201,7 +201,7 @@ def one_aborts(strategy):
 
 def compressed(strategy, name, steps):
     """Sums in a graph, step after step, with what each step has lost."""
-    encoding = CODECS[name]().encoding
+    encoding = CODECS[name]()._encoding
     group = tfdist.collective.communicator()
     shapes = [(700, 3), (0, 2), (5,), (300_000,)]
     errors = [tf.Variable(tf.zeros(shape)) for shape in shapes]
@@ -224,7 +224,7 @@ def gradient(shape, rank, step):
 
 def compressed_wrongly(strategy):
     group = tfdist.collective.communicator()
-    encoding = CODECS["int8"]().encoding
+    encoding = CODECS["int8"]()._encoding
     messages = []
     for error in (tf.zeros([3]), tf.zeros([4], tf.float64)):
         try:

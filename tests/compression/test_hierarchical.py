@@ -94,7 +94,7 @@ def test_randomk_takes_every_value_as_often():
     codec, values = RandomK(ratio=0.02), 2000
     taken = np.zeros(values)
     for step in range(500):
-        places, sizes = codec.places(values, np.int64(step), 0)
+        places, sizes = codec._places(values, np.int64(step), 0)
         assert len(places) == 40 and np.all(np.diff(places) > 0) and sizes.numpy().sum() == values
         taken[places.numpy()] += 1
     assert abs(taken - 10).max() < 6 * np.sqrt(10)

@@ -25,7 +25,7 @@ def draw(count: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 def there(codec: Quantizer, values: np.ndarray, error=None, seed: int = 5) -> np.ndarray:
-    encoding = codec.encoding
+    encoding = codec._encoding
     return encoding.decode(encoding.encode(values, error, seed), values.size)
 
 
@@ -43,7 +43,7 @@ def check_formula(name, count):
     codec = QUANTIZERS[name]()
     values = draw(count)
     expected = [
-        references.EXACT[name](block) for block in references.blocks(values, codec.encoding.block)
+        references.EXACT[name](block) for block in references.blocks(values, codec._encoding.block)
     ]
     result = there(codec, values)
     # The last bits of a mean or a scale may tip a value that is half-way.
@@ -101,7 +101,7 @@ def test_zeros_stay_zeros(name):
 def test_a_block_that_is_not_finite_is_lost_alone(name, value):
     """A block that holds one is lost, and its error stays, so that a step can be skipped."""
     codec = QUANTIZERS[name]()
-    size = codec.encoding.block
+    size = codec._encoding.block
     values, before = draw(3 * size), draw(3 * size, seed=1)
     values[size] = value
     error = before.copy()
@@ -125,10 +125,10 @@ def test_tiny_and_huge_values(name, scale):
 def test_encodings_have_the_size_that_is_declared(name):
     codec = QUANTIZERS[name]()
     for count in COUNTS:
-        size = codec.encoding.encode(draw(count)).size
-        assert size == codec.encoding.bytes(count)
-    whole = 100 * codec.encoding.block
-    assert 8 * codec.encoding.bytes(whole) == pytest.approx(codec.bits_per_value((whole,)) * whole)
+        size = codec._encoding.encode(draw(count)).size
+        assert size == codec._encoding.bytes(count)
+    whole = 100 * codec._encoding.block
+    assert 8 * codec._encoding.bytes(whole) == pytest.approx(codec.bits_per_value((whole,)) * whole)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
@@ -158,7 +158,7 @@ def test_wrong_settings_are_refused(make, words):
 
 
 def test_wrong_arrays_are_refused():
-    encoding = Int8().encoding
+    encoding = Int8()._encoding
     with pytest.raises(ValueError, match="contiguous float32"):
         encoding.encode(np.zeros(4))
     with pytest.raises(ValueError, match="shape"):

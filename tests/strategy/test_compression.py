@@ -73,6 +73,17 @@ def test_three_workers_train_close_to_exact_gradients(exact):
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
 
 
+GROUPS_OF_HOSTS = ["2", "2 hosts", "4 on 2 hosts"]
+
+
+@pytest.mark.parametrize("group", some(GROUPS_OF_HOSTS, always=["2"]))
+def test_a_codec_of_the_user(exact, group):
+    results = run(group, "codec_of_the_user", group == "2")
+    check_equal(results)
+    assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+    assert any(error.any() for result in results for error in result["errors"])
+
+
 @exhaustive
 def test_a_warmup_is_exact(exact):
     for result in run("2", "warmup", 1000):
@@ -304,9 +315,9 @@ def test_bytes_on_the_wire(name):
     for sent in run("2 hosts", "bytes_on_the_wire", name):
         saved = sent["exact"] - sent[name]
         bits = codec.bits_per_value((512, 512))
-        back = 2 + 32 / codec.encoding.block if name in VOTES else bits
+        back = 2 + 32 / codec._encoding.block if name in VOTES else bits
         # Half of the kernel's gradient goes to the other worker, and half of the sums; or all.
-        sends = 2 * bits if codec.payload == "gathered" else bits + back
+        sends = 2 * bits if codec._payload == "gathered" else bits + back
         expected = 512 * 512 * (32 - sends / 2) / 8
         assert saved == pytest.approx(expected, rel=0.01)
 

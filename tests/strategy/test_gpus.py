@@ -247,7 +247,7 @@ def test_communicators_hear_of_stalls(group, communicators):
 def test_a_gpu_that_cannot_be_used(transport):
     first, other = _made_anew("train_with", NO_DRIVER, gpus=transport)
     for kind, taken, _ in (first, other):
-        assert kind == "NativeCommunicator"
+        assert kind == "CoreCommunicator"
         assert not any(taken)
     _assert_said(
         (first, other),

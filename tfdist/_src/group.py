@@ -29,7 +29,7 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
 from tfdist._src.comm import device_communicator, flight_log, gpu, registry
 from tfdist._src.comm.cause import Cause
-from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
+from tfdist._src.comm.native_communicator import CoreCommunicator, open_communicator
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.tensorflow import abort_collectives, start_server
@@ -89,16 +89,16 @@ class Communicators:
         self._options = options
         self._on_gpus = f"{ON_GPUS}, {label}" if label else ON_GPUS
         self._of_devices = f"{_DEVICES}, {label}" if label else _DEVICES
-        self._named: dict[str, NativeCommunicator] = {}
+        self._named: dict[str, CoreCommunicator] = {}
         self._timeouts: dict[str, float] = {}
         self._warned_of_timeout = False
-        self._parts: dict[str, NativeCommunicator | None] = {}
+        self._parts: dict[str, CoreCommunicator | None] = {}
         self._gpus: list[str] = []
-        self._devices: list[NativeCommunicator] = []
+        self._devices: list[CoreCommunicator] = []
         self._device_names: list[str] = []
 
     @property
-    def local(self) -> list[NativeCommunicator]:
+    def local(self) -> list[CoreCommunicator]:
         """The communicators of this worker's devices."""
         return self._devices
 
@@ -107,7 +107,7 @@ class Communicators:
         """Whether a communicator with the other workers exists."""
         return bool(self._named)
 
-    def named(self, session: Session, name: str, timeout: float | None) -> NativeCommunicator:
+    def named(self, session: Session, name: str, timeout: float | None) -> CoreCommunicator:
         """Returns the communicator of all workers under a name, opened at the first call."""
         if name not in self._named:
             options = self._with(timeout)
@@ -125,7 +125,7 @@ class Communicators:
 
     def on_gpus(
         self, session: Session, devices: list[str], timeout: float | None
-    ) -> list[NativeCommunicator]:
+    ) -> list[CoreCommunicator]:
         """Returns for each GPU of this worker its handle on the communicator of all GPUs."""
         self._gpus = self._gpus or devices
         communicator = self.named(session, self._on_gpus, timeout)
@@ -138,7 +138,7 @@ class Communicators:
         members: list[int],
         timeout: float | None,
         gpus: Sequence[str],
-    ) -> NativeCommunicator | None:
+    ) -> CoreCommunicator | None:
         """Returns a communicator of some workers, opened at the first call."""
         key = f"{name} of {members}"
         if key not in self._parts:
@@ -150,7 +150,7 @@ class Communicators:
             self._parts[key] = part
         return self._parts[key]
 
-    def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
+    def of_devices(self, session: Session, names: list[str]) -> list[CoreCommunicator]:
         """Returns for each device of this worker its communicator with the others; opened once."""
         if not self._devices:
             self._devices = device_communicator.open_local_communicators(
@@ -175,7 +175,7 @@ class Communicators:
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
-            if isinstance(communicator, NativeCommunicator):
+            if isinstance(communicator, CoreCommunicator):
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
@@ -225,7 +225,7 @@ class Communicators:
         )
 
 
-def _close(communicator: NativeCommunicator, cause: str | None) -> None:
+def _close(communicator: CoreCommunicator, cause: str | None) -> None:
     if cause:
         communicator.abort(cause)
     communicator.close()
@@ -280,7 +280,7 @@ class Group:
         self._serves_tensorflow = False
         self._here = threading.local()
 
-    def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
+    def native(self, name: str = "workers", timeout: float | None = None) -> CoreCommunicator:
         """Returns the native communicator of all workers under a name; called by all of them.
 
         Args:
@@ -295,7 +295,7 @@ class Group:
 
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
-    ) -> NativeCommunicator | None:
+    ) -> CoreCommunicator | None:
         """Returns a native communicator of some workers, opened at the first call.
 
         All workers call this together.
@@ -309,14 +309,14 @@ class Group:
         """
         return self._communicators.part(self.session, name, members, timeout, gpus)
 
-    def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
+    def native_gpus(self, devices: list[str], timeout: float | None) -> list[CoreCommunicator]:
         """Returns for each GPU of this worker its handle on the communicator of all GPUs.
 
         Called by all workers; see `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
-    def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
+    def native_devices(self, devices: list[str]) -> list[CoreCommunicator]:
         """Returns for each device of this worker its handle on their native communicator.
 
         Raises:
@@ -503,9 +503,9 @@ class Group:
         """
         return next((one for one in self.causes() if one.explains(error, since_ns)), None)
 
-    def _native(self) -> list[NativeCommunicator]:
+    def _native(self) -> list[CoreCommunicator]:
         every = (*registry.every(), *self._communicators.local)
-        return [one for one in every if isinstance(one, NativeCommunicator)]
+        return [one for one in every if isinstance(one, CoreCommunicator)]
 
     def end(self, cause: str) -> None:
         """Ends the group if it uses TensorFlow's collectives, which do not recover from errors."""

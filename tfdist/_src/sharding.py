@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist._src.comm import native_ops, registry
 from tfdist._src.comm.buckets import pack, plan
 from tfdist._src.comm.communicator_interface import Communicator
-from tfdist._src.comm.native_communicator import BUCKET_BYTES, FIRST_BYTES, NativeCommunicator
+from tfdist._src.comm.native_communicator import BUCKET_BYTES, FIRST_BYTES, CoreCommunicator
 from tfdist._src.comm.native_ops import from_bits, to_bits
 from tfdist._src.internals.keras import BaseOptimizer
 from tfdist._src.internals.optimizer import (
@@ -266,7 +266,7 @@ class NeighbourCopies:
         buckets: Sequence[tuple[Bucket, Sequence[int]]],
         dtypes: Sequence[tf.DType],
         rank: int,
-        communicator: NativeCommunicator,
+        communicator: CoreCommunicator,
     ) -> None:
         ranks = communicator.size
         self.rank, self.stale = (rank - 1) % ranks, True
@@ -307,7 +307,7 @@ class NeighbourCopies:
         return self._copies[dtype][begin:end]
 
 
-def _pass_on(group: NativeCommunicator, tensor: tf.Tensor) -> tf.Tensor:
+def _pass_on(group: CoreCommunicator, tensor: tf.Tensor) -> tf.Tensor:
     """Sends a vector of any size to the next rank, and returns the previous rank's vector."""
     rank, size = group.place()
     with tf.device(group.device):

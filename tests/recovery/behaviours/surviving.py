@@ -76,7 +76,7 @@ class Fault(keras.callbacks.Callback):
             os.kill(os.getpid(), SIGNALS[self._what])
 
 
-class Journal(keras.callbacks.Callback):
+class Journal(tfdist.callbacks.Callback):
     """Which events a callback sees."""
 
     def __init__(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -23,6 +25,39 @@ def every_codec(strategy, name):
     model = compile_mlp(strategy_of(name))
     before = model.get_weights()
     return outcome(model, fit(model, x, y, batch_size=16, epochs=4), before=before)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded(tfdist.compression.Codec):
+    """A user's codec, as the docstring of `Codec` shows one."""
+
+    def bits_per_value(self, shape):
+        return 16
+
+    def kept(self, shape):
+        return {"error": shape}
+
+    def sum(self, exchange, gradients, step):
+        def sum_of_hosts(mine):
+            sent = []
+            for gradient in mine:
+                error = gradient.kept["error"]
+                wanted = gradient.value + error
+                sent.append(tf.cast(wanted, tf.bfloat16))
+                error.assign(wanted - tf.cast(sent[-1], tf.float32))
+            leaders = exchange.leaders.name
+            sums = tfdist.collective.all_reduce(sent, communicator=leaders)
+            return [tf.cast(total, tf.float32) for total in sums]
+
+        return exchange.host.sum(gradients, sum_of_hosts)
+
+
+def codec_of_the_user(strategy, within_hosts):
+    x, y = rows(96)
+    policy = tfdist.compression.Policy(Rounded(), smallest=0, within_hosts=within_hosts)
+    model = compile_mlp(tfdist.MultiWorkerMirroredStrategy(compression=policy))
+    result = outcome(model, fit(model, x, y, batch_size=16, epochs=4))
+    return {**result, "errors": errors_of(model)}
 
 
 def exact(strategy):

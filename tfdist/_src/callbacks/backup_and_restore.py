@@ -8,18 +8,18 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import keras
-
 from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.callback import GroupInfo
 from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import keep_validation
+from tfdist._src.recovery.next_group import ReadsSnapshots
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.snapshots.held_state import Held, held_by, require_variables
 from tfdist._src.snapshots.restore import SnapshotFolder
@@ -30,7 +30,7 @@ from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 
 
-class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+class BackupAndRestore(ReadsSnapshots, RunsLast):
     """Saves the state of the training, and resumes from it when the script is restarted.
 
     A training that is killed at any moment and restarted ends with the same weights, bit for bit,
@@ -49,8 +49,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     the workers that received the signal leave, if the others can continue.
 
     Other callbacks of this project and of Keras are restored. Your own callback is restored if it
-    has methods `state_dict()`, which returns a JSON-serializable value, and
-    `load_state_dict(state)`.
+    has the methods `state_dict` and `load_state_dict` of `tfdist.callbacks.Callback`.
 
     Args:
         directory: the directory of the snapshots, on a shared disk or on each host. Use a separate
@@ -114,10 +113,10 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         """Requests a snapshot at the end of this step or the next, the same one on all workers."""
         self._asked = True
 
-    def runs_after(self, others: Sequence[Any]) -> None:
+    def _runs_after(self, others: Sequence[Any]) -> None:
         self._others = others
 
-    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+    def _during_fit(self) -> contextlib.AbstractContextManager[Any]:
         return preemption.heeding()
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -170,20 +169,11 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._leave(Place(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
 
-    def on_group_change(self, old: Any, new: Any) -> None:
+    def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
         self._series.change_workers(extended_of(self.model.distribute_strategy))
         self._held = []
 
-    def on_state_lost(self, standing: int) -> tuple[int, int] | None:
-        """Reads the newest snapshot, so that `fit` restarts there; called by all workers.
-
-        Args:
-            standing: the number of committed steps on the most advanced worker.
-
-        Returns:
-            The number of steps before the snapshot, and the number trained since then; zeros if
-            there is no snapshot, but all have the state before the first step; None otherwise.
-        """
+    def _on_state_lost(self, standing: int) -> tuple[int, int] | None:
         found = self._series.find(self.model)
         if found is None:
             intact = self._series.workers.exchange("intact", "yes" if self._looking else "")
@@ -194,15 +184,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         return step, max(most - step, 0)
 
     def on_group_wait(self, epoch: int, batches: int) -> bool:
-        """Saves before the workers wait for others, which may never arrive.
-
-        Args:
-            epoch: the epoch that continues afterwards.
-            batches: the number of trained batches of that epoch.
-
-        Returns:
-            Whether the state is saved.
-        """
         if batches:
             self._steps = self._steps_before + batches
         # The other workers read the data again in any case.

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import keras
-
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import Policy, read
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._src.strategy.multi_worker import cannot_compress
 
 
-class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
+class CompressionSchedule(Callback):
     """Changes the gradient compression at given epochs.
 
     The accumulated errors of a codec carry over to the next one with error feedback. Each change

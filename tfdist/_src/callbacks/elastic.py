@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
-
-import keras
 
 from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.keras.fit.hooks import Entries, RunsFit, RunsLast
+from tfdist._src.keras.fit.hooks import Entries, RunsFit
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history, watch_others
 from tfdist._src.recovery.next_group import calls_of, membership_of
@@ -22,7 +20,7 @@ from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 
 
-class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+class Elastic(RunsFit):
     """Continues training in the same processes when a worker is lost or another one joins.
 
     The remaining workers form a new group, agree on the last committed step, divide the data again,
@@ -47,8 +45,8 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     workers can form. If a stage is lost, they wait for a new worker and return to the last snapshot
     of `BackupAndRestore`.
 
-    To react to changes in your own callback, define a method `on_group_change(old, new)`. It is
-    called with two `tfdist.elastic.GroupInfo` before the next step.
+    To react to changes in your own callback, define the method `on_group_change` of
+    `tfdist.callbacks.Callback`.
 
     Args:
         min_workers: below this number, the workers wait for others, for up to TFDIST_START_TIMEOUT.
@@ -118,7 +116,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             f"batch={self._batch!r}, copies={self._copies})"
         )
 
-    def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
+    def _run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
         extended = extended_of(model.distribute_strategy)
         group = extended.group
@@ -176,9 +174,6 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                     if not recovery.can_help(error):
                         raise
                 recovery.change(leave)
-
-    def runs_after(self, others: Sequence[Any]) -> None:
-        pass
 
     def on_train_begin(self, logs: Any = None) -> None:
         if extended_if_ours(self.model.distribute_strategy) is None:

@@ -8,15 +8,15 @@ import functools
 import math
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist._src.group import joined_group
 from tfdist._src.internals.optimizer import batches_of, scaled_learning_rate, updating_optimizers
+from tfdist._src.keras.fit.callback import Callback, GroupInfo
 from tfdist._src.keras.fit.training_data import current_data
 
 
-class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+class LearningRateWarmup(Callback):
     """Raises the learning rate linearly from a fraction to its full value, batch by batch.
 
     Training with large batches needs large learning rates, which may make it diverge at first
@@ -123,7 +123,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._ramp.is_one:
             self._use(self._ramp)
 
-    def on_group_change(self, old: Any, new: Any) -> None:
+    def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
         """Scales with the number of replicas if the size of batches does."""
         data, ramp = current_data(), self._ramp
         if not self._scale_by_size or data is None or data.batch_size is None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from tfdist._src.callbacks.step_count import StepCount
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.keras.fit.compared_state import different_copies
 from tfdist._src.pipeline.variable_names import copies_of
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import ReplicaMismatchError
 
 
-class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
+class ReplicaAudit(Callback):
     """Checks that every weight is bitwise equal on all replicas of all workers, using hashes.
 
     Synchronous training keeps the replicas equal. `fit` compares the values assigned between steps,

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.group import Group
+from tfdist._src.keras.fit.callback import Callback, GroupInfo
 from tfdist._src.monitoring import stragglers
 from tfdist._src.monitoring.stragglers import (
     USUAL_FACTOR,
@@ -43,12 +44,12 @@ class MeasuredSteps:
         self._links = self.counts()
 
     @property
-    def communicator(self) -> NativeCommunicator | None:
+    def communicator(self) -> CoreCommunicator | None:
         """The communicator of all workers, if there are several and the core measures waiting."""
         extended = self._extended
         if extended is None or extended.process_count == 1:
             return None
-        if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
+        if extended.in_stages or isinstance(extended.workers, CoreCommunicator):
             return extended.group.native()
         return None
 
@@ -82,7 +83,7 @@ class MeasuredSteps:
         return extended_if_ours(self._model.distribute_strategy)
 
 
-class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
+class StragglerMonitor(Callback):
     """Names the worker that keeps the others waiting, and the cause.
 
     All steps of synchronous training take equally long on all workers, since fast workers wait for
@@ -141,7 +142,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = MeasuredSteps(self.model)
         self._hosts, self._named = [], None
 
-    def on_group_change(self, old: Any, new: Any) -> None:
+    def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
         self._hosts, self._named = [], None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -169,7 +170,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._count.load_state_dict(state)
 
-    def _gather(self, mine: Measurement, communicator: NativeCommunicator) -> list[Measurement]:
+    def _gather(self, mine: Measurement, communicator: CoreCommunicator) -> list[Measurement]:
         if not self._hosts:
             self._hosts = self._group.exchange("hosts", socket.gethostname())
         row = tf.constant([dataclasses.astuple(mine)], tf.float64)

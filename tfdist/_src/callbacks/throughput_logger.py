@@ -7,12 +7,13 @@ from typing import Any
 import keras
 
 from tfdist._src.comm.functions import statistics
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.monitoring.training import StepFigures, StepTimer
 from tfdist._src.strategy.extended import extended_if_ours
 
 
-class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
+class ThroughputLogger(Callback):
     """Adds throughput, step times and waiting times to Keras's logs.
 
     The figures appear in the progress bar and in the batch logs, for the last `every` batches, and
@@ -119,7 +120,7 @@ def _length_of_rows(model: Any) -> int | None:
     return shape[1] if len(shape) == 2 else None
 
 
-class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
+class TrafficLogger(Callback):
     """Adds the bytes sent to and received from other hosts to each epoch's logs.
 
     The native core counts the bytes as it writes and reads them, so they reflect compression. They
@@ -151,7 +152,7 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
         if extended is None:
             return 0, 0
         # Stages always use native communicators, even with a single pipeline.
-        if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):
+        if not extended.in_stages and not isinstance(extended.workers, CoreCommunicator):
             return 0, 0
         traffic = statistics()
         return traffic.sent_bytes, traffic.received_bytes

@@ -14,14 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
-
 from tfdist._src import native
 from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.callbacks.straggler_monitor import MeasuredSteps
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.session import MAX_BYTES
 from tfdist._src.group import Group
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.monitoring.chrome_trace import OpProfile, Span, WorkerRecord, build, clock_offsets
 from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
 from tfdist._src.pipeline.model import PipelineModel
@@ -33,7 +32,7 @@ _RECORDS = 1024  # kept by a communicator
 _TICKS_PER_SECOND = 1_000_000_000
 
 
-class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
+class Timeline(Callback):
     """Writes a trace of some training steps on all workers, for Perfetto or `chrome://tracing`.
 
     Each worker is a process in the trace. Its lanes show its steps, the actions of its pipeline,

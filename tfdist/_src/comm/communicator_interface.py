@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,54 @@ class Traffic:
 
 
 NONE = Traffic(collectives=0, shared_bytes=0, sent_bytes=0, received_bytes=0, device_bytes=0)
+
+
+class NativeCommunicator(abc.ABC):
+    """This process's handle on a group of ranks, for the functions of `tfdist.collective`.
+
+    `tfdist.collective.communicator` returns it.
+
+    Attributes:
+        name: the group's name, which the functions take as `communicator`.
+    """
+
+    name: str
+
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """The number of ranks."""
+
+    @property
+    @abc.abstractmethod
+    def rank(self) -> int:
+        """This process's rank, from 0."""
+
+    @abc.abstractmethod
+    def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
+        """Creates a communicator of some of the job's ranks; called by all ranks together.
+
+        Args:
+            name: the name of the new group, the same on all ranks; several groups may have the
+                same name if each process is in at most one of them.
+            members: the job's ranks in this process's group, in the group's order; empty for a
+                process in none.
+
+        Returns:
+            The new communicator; None for a process in no group.
+
+        Raises:
+            UnsupportedError: the ranks are threads of this process.
+            ValueError: a process of the group already has a communicator with this name.
+        """
+
+    @abc.abstractmethod
+    def traffic(self) -> Traffic:
+        """This communicator's traffic so far."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Waits for pending operations and leaves the group; idempotent."""
 
 
 class Communicator(Protocol):

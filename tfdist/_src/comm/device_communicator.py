@@ -13,7 +13,7 @@ from tfdist._src.cluster.mesh.mesh import connect_threads
 from tfdist._src.comm import native_ops, tokens
 from tfdist._src.comm.buckets import pack, unpack
 from tfdist._src.comm.communicator_interface import Communicator
-from tfdist._src.comm.native_communicator import NativeCommunicator, open_mesh
+from tfdist._src.comm.native_communicator import CoreCommunicator, open_mesh
 from tfdist._src.comm.tracing import marked_buckets
 from tfdist._src.native.api import Encoding
 from tfdist._src.options import Options
@@ -21,7 +21,7 @@ from tfdist._src.options import Options
 
 def open_local_communicators(
     name: str, ranks: Sequence[str], options: Options
-) -> list[NativeCommunicator]:
+) -> list[CoreCommunicator]:
     """Connects ranks that are threads of this process.
 
     Args:
@@ -46,7 +46,7 @@ def open_local_communicators(
 
 
 def reopen_local_communicators(
-    communicators: Sequence[NativeCommunicator], name: str, ranks: Sequence[str], options: Options
+    communicators: Sequence[CoreCommunicator], name: str, ranks: Sequence[str], options: Options
 ) -> None:
     """Connects the ranks of closed communicators again, under the same names.
 
@@ -77,7 +77,7 @@ class DeviceCommunicator:
         workers: the communicator over this device of all workers.
     """
 
-    def __init__(self, devices: NativeCommunicator, workers: NativeCommunicator) -> None:
+    def __init__(self, devices: CoreCommunicator, workers: CoreCommunicator) -> None:
         self._devices, self._workers = devices, workers
 
     @property
@@ -155,7 +155,7 @@ class GpuCommunicator:
         on_gpu: as given.
     """
 
-    def __init__(self, on_gpu: NativeCommunicator, rest: Communicator) -> None:
+    def __init__(self, on_gpu: CoreCommunicator, rest: Communicator) -> None:
         self.on_gpu, self._rest = on_gpu, rest
 
     @property
@@ -208,7 +208,7 @@ class GpuCommunicator:
 
 
 def compressed_all_reduce(
-    communicator: NativeCommunicator,
+    communicator: CoreCommunicator,
     tensors: Sequence[tf.Tensor],
     encoding: Encoding,
     errors: Sequence[tf.Variable] = (),

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist._src.comm import native_ops, registry, tokens
-from tfdist._src.comm.communicator_interface import Traffic
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.communicator_interface import NativeCommunicator, Traffic
 from tfdist._src.comm.native_ops import REDUCTIONS
 from tfdist._src.comm.registry import OneRank, invalid
 
@@ -32,7 +31,7 @@ def _as_written(function: _Function) -> _Function:
 
 
 def communicator(name: str = _WORKERS) -> NativeCommunicator:
-    """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `abort`.
+    """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `close`.
 
     Raises:
         ValueError: no communicator has this name.

@@ -20,7 +20,7 @@ from tfdist._src.cluster.session import exit_reason
 from tfdist._src.comm import flight_log, native_ops, registry, tokens
 from tfdist._src.comm.buckets import plan
 from tfdist._src.comm.cause import FAILED, LOST, SILENT, Cause
-from tfdist._src.comm.communicator_interface import Traffic
+from tfdist._src.comm.communicator_interface import NativeCommunicator, Traffic
 from tfdist._src.comm.gpu import Gpu
 from tfdist._src.comm.tracing import marked_buckets
 from tfdist._src.internals.tensorflow import are_results_watched, only_reads_resources
@@ -294,8 +294,8 @@ BUCKET_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
 
 
-class NativeCommunicator:
-    """This process's handle on a group of ranks; created by `open_communicator`.
+class CoreCommunicator(NativeCommunicator):
+    """A communicator of the core; created by `open_communicator`.
 
     Its operations run eagerly and in `tf.function`, in the same order on all ranks. If a rank is
     lost, all pending and later operations raise `tf.errors.UnavailableError` on every rank. Ranks
@@ -434,13 +434,13 @@ class NativeCommunicator:
         """The index of this handle's GPU among the context's GPUs, if it has any."""
         return self._gpu
 
-    def on_gpu(self, index: int) -> NativeCommunicator:
+    def on_gpu(self, index: int) -> CoreCommunicator:
         """The handle of one of the context's GPUs: each contributes its part to every operation."""
-        other = NativeCommunicator(self.name, self.context, self._options)
+        other = CoreCommunicator(self.name, self.context, self._options)
         other._gpu, other.bucket_bytes = index, self.bucket_bytes
         return other
 
-    def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
+    def with_buckets_of(self, bucket_bytes: int) -> CoreCommunicator:
         """The same communicator with collectives of about this size."""
         _ = self.token  # Created now, so that both share it.
         other = copy.copy(self)
@@ -459,28 +459,12 @@ class NativeCommunicator:
         """
         return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
-    def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
-        """Creates a communicator of some of the job's ranks; called by all ranks together.
-
-        Args:
-            name: the name of the new group, the same on all ranks; several groups may have the
-                same name if each process is in at most one of them.
-            members: the job's ranks in this process's group, in the group's order; empty for a
-                process in none.
-
-        Returns:
-            The new communicator; None for a process in no group.
-
-        Raises:
-            UnsupportedError: the ranks are threads of this process.
-            ValueError: a process of the group already has a communicator with this name.
-        """
+    def split(self, name: str, members: Sequence[int]) -> CoreCommunicator | None:
         if self.context.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
         return open_communicator(self.context.session, name, members, self._options)
 
     def traffic(self) -> Traffic:
-        """This communicator's traffic so far."""
         return self.context.traffic()
 
     def links(self) -> list[Link]:
@@ -499,7 +483,6 @@ class NativeCommunicator:
         self.context.step_failed(Cause(message, FAILED))
 
     def close(self) -> None:
-        """Waits for pending operations and leaves the group; idempotent."""
         registry.remove(self.name, self)
         self.context.close()
 
@@ -525,7 +508,7 @@ def _cpu() -> str:
 
 def open_communicator(
     session: Session, name: str, members: Sequence[int], options: Options, gpus: Sequence[Gpu] = ()
-) -> NativeCommunicator | None:
+) -> CoreCommunicator | None:
     """Connects a group of ranks; called by all ranks of the session together.
 
     Args:
@@ -562,7 +545,7 @@ def _connect(session: Session, name: str, members: Sequence[int], options: Optio
 
 def open_mesh(
     mesh: Mesh, options: Options, session: Session | None = None, gpus: Sequence[Gpu] = ()
-) -> NativeCommunicator:
+) -> CoreCommunicator:
     """The communicator of a connected rank; takes ownership of the mesh's descriptors.
 
     Raises:
@@ -571,4 +554,4 @@ def open_mesh(
     """
     context = closed(gpus)
     context.open(mesh, options, session)
-    return NativeCommunicator(mesh.name, context, options)
+    return CoreCommunicator(mesh.name, context, options)

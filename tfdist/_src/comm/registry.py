@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.cluster import Session
-from tfdist._src.comm.communicator_interface import NONE, Alone, Traffic
+from tfdist._src.comm.communicator_interface import NONE, Alone, NativeCommunicator, Traffic
 from tfdist._src.comm.trace_scope import scope
 from tfdist._src.native.api import Link
 from tfdist.errors import ClusterError
@@ -179,11 +179,11 @@ def _sum(parts: Sequence[Traffic]) -> Traffic:
     )
 
 
-class OneRank(Alone):
+class OneRank(Alone, NativeCommunicator):
     """The result of `tfdist.collective.communicator` in a single process.
 
-    It has the properties and methods of a `NativeCommunicator`, so that a script works with any
-    number of processes.
+    It also has the methods of a `CoreCommunicator` that describe a group, so that a script works
+    with any number of processes.
 
     Args:
         name: the group's name.

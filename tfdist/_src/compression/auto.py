@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.compression.codecs.codec import Codec
+from tfdist._src.compression.codecs.codec import Codec, device_of, has_fixed_size, objection_of
 from tfdist._src.compression.codecs.powersgd import PowerSGD
 from tfdist._src.compression.codecs.quantizers import Int8, TernGrad
 from tfdist._src.compression.transport import Exchange, Gradient, Shape, State, count
@@ -118,7 +118,7 @@ def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
     """The ratio of bytes sent with a codec to bytes sent without, according to its formula."""
     if codec is None:
         return 1.0
-    if not codec.has_fixed_size:
+    if not has_fixed_size(codec):
         return 0.0
     bits = sum(
         count(shape) * (codec.bits_per_value(shape) if codec.compresses(shape) else 32)
@@ -134,7 +134,7 @@ class _Sum:
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
     ) -> None:
         self._exchange, self._codec = exchange, codec
-        self._device = device if codec is None else codec.runs_on(exchange, device)
+        self._device = device if codec is None else device_of(codec, exchange, device)
         self._step = 0
         self._compressed: list[Gradient] = []
         self._exact: list[tf.Tensor] = []
@@ -254,7 +254,7 @@ class Choice:
         """Chooses for an optimizer's gradients of these shapes, unless already done."""
         if self.measurement is None and shapes:
             self._shapes = shapes
-            self._candidates = [c for c in self._auto.candidates if not c.objection(optimizer)]
+            self._candidates = [c for c in self._auto.candidates if not objection_of(c, optimizer)]
             with tf.init_scope():
                 self._measure()
 

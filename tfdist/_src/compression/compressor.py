@@ -11,7 +11,14 @@ import tensorflow as tf
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import registry
 from tfdist._src.compression.auto import Auto, Choice
-from tfdist._src.compression.codecs.codec import Codec
+from tfdist._src.compression.codecs.codec import (
+    Codec,
+    device_of,
+    follows_hosts,
+    leads,
+    objection_of,
+    sum_of_replicas,
+)
 from tfdist._src.compression.policy import Policy, may_be_compressed, name_of
 from tfdist._src.compression.transport import Exchange, Gradient, State
 from tfdist._src.internals.extended import await_other_replicas
@@ -107,7 +114,7 @@ class Compressor:
             yield EXACT
             return
         for exchange in self._exchanges[self._policy.within_hosts]:
-            yield (type(codec).__name__, *exchange.shape) if codec.follows_hosts else COMPRESSED
+            yield (type(codec).__name__, *exchange.shape) if follows_hosts(codec) else COMPRESSED
 
     @property
     def routes(self) -> list[bool]:
@@ -217,18 +224,16 @@ class Compressor:
         codec = self.codec
         if codec is None:
             return
-        objection = codec.objection(optimizer)
-        if objection:
+        if objection := objection_of(codec, optimizer):
             raise ValueError(objection)
         if not hasattr(optimizer, "compression_state"):
             optimizer.compression_state = self.new_state()
         exchange, device = self._this_replica()
         for number, variable in chosen.items():
             shape = tuple(variable.shape)
-            keeper = exchange.devices if codec.kept_by_all else exchange
-            if codec.compresses(shape) and keeper.leads(number):
+            if codec.compresses(shape) and leads(codec, exchange, number):
                 for name, kept in codec.kept(shape).items():
-                    on = codec.runs_on(exchange, device)
+                    on = device_of(codec, exchange, device)
                     optimizer.compression_state.make(name, number, kept, codec.first, on)
 
     def sum(
@@ -278,9 +283,7 @@ class Compressor:
         exchange, _ = self._this_replica()
 
         def compressed() -> list[tf.Tensor]:
-            begun = step - exact_steps
-            devices = codec.devices(exchange)
-            return devices.sum(gradients, lambda mine: codec.sum(exchange, mine, begun))
+            return sum_of_replicas(codec, exchange, gradients, step - exact_steps)
 
         if not exact_steps:
             return compressed()

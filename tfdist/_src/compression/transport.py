@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.device_communicator import GpuCommunicator
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.internals.tensorflow import ResourceVariable
 
 Shape = tuple[int, ...]
@@ -101,7 +101,7 @@ class HostLeaders:
         ]
 
 
-Split = Callable[[str, list[int]], NativeCommunicator | None]
+Split = Callable[[str, list[int]], CoreCommunicator | None]
 
 
 def is_shared_out(hosts: Sequence[int]) -> bool:
@@ -124,10 +124,10 @@ class OnGpus:
         all: this GPU's handle on the communicator of all GPUs, if workers have several.
     """
 
-    workers: NativeCommunicator
+    workers: CoreCommunicator
     split: Split
     devices: HostLeaders = HostLeaders()
-    all: NativeCommunicator | None = None
+    all: CoreCommunicator | None = None
 
 
 class Exchange:
@@ -163,7 +163,7 @@ class Exchange:
 
     def __init__(
         self,
-        workers: NativeCommunicator,
+        workers: CoreCommunicator,
         *,
         within_hosts: bool,
         devices: HostLeaders = HostLeaders(),
@@ -179,9 +179,9 @@ class Exchange:
         self.within_hosts = within_hosts
         self.devices = devices
         self.host = HostLeaders()
-        self.leaders: NativeCommunicator | None = workers
+        self.leaders: CoreCommunicator | None = workers
         self.encoded_host = self.host
-        self.encoded_leaders: NativeCommunicator | None = self.encoded
+        self.encoded_leaders: CoreCommunicator | None = self.encoded
         hosts: dict[int, list[int]] = {}
         here = workers.context
         for rank, host in enumerate(here.hosts):

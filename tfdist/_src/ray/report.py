@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import ray.train
 
@@ -20,7 +18,7 @@ from tfdist._src.keras.fit.hooks import RunsLast
 MODEL = "model.keras"
 
 
-class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+class ReportCallback(RunsLast):
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
     All workers report, as Ray requires. The chief reports the checkpoint: a folder with
@@ -78,9 +76,6 @@ class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"ReportCallback(checkpoint_every={self._every})"
-
-    def runs_after(self, others: Sequence[Any]) -> None:
-        """Needs no other callback's result, except the decision whether this is the last epoch."""
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._steps += 1

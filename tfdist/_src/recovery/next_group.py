@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tfdist._src.cluster import Declined, Membership, Session, Topology
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.group import Group
+from tfdist._src.keras.fit.callback import Callback, GroupInfo, protocol_of, saves_before_waits
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.saving.callbacks import become_writer
 from tfdist._src.recovery.fit_calls import FitCalls, whereabouts
@@ -19,27 +19,34 @@ from tfdist._src.recovery.standing import OthersLeave, Stages, StagesMissing
 from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 
 
-@dataclass(frozen=True)
-class GroupInfo:
-    """A group of workers, as one of them sees it.
+class ReadsSnapshots(Callback):
+    """Base class of callbacks that can restart `fit` from a snapshot."""
 
-    Attributes:
-        generation: the number of earlier changes of the group.
-        rank: this worker's rank.
-        size: the number of workers.
-        workers: their names in rank order, such as `"worker 1 (10.0.0.2:2222)"`.
+    def _on_state_lost(self, standing: int) -> tuple[int, int] | None:
+        """Reads the newest snapshot, so that `fit` restarts there; called by all workers.
+
+        Args:
+            standing: the number of committed steps on the most advanced worker.
+
+        Returns:
+            The number of steps before the snapshot, and the number trained since then; zeros if
+            there is no snapshot, but all have the state before the first step; None otherwise.
+        """
+        raise NotImplementedError
+
+
+def reader_of(callbacks: Sequence[Any]) -> Callable[[int], tuple[int, int] | None] | None:
+    """The function of a callback that reads the newest snapshot; None if no callback has one.
+
+    Its argument and its result are those of `ReadsSnapshots`.
     """
+    readers = (one._on_state_lost for one in callbacks if isinstance(one, ReadsSnapshots))
+    return next(readers, None)
 
-    generation: int
-    rank: int
-    size: int
-    workers: tuple[str, ...]
 
-    @classmethod
-    def of(cls, topology: Topology) -> GroupInfo:
-        """The group of a topology."""
-        names = tuple(str(worker) for worker in topology.workers)
-        return cls(topology.generation, topology.rank, topology.size, names)
+def _info_of(topology: Topology) -> GroupInfo:
+    names = tuple(str(worker) for worker in topology.workers)
+    return GroupInfo(topology.generation, topology.rank, topology.size, names)
 
 
 def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) -> None:
@@ -50,13 +57,11 @@ def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) ->
         before: the last group reported to them.
         now: the present group.
     """
-    old, new = GroupInfo.of(before), GroupInfo.of(now)
+    old, new = _info_of(before), _info_of(now)
     for callback in callbacks:
         if old.rank != 0 and new.rank == 0:
             become_writer(callback)
-        tell = getattr(callback, "on_group_change", None)
-        if tell is not None:
-            tell(old, new)
+        protocol_of(callback).on_group_change(old, new)
 
 
 def report_change(
@@ -221,8 +226,7 @@ class NextGroup:
         if isinstance(error, OthersLeave):
             return self._of_those_left(error.ranks)
         size = max(self._group.topology.size + len(error.missing), self.min_workers)
-        snapshots = any(hasattr(one, "on_state_lost") for one in self._callbacks.callbacks)
-        if not snapshots:
+        if reader_of(self._callbacks.callbacks) is None:
             raise GroupLostError(error.without_others)
         if self._group.topology.is_chief:
             say(f"tfdist: {error} Training waits for new workers, to go back to a snapshot.")
@@ -246,7 +250,7 @@ class NextGroup:
     def _of_those_left(self, leaving: Collection[int]) -> Session:
         lost = len({*self._group.session.lost_ranks, *leaving})
         left, check = self._group.topology.size - lost, preemption.later_check()
-        if left < self.min_workers and any(map(save_of, self._callbacks.callbacks)):
+        if left < self.min_workers and any(map(saves_before_waits, self._callbacks.callbacks)):
             return self._form(check, min_workers=1, joiners_welcome=False)
         if lost and left >= self.min_workers and self._stages.divided:
             return self._form(check, joiners_welcome=False)  # joiners may be in no pipeline
@@ -256,8 +260,3 @@ class NextGroup:
         assert self.membership is not None
         terms = {"min_workers": self.min_workers, "max_workers": self._most}
         return self.membership.regroup(**{**terms, **changes}, check=check)
-
-
-def save_of(callback: Any) -> Any:
-    """The method of a callback that saves before a possibly endless wait for other workers."""
-    return getattr(callback, "on_group_wait", None)

@@ -17,6 +17,7 @@ from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.cause import FAILED, LEFT, SILENT, Cause
 from tfdist._src.group import Group
 from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.hooks import Entries
 from tfdist._src.keras.fit.metric_state import keep_totals
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
@@ -85,10 +86,6 @@ class BeginsAnew(Exception):
 def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int) -> None:
     """Restarts `fit` from the last snapshot; called by all workers.
 
-    The snapshot is read by a callback with a method `on_state_lost(standing)`. It returns the
-    snapshot's step, and the number of steps trained since then. It returns zeros if there is no
-    snapshot and no step has been trained, and None if a needed snapshot is missing.
-
     Args:
         lost: why no worker can continue.
         entries: the state shared by all entries of the call of `fit`.
@@ -98,8 +95,7 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
     Raises:
         GroupLostError: there is no usable snapshot.
     """
-    several = [getattr(callback, "on_state_lost", None) for callback in entries.callbacks.callbacks]
-    read = next(filter(None, several), None)
+    read = next_group.reader_of(entries.callbacks.callbacks)
     mine = "there is no BackupAndRestore" if read is None else entries.data.obstacle
     obstacle = next(filter(None, group.exchange("obstacle", mine)), "")
     if read is None or obstacle:
@@ -492,8 +488,8 @@ class Recovery:
         if agreement.epoch > reentry.read or not reentry.has_ended:
             if batches:
                 self._totals.restore()
-            for save in filter(None, map(next_group.save_of, self._callbacks.callbacks)):
-                saved |= bool(save(agreement.epoch, batches))
+            for callback in self._callbacks.callbacks:
+                saved |= bool(protocol_of(callback).on_group_wait(agreement.epoch, batches))
         if self._known.rank == 0:
             say(
                 f"tfdist: {self._known.size} of {before.size} workers are left, and at least "

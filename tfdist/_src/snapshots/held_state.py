@@ -27,6 +27,7 @@ from tfdist._src.internals.callbacks import (
 )
 from tfdist._src.internals.keras import global_seed_state, sublayers_of
 from tfdist._src.internals.optimizer import accumulators, updating_optimizers, wrappers
+from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.metric_state import totals_of
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.saving.compression_files import compressor_of
@@ -335,8 +336,8 @@ def states_of(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Array
             state["csv"] = CsvFile(callback).read()
         if isinstance(callback, keras.callbacks.History):
             state["history"] = {"epoch": callback.epoch, "logs": callback.history}
-        if callable(getattr(callback, "state_dict", None)):
-            state["own"] = _checked(callback, callback.state_dict())
+        if (own := protocol_of(callback).state_dict()) is not None:
+            state["own"] = _checked(callback, own)
         weights = best_weights_of(callback)
         if weights is not None:
             state["best_weights"] = len(weights)
@@ -365,8 +366,8 @@ def load_states(callbacks: Sequence[Any], states: Mapping[str, Any], array_of: A
             callback.epoch[:] = state["history"]["epoch"]
             callback.history.clear()
             callback.history.update(state["history"]["logs"])
-        if "own" in state and callable(getattr(callback, "load_state_dict", None)):
-            callback.load_state_dict(state["own"])
+        if "own" in state:
+            protocol_of(callback).load_state_dict(state["own"])
         if "best_weights" in state:
             count = state["best_weights"]
             set_best_weights(callback, [array_of(_weight(name, i)) for i in range(count)])

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src import sharding
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.internals.optimizer import inner_optimizer
 from tfdist._src.keras.optimizers.sharded_optimizers import rebuild
 from tfdist._src.strategy.extended import extended_of
@@ -232,7 +232,7 @@ class ShardState:
         slots = sharding.FullState(optimizer).own
         if self._keeps_copies and sharded.ranks > 1:
             communicator = self._extended.workers
-            assert isinstance(communicator, NativeCommunicator)
+            assert isinstance(communicator, CoreCommunicator)
             sharded.copies = sharding.NeighbourCopies(
                 slots, sharded.buckets, sharded.dtypes, sharded.rank, communicator
             )

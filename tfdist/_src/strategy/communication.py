@@ -13,7 +13,7 @@ from tfdist._src import native
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import device_communicator, gpu
 from tfdist._src.comm.communicator_interface import Alone, Communicator
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group
 from tfdist._src.native import nvidia
@@ -163,7 +163,7 @@ def replica_communicators(
 ) -> list[Communicator]:
     """Returns for each device a communicator over the replicas of all workers."""
     size = len(devices) * group.topology.size
-    if size == 1 and not isinstance(workers, NativeCommunicator):
+    if size == 1 and not isinstance(workers, CoreCommunicator):
         return [Alone()]
     if native:
         through_hosts = _through_hosts(group, devices, workers, options)
@@ -199,7 +199,7 @@ def replica_communicators(
 
 def part_communicators(
     group: Group, name: str, members: list[int], gpus: Sequence[str]
-) -> tuple[NativeCommunicator, Communicator] | tuple[None, None]:
+) -> tuple[CoreCommunicator, Communicator] | tuple[None, None]:
     """Returns the communicators of some workers, for values on the hosts and for replicas' values.
 
     Called by all workers; on a worker that is not a member, the result is None.
@@ -228,7 +228,7 @@ def _through_hosts(
     if len(devices) == 1:
         return [workers]
     local = group.native_devices(devices)
-    if not isinstance(workers, NativeCommunicator):
+    if not isinstance(workers, CoreCommunicator):
         return [*local]
     remote = [group.native(f"device {i}", options.timeout_seconds) for i in range(len(devices))]
     return [
@@ -237,7 +237,7 @@ def _through_hosts(
     ]
 
 
-def sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:
+def sized(communicator: CoreCommunicator, options: Any) -> CoreCommunicator:
     """Returns the communicator with buckets of the size set by the user, if any."""
     size = options.bytes_per_pack
     return communicator.with_buckets_of(size) if size else communicator

@@ -16,7 +16,7 @@ from tfdist._src.cluster import ClusterResolver, Found
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import CompressionLike, Policy
 from tfdist._src.compression.policy import read as compression_policy
@@ -92,7 +92,7 @@ def make_compressor(
         ProgramMismatchError: the workers have different policies.
         UnsupportedError: a policy is set, but these workers cannot compress.
     """
-    if not isinstance(workers, NativeCommunicator):
+    if not isinstance(workers, CoreCommunicator):
         group.agree("compression", repr(policy))
         if policy is not None and group.topology.size > 1:
             raise cannot_compress("`compression`")
@@ -100,7 +100,7 @@ def make_compressor(
 
     def part(
         name: str, members: list[int], *, suffix: str = "", gpus: Sequence[str] = ()
-    ) -> NativeCommunicator | None:
+    ) -> CoreCommunicator | None:
         name = f"{name}{suffix}, GPUs" if gpus else f"{name}{suffix}"
         made = group.native_part(name, members, options.timeout_seconds, gpus)
         if made is None:
@@ -141,7 +141,7 @@ def make_compressor(
             )
         return exchanges
 
-    def route_of_gpu(i: int, local: NativeCommunicator) -> OnGpus:
+    def route_of_gpu(i: int, local: CoreCommunicator) -> OnGpus:
         topology, gpus, replica = group.topology, devices[i : i + 1], replicas[i]
         here = part("devices", [topology.rank], gpus=devices)
         of_workers = part(f"device {i}", list(range(topology.size)), gpus=gpus)

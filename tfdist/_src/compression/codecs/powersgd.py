@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.transport import Gradient, Shape, count
@@ -33,8 +33,8 @@ class PowerSGD(HierarchicalCodec):
     optimization", 2019.
     """
 
-    payload = "summed"
-    on_host = False
+    _payload = "summed"
+    _on_host = False
 
     rank: int = 4
 
@@ -58,8 +58,8 @@ class PowerSGD(HierarchicalCodec):
             return tf.random.stateless_normal(shape, [0, 0], alg="philox")
         return super().first(name, shape)
 
-    def sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+    def _sum_of_hosts(
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         span = GraphSpan([g.value for g in gradients])
         matrices = [_with_error(g) for g in gradients]

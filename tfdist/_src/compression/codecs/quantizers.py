@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist._src.comm.device_communicator import compressed_all_reduce
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.codecs.codec import Codec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
 from tfdist._src.native import api
@@ -29,27 +29,27 @@ class Quantizer(Codec):
         error_feedback: whether to add the encoding error to the next step's gradient.
     """
 
-    payload = "sharded"
+    _payload = "sharded"
 
     error_feedback = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.encoding  # Validates the settings.
+        _ = self._encoding  # Validates the settings.
 
     @property
     @abc.abstractmethod
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         """The encoding of values."""
 
     @property
-    def follows_hosts(self) -> bool:
+    def _follows_hosts(self) -> bool:
         return self.error_feedback
 
     def bits_per_value(self, shape: Shape) -> float:
-        return self.encoding.bits_per_value
+        return self._encoding.bits_per_value
 
-    def runs_on(self, exchange: Exchange, device: str) -> str:
+    def _runs_on(self, exchange: Exchange, device: str) -> str:
         if self.error_feedback:
             return (exchange.encoded_leaders or exchange.workers).device
         return exchange.encoded.device
@@ -57,24 +57,22 @@ class Quantizer(Codec):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
-    def devices(self, exchange: Exchange) -> HostLeaders:
+    def _devices(self, exchange: Exchange) -> HostLeaders:
         # The core also sums over GPUs, unless the codec keeps state for their sum.
         return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
-    def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _of_all_gpus(self, exchange: Exchange) -> CoreCommunicator | None:
         return None if self.kept((1,)) else exchange.of_all_gpus
 
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        def sum_among(
-            group: NativeCommunicator | None, some: Sequence[Gradient]
-        ) -> list[tf.Tensor]:
+        def sum_among(group: CoreCommunicator | None, some: Sequence[Gradient]) -> list[tf.Tensor]:
             assert group is not None
             return compressed_all_reduce(
                 group,
                 [g.value for g in some],
-                self.encoding,
+                self._encoding,
                 [g.kept["error"] for g in some] if self.error_feedback else [],
                 step,
                 within_hosts=exchange.within_hosts,
@@ -102,7 +100,7 @@ class BF16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.BFLOAT16)
 
 
@@ -127,7 +125,7 @@ class FP16(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.HALF, block=self.block)
 
 
@@ -152,7 +150,7 @@ class FP8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.FLOAT8, block=self.block)
 
 
@@ -178,7 +176,7 @@ class Int8(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.LEVELS, bits=8, stochastic=self.stochastic, block=self.block)
 
 
@@ -202,7 +200,7 @@ class Natural(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.POWERS, block=self.block)
 
 
@@ -225,7 +223,7 @@ class OneBit(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.TWO_MEANS, block=self.block)
 
 
@@ -253,7 +251,7 @@ class QSGD(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(
             api.LEVELS, bits=self.bits, stochastic=True, euclidean=True, block=self.block
         )
@@ -279,7 +277,7 @@ class SignSGD(Quantizer):
     block: int = 1024
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
 
@@ -301,7 +299,7 @@ class EFSignSGD(Quantizer):
     error_feedback: bool = True
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, block=self.block)
 
 
@@ -323,7 +321,7 @@ class Signum(Quantizer):
     tolerant", 2019.
     """
 
-    kept_by_all = True
+    _kept_by_all = True
 
     momentum: float = 0.9
     block: int = 1024
@@ -333,7 +331,7 @@ class Signum(Quantizer):
         self._check("`momentum` must be in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.SIGNS, unit=True, block=self.block)
 
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
@@ -375,5 +373,5 @@ class TernGrad(Quantizer):
     error_feedback: bool = False
 
     @property
-    def encoding(self) -> api.Encoding:
+    def _encoding(self) -> api.Encoding:
         return api.Encoding(api.LEVELS, bits=2, stochastic=True, clip=self.clip, block=self.block)

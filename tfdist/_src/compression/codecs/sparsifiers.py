@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tracing import GraphSpan
 from tfdist._src.compression.codecs.codec import HierarchicalCodec
 from tfdist._src.compression.transport import Exchange, Gradient, HostLeaders, Shape, count
@@ -30,31 +30,31 @@ class Sparsifier(HierarchicalCodec):
         error_feedback: whether to add the values that are not sent to the next step's gradient.
     """
 
-    payload = "gathered"
+    _payload = "gathered"
 
     error_feedback = True
 
     @abc.abstractmethod
-    def density(self, step: Any) -> Any:
+    def _density(self, step: Any) -> Any:
         """The fraction of a gradient's values that is sent in a step; None if it varies."""
 
     def bits_per_value(self, shape: Shape) -> float:
-        density = self.density(None)
+        density = self._density(None)
         if density is None:
             return _ROW_BITS
         values = max(1, count(shape))
         return _ROW_BITS * float(_chosen(density, values)) / values
 
-    def runs_on(self, exchange: Exchange, device: str) -> str:
+    def _runs_on(self, exchange: Exchange, device: str) -> str:
         return (self._leaders_in(exchange) or exchange.workers).device
 
-    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _leaders_in(self, exchange: Exchange) -> CoreCommunicator | None:
         return exchange.encoded_leaders
 
     def _host_in(self, exchange: Exchange) -> HostLeaders:
         return exchange.encoded_host
 
-    def devices(self, exchange: Exchange) -> HostLeaders:
+    def _devices(self, exchange: Exchange) -> HostLeaders:
         return exchange.encoded_devices
 
     def compresses(self, shape: Shape) -> bool:
@@ -63,21 +63,21 @@ class Sparsifier(HierarchicalCodec):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
-    def sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+    def _sum_of_hosts(
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         sums: list[Any] = [None] * len(gradients)
         with tf.device(leaders.device):
             for bucket in leaders.plan([g.value for g in gradients]):
                 some = [gradients[i] for i in bucket]
                 _, hosts = leaders.place()
-                rows = leaders.all_gather(self.select(some, step, hosts, leaders.name))
+                rows = leaders.all_gather(self._select(some, step, hosts, leaders.name))
                 totals = scatter(rows, [g.shape for g in some], leaders.name)
                 for i, total in zip(bucket, totals, strict=True):
                     sums[i] = total
         return sums
 
-    def select(
+    def _select(
         self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: Any, communicator: str = ""
     ) -> tf.Tensor:
         """Selects the values to send, and stores the others in the error variables.
@@ -92,9 +92,9 @@ class Sparsifier(HierarchicalCodec):
             A float32 tensor with a row for each selected value: first its index, counted over all
             gradients, as the bits of an int32; then the value.
         """
-        scales = [self.scale(g, hosts) for g in gradients]
+        scales = [self._scale(g, hosts) for g in gradients]
         with tf.device("CPU:0"):  # So that the number of rows is known without waiting for a GPU.
-            density = self.density(step)
+            density = self._density(step)
             counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
             counts, scales = tf.cast(tf.stack(counts), tf.int64), tf.stack(scales)
         return native.load_ops().tfdist_select(
@@ -103,14 +103,14 @@ class Sparsifier(HierarchicalCodec):
             counts=counts,
             scales=scales,
             communicator=communicator,
-            **self.selection(gradients),
+            **self._selection(gradients),
         )
 
-    def scale(self, gradient: Gradient, hosts: Any) -> Any:
+    def _scale(self, gradient: Gradient, hosts: Any) -> Any:
         """A factor applied to a gradient first."""
         return 1.0
 
-    def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
+    def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
         """Further arguments of `TfdistSelect`."""
         return {"momenta": []}
 
@@ -119,9 +119,9 @@ def scatter(rows: tf.Tensor, shapes: Sequence[Shape], communicator: str = "") ->
     """Sums rows into gradients.
 
     Args:
-        rows: the rows of all hosts, as from `Sparsifier.select`.
+        rows: the rows of all hosts, as from `Sparsifier._select`.
         shapes: the shapes of the gradients.
-        communicator: as for `Sparsifier.select`.
+        communicator: as for `Sparsifier._select`.
 
     Returns:
         A gradient for each shape; zero where no row has a value.
@@ -166,7 +166,7 @@ class TopK(Sparsifier):
         super().__post_init__()
         self._check("`ratio` must be in (0, 1].", self.ratio, holds=0 < self.ratio <= 1)
 
-    def density(self, step: Any) -> Any:
+    def _density(self, step: Any) -> Any:
         return float(self.ratio)
 
 
@@ -185,7 +185,7 @@ class Threshold(Sparsifier):
     (which sends the threshold instead of the value).
     """
 
-    has_fixed_size = False
+    _has_fixed_size = False
 
     threshold: float = 1e-3
     error_feedback: bool = True
@@ -195,10 +195,10 @@ class Threshold(Sparsifier):
         fits = bool(0 < np.float32(self.threshold) < np.inf)
         self._check("`threshold` must be a positive float32.", self.threshold, holds=fits)
 
-    def density(self, step: Any) -> Any:
+    def _density(self, step: Any) -> Any:
         return None
 
-    def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
+    def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
         return {"momenta": [], "threshold": self.threshold}
 
 
@@ -218,8 +218,8 @@ class RandomK(HierarchicalCodec):
     per part; all are equally likely to be sent).
     """
 
-    payload = "summed"
-    on_host = False
+    _payload = "summed"
+    _on_host = False
 
     ratio: float = 0.01
     error_feedback: bool = True
@@ -234,11 +234,11 @@ class RandomK(HierarchicalCodec):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
-    def sum_of_hosts(
-        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+    def _sum_of_hosts(
+        self, leaders: CoreCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         span = GraphSpan([g.value for g in gradients])
-        places = [self.places(count(g.shape), step, g.number) for g in gradients]
+        places = [self._places(count(g.shape), step, g.number) for g in gradients]
         sent = [self._take(g, *p) for g, p in zip(gradients, places, strict=True)]
         span.end("compression", "encode by randomk", sent)
         sums = leaders.all_reduce(sent)
@@ -250,7 +250,7 @@ class RandomK(HierarchicalCodec):
         span.end("compression", "decode by randomk", totals)
         return totals
 
-    def places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def _places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Selects the values of a gradient that are sent in a step.
 
         Args:
@@ -328,7 +328,7 @@ class DGC(Sparsifier):
         self._check("`clip_norm` must be positive or None.", self.clip_norm, holds=positive)
         self._check("`ramp_steps` must be >= 0.", self.ramp_steps, holds=self.ramp_steps >= 0)
 
-    def objection(self, optimizer: Any) -> str:
+    def _objection(self, optimizer: Any) -> str:
         has_momentum = getattr(optimizer, "momentum", 0) or hasattr(optimizer, "beta_1")
         if not self.momentum or not has_momentum:
             return ""
@@ -338,7 +338,7 @@ class DGC(Sparsifier):
             "tfdist.compression.DGC(momentum=0)."
         )
 
-    def density(self, step: Any) -> Any:
+    def _density(self, step: Any) -> Any:
         if step is None or not self.ramp_steps:
             return float(self.ratio)
         stage = step * _RAMP // self.ramp_steps
@@ -348,15 +348,15 @@ class DGC(Sparsifier):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),), "momentum": (count(shape),)}
 
-    def scale(self, gradient: Gradient, hosts: Any) -> Any:
+    def _scale(self, gradient: Gradient, hosts: Any) -> Any:
         if self.clip_norm is None:
-            return super().scale(gradient, hosts)
+            return super()._scale(gradient, hosts)
         norm = tf.norm(gradient.value)
         limit = tf.cast(self.clip_norm / tf.cast(hosts, tf.float64) ** 0.5, tf.float32)
         scale = limit / tf.maximum(norm, limit)
         # NaN values are sent anyway; they must not affect the others.
         return tf.where(tf.math.is_nan(norm), 1.0, scale)
 
-    def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
+    def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
         momenta = [g.kept["momentum"].handle for g in gradients]
         return {"momenta": momenta, "factor": self.momentum}

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.comm import tokens
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.internals.tensorflow import initialized, traced
 from tfdist._src.keras.optimizers.gradient_sync import Trial
 from tfdist._src.sharding import sharded_by, sharded_optimizers
@@ -25,7 +25,7 @@ def applies(strategy: tf.distribute.Strategy) -> bool:
     extended = extended_of(strategy)
     if extended.in_stages:
         return bool(extended.process_count > 1)
-    return isinstance(extended.workers, NativeCommunicator)
+    return isinstance(extended.workers, CoreCommunicator)
 
 
 class AtomicStep:

@@ -24,6 +24,7 @@ from tfdist._src.data.shares import BatchForm
 from tfdist._src.group import joined_group
 from tfdist._src.internals.keras import TensorFlowTrainer, made_under
 from tfdist._src.internals.optimizer import strategy_of
+from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.compilation import compilation_of
 from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.keras.patching import patch
@@ -340,7 +341,7 @@ def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
     # Callbacks declare it if replicas would drift apart when the callbacks differ.
     callbacks = given.get("callbacks")
     flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
-    described = [repr(c) for c in flat if getattr(c, "same_on_all_workers", False)]
+    described = [repr(c) for c in flat if protocol_of(c).same_on_all_workers]
     return compared | ({"callbacks": described} if described else {})
 
 

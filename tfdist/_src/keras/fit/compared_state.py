@@ -32,6 +32,7 @@ from tfdist._src.group import Group
 from tfdist._src.internals.graphs import captured_from, variables_read
 from tfdist._src.internals.iterators import initial_epoch, set_initial_epoch
 from tfdist._src.internals.variables import spec_of_resource
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.keras.fit.step_exchange import last_programs
 from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, replicated_variables
 from tfdist._src.keras.saving.compression_files import compressor_of
@@ -461,7 +462,7 @@ def _sample(copy: Any, most: int) -> Any:
     return _bytes(flat[:: max(1, size // most)].numpy())
 
 
-class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
+class BeginTogether(Callback):
     """Compares the state after all other callbacks have seen training begin.
 
     If the callbacks have made it differ, all workers receive the chief's state.
@@ -472,7 +473,7 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
 
     communicates_in = ("on_train_begin",)
 
-    class First(keras.callbacks.Callback):  # type: ignore[misc]
+    class First(Callback):
         """Records the state before callbacks see training begin."""
 
         assignments = 0

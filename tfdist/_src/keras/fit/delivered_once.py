@@ -10,6 +10,7 @@ import keras
 
 from tfdist._src.internals.callbacks import plain_logs
 from tfdist._src.internals.iterators import set_initial_epoch
+from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.strategy.extended import extended_of
 
@@ -230,8 +231,10 @@ _BATCH_END = "on_train_batch_end"
 
 
 def _communicates(callback: Any, event: str) -> bool:
-    usual = getattr(callback, "same_on_all_workers", False)
-    return event in getattr(callback, "communicates_in", _WHERE_USUAL if usual else ())
+    known = protocol_of(callback)
+    if known.communicates_in is not None:
+        return event in known.communicates_in
+    return known.same_on_all_workers and event in _WHERE_USUAL
 
 
 _WHERE_USUAL = ("on_epoch_end", _BATCH_END)

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.comm import native_ops
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.data.call_context import current_context, entered
 from tfdist._src.data.distribute import distribute_nothing, form_of_batches
 from tfdist._src.data.first_batch import FirstBatch, different_data
@@ -283,7 +283,7 @@ def _check_all_ended(extended: ReplicatedExtended) -> None:
     The other workers are in their next step, waiting for this one. TensorFlow's collectives do not
     detect the mismatch.
     """
-    if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
+    if extended.in_stages or isinstance(extended.workers, CoreCommunicator):
         workers = extended.group.native()
         with extended.group.naming_lost_workers(), tf.device(workers.device):
             native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)

@@ -30,6 +30,7 @@ from tfdist._src.internals.keras import (
 )
 from tfdist._src.internals.tensorflow import PerReplicaSpec
 from tfdist._src.keras.fit import call_checks
+from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.keras.fit.compared_state import BeginTogether
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist._src.keras.fit.partitioned_step import explain
@@ -44,7 +45,7 @@ from tfdist.errors import TfdistError
 _SECONDS = 30.0
 
 
-class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
+class FollowLinks(Callback):
     """Probes the links at the start of an epoch, at most twice a minute; collective."""
 
     communicates_in = ("on_epoch_begin",)
@@ -69,7 +70,7 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.make_train_function(force=True)
 
 
-class StepClock(keras.callbacks.Callback):  # type: ignore[misc]
+class StepClock(Callback):
     """Excludes the time that `fit` spends between its epochs from the steps' durations.
 
     It is called once per epoch. The step functions themselves report the steps, which costs less
@@ -83,7 +84,7 @@ class StepClock(keras.callbacks.Callback):  # type: ignore[misc]
         record.fit_ends()
 
 
-class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
+class StopTogether(Callback):
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
     It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
@@ -222,19 +223,6 @@ def symbolic_batch(element_spec: Any) -> Any:
     return tf.nest.map_structure(first, without_absent(without_rows(element_spec)[0]))
 
 
-class RunsFit:
-    """Base class of callbacks that run `fit`, perhaps several times."""
-
-    def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
-        """Runs `fit`.
-
-        Args:
-            fit: enters `fit`; may be called again after it has raised.
-            entries: the common properties of all entries.
-        """
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Entries:
     """The common properties of all entries of a call of `fit`.
@@ -250,16 +238,28 @@ class Entries:
     arguments: dict[str, Any]
 
 
-class RunsLast:
+class RunsLast(Callback):
     """Base class of callbacks that `fit` calls after all others, regardless of their order."""
 
-    def runs_after(self, others: Sequence[Any]) -> None:
+    def _runs_after(self, others: Sequence[Any]) -> None:
         """Receives the callbacks that are called before this one."""
-        raise NotImplementedError
 
-    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+    def _during_fit(self) -> contextlib.AbstractContextManager[Any]:
         """A context to run `fit` in; it is exited even if `fit` fails."""
         return contextlib.nullcontext()
+
+
+class RunsFit(RunsLast):
+    """Base class of callbacks that run `fit`, perhaps several times."""
+
+    def _run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
+        """Runs `fit`.
+
+        Args:
+            fit: enters `fit`; may be called again after it has raised.
+            entries: the common properties of all entries.
+        """
+        raise NotImplementedError
 
 
 _OURS = (FollowLinks, StopTogether, StepClock, BeginTogether, BeginTogether.First)
@@ -290,14 +290,14 @@ def _install_callbacks() -> None:
             data.first_epoch = bound.arguments.get("initial_epoch") or 0
             for callback in called:
                 if isinstance(callback, RunsLast):
-                    during.enter_context(callback.during_fit())
+                    during.enter_context(callback._during_fit())
             runs = next((c for c in called if isinstance(c, RunsFit)), None)
             if runs is None:
                 return fit(*bound.args, **bound.kwargs)
             once = delivered_once(self, called, data, _with_defaults(bound))
             entries = Entries(once, data, call_checks.compared_arguments(bound.arguments))
             bound.arguments["callbacks"] = once
-            return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), entries)
+            return runs._run_fit(lambda: fit(*bound.args, **bound.kwargs), entries)
 
     patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
 
@@ -322,7 +322,7 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
         others.append(keras.callbacks.History())  # Keras would append it after them.
     last.sort(key=lambda callback: isinstance(callback, RunsFit))  # these may leave `fit`
     for callback in last:
-        callback.runs_after(others)
+        callback._runs_after(others)
     begins = [c for c in others if isinstance(c, BeginTogether)]
     others = [c for c in others if not isinstance(c, BeginTogether)]
     return [*(c.first for c in begins), *others, *last, *begins]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist._src.cluster import ClusterResolver, Topology
 from tfdist._src.comm.communicator_interface import Alone, Communicator
 from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.compression.policy import CompressionLike, Policy
 from tfdist._src.compression.policy import read as compression_policy
@@ -58,16 +58,16 @@ def make_compressor(
     def agree(policy: Policy | None) -> None:
         group.agree("compression", repr(policy))
 
-    if not isinstance(data, NativeCommunicator):
+    if not isinstance(data, CoreCommunicator):
         agree(policy)
         return None
     members = mesh.data_group_of(group.topology.rank)
 
-    def split(name: str, within: list[int]) -> NativeCommunicator | None:
+    def split(name: str, within: list[int]) -> CoreCommunicator | None:
         # Unique for each set of ranks, since a process may have several meshes over time.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
-    def split_gpus(name: str, within: list[int]) -> NativeCommunicator | None:
+    def split_gpus(name: str, within: list[int]) -> CoreCommunicator | None:
         ranks = [members[i] for i in within]
         made = group.native_part(f"{name} in data of {mesh}, GPUs", ranks, gpus=[device])
         return made and made.with_buckets_of(GPU_BUCKET_BYTES)

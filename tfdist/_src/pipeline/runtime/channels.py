@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist._src.comm import native_ops, registry
 from tfdist._src.comm.cause import FAILED, Cause
-from tfdist._src.comm.native_communicator import NativeCommunicator
+from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.group import cause
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.stages.value_specs import ValueSpec
@@ -30,7 +30,7 @@ class Channel:
         communicator: the communicator of the two ranks, the sender first.
     """
 
-    def __init__(self, communicator: NativeCommunicator) -> None:
+    def __init__(self, communicator: CoreCommunicator) -> None:
         self._communicator = communicator
 
     def send(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Operation]:
@@ -90,7 +90,7 @@ def open_channels(
     pairs: Iterable[Pair],
     rank: int,
     members: Sequence[Sequence[int]],
-    open_part: Callable[[str, list[int]], NativeCommunicator | None],
+    open_part: Callable[[str, list[int]], CoreCommunicator | None],
 ) -> dict[Pair, Channel]:
     """Opens the channels of all pipelines; collective over all ranks of the job.
 
@@ -162,5 +162,5 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
 def _abort(cause: Cause) -> None:
     """Aborts the operations of all native communicators, which other ranks may wait for."""
     for communicator in registry.every():
-        if isinstance(communicator, NativeCommunicator):
+        if isinstance(communicator, CoreCommunicator):
             communicator.context.aborter()(cause)
