@@ -38,6 +38,7 @@ LAYERS = [
     {"_version", "errors"},
     {"exit_codes", "progress_file"},
     {"options"},
+    {"log"},
     {"cluster"},
     {"internals"},
     {"native"},
@@ -114,6 +115,7 @@ WITHOUT_TENSORFLOW = {
     "exit_codes",
     "progress_file",
     "options",
+    "log",
     "cluster",
     "launch",
 }

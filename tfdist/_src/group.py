@@ -25,13 +25,13 @@ from tfdist._src.cluster import (
     meet_or_join,
     observe,
 )
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
 from tfdist._src.comm import device_communicator, flight_log, gpu, registry
 from tfdist._src.comm.native_communicator import NativeCommunicator, open_communicator
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.tensorflow import abort_collectives, start_server
+from tfdist._src.log import logger
 from tfdist._src.monitoring import report
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
@@ -216,8 +216,8 @@ class Communicators:
         if self._warned_of_timeout or not session.topology.is_chief:
             return
         self._warned_of_timeout = True
-        say(
-            "tfdist: the first strategy of a process sets `timeout_seconds` of "
+        logger.warning(
+            "the first strategy of a process sets `timeout_seconds` of "
             f"`communication_options` for all. Received: {ignored:g} s for a later strategy, whose "
             f"collectives keep the {used:g} s of the first. Pass it to the first one, or set "
             "TFDIST_COLLECTIVE_TIMEOUT."

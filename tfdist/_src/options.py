@@ -14,6 +14,7 @@ _DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
 _BATCH_STATISTICS = ("global", "replica")
 _SAVE = ("all", "chief")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ class Options:
             batch, or replica, each replica's own rows.
         save: the workers that write model files (`TFDIST_SAVE`): the chief and all workers that do
             not see its files, or the chief only.
+        log_level: the least severe messages of the logger "tfdist" (`TFDIST_LOG_LEVEL`): debug,
+            info, warning or error, in upper or lower case.
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a failed worker while the others continue
             (`TFDIST_ELASTIC`, 1 or 0).
@@ -96,6 +99,7 @@ class Options:
     xla: bool = True
     batch_statistics: str = "global"
     save: str = "all"
+    log_level: str = "info"
     generation: int = 0
     elastic: bool = False
     witness: str = ""
@@ -107,6 +111,7 @@ class Options:
         _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
         _check_choice("TFDIST_BATCH_STATISTICS", self.batch_statistics, _BATCH_STATISTICS)
         _check_choice("TFDIST_SAVE", self.save, _SAVE)
+        _check_choice("TFDIST_LOG_LEVEL", self.log_level, _LOG_LEVELS)
         _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
         _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
         if self.device_buffers and (self.device_buffers < 4096 or self.device_buffers % 16):
@@ -222,6 +227,17 @@ class NativeOptions:
         )
 
 
+def log_level() -> str:
+    """The level of the logger (`TFDIST_LOG_LEVEL`), which is needed before all settings are read.
+
+    Raises:
+        ValueError: the level is invalid.
+    """
+    level = os.environ.get("TFDIST_LOG_LEVEL", "").lower() or Options.log_level
+    _check_choice("TFDIST_LOG_LEVEL", level, _LOG_LEVELS)
+    return level
+
+
 def progress_path() -> str:
     """The path of the memory that the launcher has made for this worker (`TFDIST_PROGRESS_FILE`).
 
@@ -293,6 +309,10 @@ def _switch(name: str, text: str) -> bool:
     return text == "1"
 
 
+def _lower(name: str, text: str) -> str:
+    return text.lower()
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -308,4 +328,5 @@ _READERS: dict[type, Callable[[str, str], Any]] = {
 _OTHER_READERS: dict[str, Callable[[str, str], Any]] = {
     "generation": _count,
     "device_buffers": _count,
+    "log_level": _lower,
 }

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import keras
 
 from tfdist._src.callbacks.step_count import is_positive
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
 from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.log import logger
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
@@ -290,7 +290,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:
             what = ", to be started again" if code == PREEMPTED else ""
-            say(f"tfdist: exiting with code {code}{what}.")
+            logger.info(f"exiting with code {code}{what}.")
         raise SystemExit(code)
 
     def _finish_last(self, why: str = "") -> bool:
@@ -298,5 +298,5 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         is_complete = self._series.finish_last()
         if self._series.workers.rank == 0:
             state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"
-            say(f"tfdist: {why}the state after {self._steps} steps {state}.")
+            logger.info(f"{why}the state after {self._steps} steps {state}.")
         return is_complete

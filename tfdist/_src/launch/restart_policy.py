@@ -10,6 +10,7 @@ executes. It has no processes, sockets or clocks. The policies are:
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -119,6 +120,7 @@ class Say:
 
     text: str
     below_output: bool = True
+    level: int = logging.INFO
 
 
 @dataclass(frozen=True)

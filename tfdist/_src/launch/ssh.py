@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
 from tfdist._src.cluster.net.listener import local_addresses
-from tfdist._src.launch.console import say
+from tfdist._src.launch.console import logger
 from tfdist._src.launch.hosts.rendezvous import Deadline
 from tfdist._src.launch.job.log_routing import LineAssembler
 from tfdist._src.launch.job.run_options import ListedHost, RunOptions
@@ -452,7 +452,7 @@ class HostsJob:
             del self._running[number]
             lost = not host.local and (code == SSH_FAILED or code < 0)  # or ssh was killed
             if lost and host.told:
-                say(f"the connection to {host.name} is lost")
+                logger.warning(f"the connection to {host.name} is lost")
             now = time.monotonic()
             if not lost and host.told:
                 self._codes[number] = code if code >= 0 else 128 - code
@@ -473,14 +473,14 @@ class HostsJob:
         for number, retry in self._retries.items():
             if number not in self._running and retry.due <= now and retry.count <= _MOST_RETRIES:
                 listed = self._options.hosts[number]
-                say(f"connecting to {listed.name} again")
+                logger.info(f"connecting to {listed.name} again")
                 self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
         for host in self._running.values():
             if host.told:
                 continue
             problem = _problem(host)
             if problem:
-                say(problem)
+                logger.error(problem)
             if problem or now > host.begun + self._timeout:
                 host.end()
             elif host.description:

@@ -10,12 +10,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import device_communicator, gpu
 from tfdist._src.comm.communicator_interface import Alone, Communicator
 from tfdist._src.comm.native_communicator import NativeCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group
+from tfdist._src.log import logger
 from tfdist._src.native import nvidia
 from tfdist._src.options import Options
 from tfdist.errors import NativeUnavailableError, UnsupportedError
@@ -69,7 +69,7 @@ def choose(group: Group, communication: str) -> str:
         raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
     if group.topology.rank == 0:
         slower = "" if obstacles[0].startswith(_OTHER_GPUS) else ", which are slower"
-        say(f"{obstacles[0]} Falling back to TensorFlow's collectives{slower}.")
+        logger.warning(f"{obstacles[0]} Falling back to TensorFlow's collectives{slower}.")
     return "tensorflow"
 
 
@@ -131,7 +131,7 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     if group.options.device_algorithm in ("own", "nccl"):
         raise NativeUnavailableError(obstacles[0])
     if group.topology.rank == 0:
-        say(f"{obstacles[0]} Gradients are summed in the host's memory.")
+        logger.warning(f"{obstacles[0]} Gradients are summed in the host's memory.")
     return False
 
 

@@ -365,13 +365,13 @@ def is_closed(topology: Topology, options: Options) -> bool:
     return bool(options.secret) or options.tls or all(map(_is_loopback, _hosts(topology)))
 
 
-def check_security(topology: Topology, options: Options, announce: Announce) -> None:
+def check_security(topology: Topology, options: Options, warn: Announce) -> None:
     """Warns about a job that is open to strangers, or refuses it.
 
     Args:
         topology: the job's workers.
         options: `security` selects the reaction; `secret` and the TLS options are used.
-        announce: called with the warning, on rank 0.
+        warn: called with the warning, on rank 0.
 
     Raises:
         ClusterError: the job is open, and `TFDIST_SECURITY=required`.
@@ -384,8 +384,8 @@ def check_security(topology: Topology, options: Options, announce: Announce) -> 
             f"{_REMEDY}."
         )
     if topology.is_chief:
-        announce(
-            f"tfdist: anyone who can reach the workers' ports can take part in this job: it has "
+        warn(
+            f"anyone who can reach the workers' ports can take part in this job: it has "
             f"neither a secret nor TLS. {_REMEDY}; TFDIST_SECURITY=none silences this warning, "
             f"TFDIST_SECURITY=required makes it an error."
         )

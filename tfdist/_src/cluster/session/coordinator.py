@@ -10,10 +10,11 @@ from socket import socket
 
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
-from tfdist._src.cluster.net.wait_messages import named, say
+from tfdist._src.cluster.net.wait_messages import named
 from tfdist._src.cluster.session.connections import Connections, Gathering, OwnReport, Presence
 from tfdist._src.cluster.session.order_checks import CrossedWait, TracedOrders, crossed_waits
 from tfdist._src.cluster.session.shared_state import SessionState, encode_error, encode_result
+from tfdist._src.log import logger
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
 
 COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
@@ -339,7 +340,7 @@ class Coordinator:
                 self._fail(error)
             if not self._failed:
                 for line in self._exchanges.slow(now, self._stall_warning):
-                    say(f"tfdist: {line}")
+                    logger.warning(f"{line}")
                     self._connections.broadcast(encode({"kind": "stalled", "text": line}))
                     self._state.stall(line)
                 self._check_crossed_waits(now)

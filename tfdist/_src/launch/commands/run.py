@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.membership.liveness import Witness
 from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.console import announce, say
+from tfdist._src.launch.console import logger, warn
 from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
 from tfdist._src.launch.job import resources
@@ -29,7 +30,7 @@ from tfdist._src.launch.restart_one import RestartOne
 from tfdist._src.launch.restart_policy import RestartPolicy
 from tfdist._src.launch.ssh import run_on_hosts
 from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist._src.options import NativeOptions, Options
+from tfdist._src.options import NativeOptions, Options, log_level
 from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 
 _LOOPBACK = "127.0.0.1"
@@ -52,6 +53,10 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     options = parse(arguments)
+    try:
+        log_level()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     if options.hosts:
         return run_on_hosts(options)
     gpus = resources.visible_gpus(os.environ)
@@ -65,11 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.elastic:
         shared = {**shared, "TFDIST_ELASTIC": "1"}
     if options.workers is None and not gpus:
-        say("starting one worker, as no GPUs are visible; -n N starts N")
+        logger.info("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
-        say(note)
+        logger.warning(note)
     if os.environ.get("TF_CONFIG"):
-        say(
+        logger.warning(
             "TF_CONFIG is already set and is replaced for the workers; if a scheduler set it, "
             "run the script directly, without tfdist run"
         )
@@ -123,7 +128,9 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
     if options.nnodes == 1:
         with Reservation(count) as reservation:
             return _rendezvous(options, reservation.ports)
-    say(f"the other hosts are not contacted: assuming {count} workers on each, without addresses")
+    logger.info(
+        f"the other hosts are not contacted: assuming {count} workers on each, without addresses"
+    )
     hosts = range(options.nnodes)
     addresses = tuple(f"HOST{host}:PORT{index}" for host in hosts for index in range(count))
     return Rendezvous(addresses, first=options.node_rank * count)
@@ -143,13 +150,13 @@ def _build_native() -> None:
     try:
         native.ensure(options)
     except NativeUnavailableError as error:
-        say(f"warning: {error}")
+        logger.warning(f"warning: {error}")
 
 
-def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
+def _print_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
     settings = {**os.environ, **plans[0].settings}
     if line := describe_metrics(settings, rendezvous.addresses, [plan.rank for plan in plans]):
-        say(line)
+        logger.info(line)
 
 
 def describe_metrics(
@@ -199,7 +206,7 @@ def _supervise(
             this host is dead; None if there are no such hosts.
     """
     plans = plan()
-    _say_metrics(rendezvous, plans)
+    _print_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
     flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
     # Not part of the plan's settings, which --dry-run prints.
@@ -211,7 +218,7 @@ def _supervise(
         environment[_WITNESS] = witness.address
     settings, problem = spare_settings(plans, gpus) if options.spares else (None, "")
     if problem:
-        say(problem)
+        logger.warning(problem)
     spares = Spares(
         options.spares if settings is not None else 0,
         options.command[2:],
@@ -240,7 +247,8 @@ def _supervise(
         hosts.close()
     output.show_rest()
     if end.summary:
-        say(end.summary)
+        failed = end.code not in (0, PREEMPTED)
+        logger.log(logging.ERROR if failed else logging.INFO, end.summary)
     if output.is_empty() or (end.code in (0, PREEMPTED) and not policy.has_failed):
         output.remove()
     return end.code
@@ -270,7 +278,7 @@ def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) 
     """Starts the service that informs other hosts which workers of this one are dead."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
-        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), warn)
     except (TfdistError, OSError, ValueError) as error:
-        say(f"other hosts cannot be told which workers of this one are dead: {error}")
+        logger.warning(f"other hosts cannot be told which workers of this one are dead: {error}")
         return None

@@ -19,7 +19,7 @@ from tfdist._src.cluster.net.dns import is_numeric
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor, shown_ip
-from tfdist._src.launch.console import announce
+from tfdist._src.launch.console import warn
 from tfdist._src.launch.job.failure import decode
 from tfdist._version import __version__
 
@@ -286,7 +286,7 @@ class Newcomers:
             2 * num_hosts,
             screen,
             self._greet,
-            announce,
+            warn,
             _STRANGERS,
         )
         listener.setblocking(False)
