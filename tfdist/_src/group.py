@@ -609,7 +609,7 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
 def _join(found: Found, elastic: bool) -> Group:
     flight_log.survive_signal()
     topology, options = complete(found, Options.from_environment())
-    met = meet_or_join(topology, options) if options.elastic else meet(topology, options)
+    met = meet_or_join(topology, options) if options.launcher.elastic else meet(topology, options)
     joiner = None
     if isinstance(met, Joiner):
         joiner, topology = met, _alone(topology)
@@ -619,6 +619,6 @@ def _join(found: Found, elastic: bool) -> Group:
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
     # A worker may be lost before the first training.
-    if joiner is None and set(group.exchange("elastic", str(options.elastic))) == {"True"}:
+    if joiner is None and set(group.exchange("elastic", str(options.launcher.elastic))) == {"True"}:
         group.membership = Membership(met, options)
     return group

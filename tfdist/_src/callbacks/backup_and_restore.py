@@ -11,7 +11,6 @@ from typing import Any, Literal
 import keras
 
 from tfdist._src.callbacks.step_count import is_positive
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
 from tfdist._src.keras.fit.data_position import current_data
 from tfdist._src.keras.fit.hooks import RunsLast
@@ -19,6 +18,7 @@ from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.log import logger
 from tfdist._src.monitoring.training import record
+from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.snapshots.held_state import Held, held_by, require_variables

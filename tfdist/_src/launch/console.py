@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
 from tfdist._src import log
+from tfdist._src.options import USAGE_ERROR
 
 logger = log.logger.getChild("run")
 """The logger of `tfdist run`."""
@@ -31,7 +32,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits."""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def typed(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -14,7 +14,6 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     SAVED,
@@ -28,6 +27,7 @@ from tfdist._src.launch.job.failure import (
     lost_host,
 )
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
+from tfdist._src.options import PREEMPTED
 
 # Seconds that a failure waits for another one that may have caused it.
 _CAUSE_SECONDS = 1.0

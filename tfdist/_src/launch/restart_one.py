@@ -13,7 +13,6 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     Failure,
@@ -25,6 +24,7 @@ from tfdist._src.launch.job.failure import (
     describe_loss,
 )
 from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.options import PREEMPTED
 
 _LOOK_SECONDS = 1.0
 # The launcher gives up a suspended worker this much later than the other workers do.

@@ -16,9 +16,9 @@ import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import Failure
 from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.options import PREEMPTED
 
 HOST_0 = 0
 # Seconds before the first restart, doubled after each failure without progress.

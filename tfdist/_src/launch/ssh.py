@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
+from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.net.listener import local_addresses
 from tfdist._src.launch.console import logger
 from tfdist._src.launch.hosts.rendezvous import Deadline
@@ -24,7 +24,7 @@ from tfdist._src.launch.job.log_routing import LineAssembler
 from tfdist._src.launch.job.run_options import ListedHost, RunOptions
 from tfdist._src.launch.job.shutdown import Signals
 from tfdist._src.launch.job.worker import forwarded
-from tfdist._src.options import Options
+from tfdist._src.options import SIGNAL_BASE, Options, Variable
 from tfdist._version import __version__
 from tfdist.errors import LaunchError
 
@@ -367,7 +367,7 @@ class HostsJob:
                 )
             self._wait(min(1.0, deadline.next_check))
             for number in self._signals.take():
-                raise SystemExit(128 + number)
+                raise SystemExit(SIGNAL_BASE + number)
             for host in self._running.values():
                 if problem := _problem(host):
                     raise LaunchError(problem)
@@ -455,7 +455,7 @@ class HostsJob:
                 logger.warning(f"the connection to {host.name} is lost")
             now = time.monotonic()
             if not lost and host.told:
-                self._codes[number] = code if code >= 0 else 128 - code
+                self._codes[number] = code if code >= 0 else SIGNAL_BASE - code
                 if code and self._failed_at is None:
                     self._failed_at = now
             retry = self._retries.pop(number, None)
@@ -566,7 +566,7 @@ def run_on_hosts(options: RunOptions) -> int:
         raise LaunchError(str(error)) from error
     if options.dry_run:
         return _show(options, ssh)
-    variables[VARIABLE] = os.environ.get(VARIABLE) or new_secret()
+    variables[Variable.SECRET] = os.environ.get(Variable.SECRET) or new_secret()
     with Signals() as signals:
         job = HostsJob(
             options,

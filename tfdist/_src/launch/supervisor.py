@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch import restart_policy
 from tfdist._src.launch.console import BELOW_OUTPUT, logger
 from tfdist._src.launch.hosts.newcomers import ChannelError
@@ -25,12 +24,10 @@ from tfdist._src.launch.job.failure import (
 from tfdist._src.launch.job.log_routing import Output
 from tfdist._src.launch.job.shutdown import SignalEscalation, Signals
 from tfdist._src.launch.job.spares import Spares
-from tfdist._src.launch.job.worker import VARIABLE as PROGRESS_FILE
 from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, WorkerProcess
+from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import LaunchError
 
-_GENERATION = "TFDIST_GENERATION"
-FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
 # The interval of checks on unauthenticated connections, while there are any.
 _BUSY_SECONDS = 0.5
 # A file's time may be slightly earlier than the clock's.
@@ -147,9 +144,12 @@ class Supervisor:
         self._generation, self._began = begin.generation, time.time()
         self._output.begin(begin.generation)
         flight_dir = self._output.of_generation(self._flight_dir, begin.generation)
-        self._environment |= {_GENERATION: str(begin.generation), FLIGHT_DIR: str(flight_dir)}
+        self._environment |= {
+            InternalVariable.GENERATION: str(begin.generation),
+            Variable.FLIGHT_DIR: str(flight_dir),
+        }
         if begin.secret:
-            self._environment[SECRET] = begin.secret
+            self._environment[Variable.SECRET] = begin.secret
 
     def _start(self, start: restart_policy.Start, now: float) -> None:
         try:
@@ -168,7 +168,7 @@ class Supervisor:
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
         self._progress[rank] = memory = ProgressMemory()
-        environment = {**self._environment, PROGRESS_FILE: memory.path}
+        environment = {**self._environment, InternalVariable.PROGRESS_FILE: memory.path}
         with self._output.streams(rank, line) as streams:
             spare = self._spares.take() if start.replacement else None
             if spare is not None:

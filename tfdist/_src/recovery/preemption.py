@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 from tfdist._src.cluster import Membership
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.log import logger
+from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.standing import OthersLeave, Standing
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
@@ -181,7 +181,7 @@ def release(
         TfdistError: a worker is lost.
     """
     time.sleep(_GATHER_SECONDS)
-    mine = [preemption.asked, group.options.elastic, Standing(shards=shards).to_json()]
+    mine = [preemption.asked, group.options.launcher.elastic, Standing(shards=shards).to_json()]
     answers = [json.loads(text) for text in group.exchange("SIGTERM", json.dumps(mine))]
     leaving = {rank for rank, (asked, _, _) in enumerate(answers) if asked}
     held = [Standing.from_json(text).shards for _, _, text in answers]

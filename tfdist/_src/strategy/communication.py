@@ -17,7 +17,7 @@ from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group
 from tfdist._src.log import logger
 from tfdist._src.native import nvidia
-from tfdist._src.options import Options
+from tfdist._src.options import Options, Variable
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
@@ -123,7 +123,7 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     """
     if not are_gpus(devices):
         return False
-    group.agree("TFDIST_DEVICE_ALGORITHM", group.options.device_algorithm)
+    group.agree(Variable.DEVICE_ALGORITHM, group.options.device_algorithm)
     obstacle = gpu.obstacle(devices, group.options)
     obstacles = [text for text in group.exchange("GPUs", obstacle) if text]
     if not obstacles:

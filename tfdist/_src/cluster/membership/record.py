@@ -44,7 +44,7 @@ def here(options: Options, record: str = "") -> Place:
     machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
     # Without the boot id, processes of another machine would seem visible.
     started = (_started(pid) or 0) if boot else 0
-    return Place(machine, pid, started, record, options.witness)
+    return Place(machine, pid, started, record, options.launcher.witness)
 
 
 def is_visible(other: Place, mine: Place) -> bool:

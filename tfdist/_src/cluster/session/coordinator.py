@@ -15,9 +15,8 @@ from tfdist._src.cluster.session.connections import Connections, Gathering, OwnR
 from tfdist._src.cluster.session.order_checks import CrossedWait, TracedOrders, crossed_waits
 from tfdist._src.cluster.session.shared_state import SessionState, encode_error, encode_result
 from tfdist._src.log import logger
+from tfdist._src.options import Variable
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
-
-COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
 
 Decision = Callable[[list[bytes]], list[bytes]]
 """Returns rank 0's reply to each rank, given the payloads of all; it must not raise or block."""
@@ -74,7 +73,7 @@ class PendingExchanges:
         *,
         deadline: float,
         timeout: float,
-        variable: str = COLLECTIVE_TIMEOUT,
+        variable: str = Variable.COLLECTIVE_TIMEOUT,
         decide: Decision | None = None,
     ) -> Exchange | None:
         """Records that a rank joins an exchange.

@@ -10,11 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from tfdist._src import native
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.membership.liveness import Witness
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.console import logger, warn
 from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
@@ -29,12 +27,18 @@ from tfdist._src.launch.restart_all import RestartAll
 from tfdist._src.launch.restart_one import RestartOne
 from tfdist._src.launch.restart_policy import RestartPolicy
 from tfdist._src.launch.ssh import run_on_hosts
-from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist._src.options import NativeOptions, Options, log_level
+from tfdist._src.launch.supervisor import Supervisor
+from tfdist._src.options import (
+    PREEMPTED,
+    InternalVariable,
+    NativeOptions,
+    Options,
+    Variable,
+    log_level,
+)
 from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 
 _LOOPBACK = "127.0.0.1"
-_WITNESS = "TFDIST_WITNESS"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
         resources.available_cores(), count, options.cores_per_worker, os.environ
     )
     if options.metrics_port is not None:
-        shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
+        shared = {**shared, Variable.METRICS_PORT: str(options.metrics_port)}
     if options.elastic:
-        shared = {**shared, "TFDIST_ELASTIC": "1"}
+        shared = {**shared, InternalVariable.ELASTIC: "1"}
     if options.workers is None and not gpus:
         logger.info("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
@@ -111,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
     if options.nnodes == 1 or options.rendezvous is None:
         addresses = worker_addresses({0: (options.host or _LOOPBACK, ports)})
-        secret = os.environ.get(SECRET, "") or new_secret()
+        secret = os.environ.get(Variable.SECRET, "") or new_secret()
         return Rendezvous(tuple(addresses), first=0, secret=secret)
     try:
         settings = Options.from_environment()
@@ -208,14 +212,14 @@ def _supervise(
     plans = plan()
     _print_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
-    flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
+    flight_dir = Path(os.environ.get(Variable.FLIGHT_DIR) or output.directory)
     # Not part of the plan's settings, which --dry-run prints.
-    environment = {**os.environ, SECRET: rendezvous.secret}
+    environment = {**os.environ, Variable.SECRET: rendezvous.secret}
     witness = None
     if witness_port is not None:
         witness = _witness(rendezvous, witness_port, environment)
     if witness is not None:
-        environment[_WITNESS] = witness.address
+        environment[InternalVariable.WITNESS] = witness.address
     settings, problem = spare_settings(plans, gpus) if options.spares else (None, "")
     if problem:
         logger.warning(problem)
@@ -258,7 +262,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
     place = (ranks, options.node_rank, rendezvous.channels, Grace.given(options.grace))
     limit, now = options.max_restarts, time.monotonic()
     if not options.elastic:
-        secret = None if os.environ.get(SECRET) else new_secret
+        secret = None if os.environ.get(Variable.SECRET) else new_secret
         return RestartAll(*place, limit=limit, now=now, new_secret=secret)
     try:
         timeouts = Options.from_environment()

@@ -13,7 +13,6 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from tfdist._src.cluster.auth.handshake import VARIABLE
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
 from tfdist._src.cluster.net.dns import is_numeric
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode
@@ -485,7 +484,7 @@ def late_rejection(
     if sources is not None and source != sources[newcomer.number]:
         return (
             f"{name} was at {sources[newcomer.number]} before: to admit it from another address, "
-            f"start the job with the same {VARIABLE} on all hosts"
+            f"start the job with the same TFDIST_SECRET on all hosts"
         )
     count, before = len(newcomer.ports), len(layout[newcomer.number][1])
     if count != before:
