@@ -281,3 +281,26 @@ def test_a_progress_bar_in_a_terminal():
 
 def test_there_is_one_handler():
     assert [type(handler) for handler in logger.handlers] == [StderrHandler]
+
+
+def launcher(level):
+    command = [sys.executable, "-m", "tfdist", "run", "--dry-run", __file__]
+    env = {**os.environ, "TFDIST_LOG_LEVEL": level, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+def test_the_level_of_the_launcher():
+    notice = "tfdist run: starting one worker, as no GPUs are visible; -n N starts N\n"
+    assert launcher("").stderr == notice
+    assert launcher("warning").stderr == ""
+
+
+def test_an_invalid_level_is_one_error_of_the_launcher():
+    done = launcher("loud")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "tfdist run: error: TFDIST_LOG_LEVEL must be one of debug, info, warning, error. Received: "
+        "'loud'. Set it to one of them, or unset it to use the default.\n"
+    )
