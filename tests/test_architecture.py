@@ -233,6 +233,12 @@ def test_only_the_lower_layers_read_the_environment():
     assert not [str(p) for p in above if re.search(r"os\.environ|getenv", p.read_text())]
 
 
+def test_messages_go_to_the_logger():
+    """Except errors of the command line."""
+    writers = [path for path in FILES if re.search(r"sys\.stderr", path.read_text())]
+    assert {_module(path) for path in writers} == {"tfdist._src.log", "tfdist._src.launch.cli"}
+
+
 def test_names_of_variables_are_in_one_place():
     """Messages and help texts may mention a variable; no other constant is the name of one."""
     offenders = []
