@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from tests.test_architecture import PACKAGE
 from tfdist._src.launch import COMMANDS
+from tfdist._src.options import Variable
 
 MODULES = (
     "",
@@ -40,9 +40,7 @@ def lines() -> Iterator[str]:
             yield from _described(f"tfdist{suffix}.{name}", getattr(module, name))
     for command in COMMANDS:
         yield f"$ tfdist {command} {' '.join(_flags(command))}".rstrip()
-    yield from sorted(
-        set(re.findall(r"TFDIST_[A-Z_]*[A-Z]", (PACKAGE / "_src" / "options.py").read_text()))
-    )
+    yield from sorted(name for key, name in vars(Variable).items() if key.isupper())
 
 
 def _public(module: ModuleType) -> list[str]:
