@@ -82,11 +82,11 @@ def test_switches():
 @pytest.mark.exhaustive
 def test_gpus():
     read = Options.from_environment(
-        {"TFDIST_DEVICE_ALGORITHM": "own", "TFDIST_DEVICE_BUFFERS": "4096"}
+        {"TFDIST_DEVICE_ALGORITHM": "p2p", "TFDIST_DEVICE_BUFFERS": "4096"}
     )
-    assert (read.device_algorithm, read.device_buffers) == ("own", 4096)
+    assert (read.device_algorithm, read.device_buffers) == ("p2p", 4096)
     with pytest.raises(
-        ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host, by_size"
+        ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of p2p, nccl, host, by_size"
     ):
         Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "smoke"})
     for text in ("16", "5000", "4M"):
@@ -123,7 +123,7 @@ def test_names():
     ("variable", "valid"),
     [
         ("TFDIST_LOG_LEVEL", "debug, info, warning, error"),
-        ("TFDIST_ALGORITHM", "auto, shared, whole, direct, ring, hierarchical"),
+        ("TFDIST_ALGORITHM", "auto, shm, one_shot, two_shot, ring, hierarchical"),
         ("TFDIST_VECTOR_UNIT", "baseline, avx2, avx512"),
         ("TFDIST_SAVE", "all, chief"),
     ],

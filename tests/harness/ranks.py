@@ -51,7 +51,7 @@ class Ranks:
         tls: each on a host of its own, with TLS between them.
         strategy: whether they make a strategy at once, of all of them.
         gpus: whether they train on GPUs, which threads stand for, and how these compute sums: by
-            "own" kernels, "nccl" or the "host"; None for none.
+            "p2p" kernels, "nccl" or the "host"; None for none.
         real_gpus: for each of them the real GPUs that it sees instead, as CUDA_VISIBLE_DEVICES says
             it; () for none.
     """

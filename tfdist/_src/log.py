@@ -28,8 +28,8 @@ class StderrHandler(logging.Handler):
     later line reports their number. A forked child begins without lines.
 
     A message is left to the application if one of its own handlers prints it on the terminal, as
-    after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced `sys.stderr`,
-    the replacement gets the lines at once, and may block.
+    after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced
+    `sys.stderr`, the replacement gets the lines at once, and may block.
     """
 
     def __init__(self) -> None:

@@ -80,8 +80,8 @@ SIGNAL_BASE = 128
 """The exit code of a command that a signal stopped, without the signal's number."""
 
 _SECURITY = ("warn", "required", "none")
-_ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
-_DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
+_ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")
+_DEVICE_ALGORITHMS = ("p2p", "nccl", "host", "by_size")
 _BATCH_STATISTICS = ("global", "replica")
 _SAVE = ("all", "chief")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
@@ -136,10 +136,11 @@ class Options:
             warning names the worker (`TFDIST_SILENCE_WARNING`).
         stall_warning: seconds that a native collective or a session exchange may take before a
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
-        algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
-            direct, ring or hierarchical; "" selects by size, ranks and hosts.
-        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): by own
-            kernels, nccl, host, or by_size, the usual choice; "" measures which is faster.
+        algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shm, one_shot,
+            two_shot, ring or hierarchical; "" selects by size, ranks and hosts.
+        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): p2p, by
+            tfdist's kernels, which read the memory of other GPUs; nccl; host; or by_size, the usual
+            choice; "" measures which is faster.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.

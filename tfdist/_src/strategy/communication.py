@@ -128,7 +128,7 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     obstacles = [text for text in group.exchange("GPUs", obstacle) if text]
     if not obstacles:
         return True
-    if group.options.device_algorithm in ("own", "nccl"):
+    if group.options.device_algorithm in ("p2p", "nccl"):
         raise NativeUnavailableError(obstacles[0])
     if group.topology.rank == 0:
         logger.warning(f"{obstacles[0]} Gradients are summed in the host's memory.")

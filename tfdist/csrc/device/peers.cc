@@ -210,7 +210,7 @@ bool HaveOwnGpus(const DeviceTeam& team) {
 // Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each
 // other. Processes do not get into each other's way, but take turns on a GPU, which is slow.
 std::string WhyNoStreams(const DeviceTeam& team) {
-  if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
+  if (std::strcmp(team.ranks[0].transport, "p2p") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
       if (AreSame(team.ranks[other].gpu, team.ranks[rank].gpu) &&
