@@ -36,8 +36,9 @@ PUBLIC = {
 # From the bottom to the top; a package imports only itself and what is below it.
 LAYERS = [
     {"_version", "errors"},
-    {"exit_codes", "progress_file"},
+    {"progress_file"},
     {"options"},
+    {"log"},
     {"cluster"},
     {"internals"},
     {"native"},
@@ -111,9 +112,9 @@ PARTS = {
 WITHOUT_TENSORFLOW = {
     "_version",
     "errors",
-    "exit_codes",
     "progress_file",
     "options",
+    "log",
     "cluster",
     "launch",
 }
@@ -230,6 +231,49 @@ def test_some_packages_do_not_import_tensorflow():
 def test_only_the_lower_layers_read_the_environment():
     above = [path for path in FILES if _layer(path) not in READS_ENVIRONMENT]
     assert not [str(p) for p in above if re.search(r"os\.environ|getenv", p.read_text())]
+
+
+def test_messages_go_to_the_logger():
+    """Except errors of the command line."""
+    writers = [path for path in FILES if re.search(r"sys\.stderr", path.read_text())]
+    assert {_module(path) for path in writers} == {"tfdist._src.log", "tfdist._src.launch.cli"}
+
+
+def test_names_of_variables_are_in_one_place():
+    """Messages and help texts may mention a variable; no other constant is the name of one."""
+    offenders = []
+    for path in FILES:
+        if _layer(path) != "options":
+            constants = [node for node in ast.walk(_parse(path)) if isinstance(node, ast.Constant)]
+            texts = [node for node in constants if isinstance(node.value, str)]
+            names = [node for node in texts if re.fullmatch(r"TFDIST_\w*", node.value)]
+            offenders += [f"{path}:{node.lineno} {node.value}" for node in names]
+    assert not offenders
+
+
+def test_exit_codes_are_in_one_place():
+    """Calls that end a process use names for codes other than 0 and 1."""
+    offenders = []
+    for path in FILES:
+        for call in ast.walk(_parse(path)):
+            if isinstance(call, ast.Call) and _name(call.func) in ("exit", "_exit", "SystemExit"):
+                codes = [node for code in call.args for node in ast.walk(code)]
+                numbers = [n.value for n in codes if isinstance(n, ast.Constant)]
+                if any(type(number) is int and number > 1 for number in numbers):
+                    offenders.append(f"{path}:{call.lineno} {ast.unparse(call)}")
+    assert not offenders
+
+
+def _name(function: ast.expr) -> str:
+    """The last part of a dotted name."""
+    return getattr(function, "attr", "") or getattr(function, "id", "")
+
+
+def test_the_core_reads_no_settings_from_the_environment():
+    """Python passes them. The exception is a variable of NCCL."""
+    files = [path for path in (PACKAGE / "csrc").rglob("*") if path.is_file()]
+    reads = [line for path in files for line in re.findall(r"getenv\(.*", path.read_text())]
+    assert reads == ['getenv("NCCL_MULTI_RANK_GPU_ENABLE");']
 
 
 def test_a_file_says_what_it_is():

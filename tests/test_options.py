@@ -1,9 +1,22 @@
 """Settings from the environment."""
 
+import dataclasses
+import pathlib
+import re
+
 import pytest
 
 from tests.harness.tiers import some
-from tfdist._src.options import Options, xla_processor_limit
+from tfdist._src.options import (
+    InternalVariable,
+    LauncherOptions,
+    NativeOptions,
+    Options,
+    Variable,
+    xla_processor_limit,
+)
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 def test_each_variable_is_read():
@@ -16,6 +29,7 @@ def test_each_variable_is_read():
             "TFDIST_HOST": "7",
             "TFDIST_METRICS_PORT": "9400",
             "TFDIST_METRICS_HOST": "::",
+            "TFDIST_LOG_LEVEL": "WARNING",
             "TFDIST_GENERATION": "0",
             "TFDIST_ELASTIC": "1",
         }
@@ -28,7 +42,8 @@ def test_each_variable_is_read():
         host="7",
         metrics_port=9400,
         metrics_host="::",
-        elastic=True,
+        log_level="warning",
+        launcher=LauncherOptions(elastic=True),
     )
 
 
@@ -52,14 +67,14 @@ def test_invalid_ports_are_refused(text):
 
 @pytest.mark.exhaustive
 def test_the_generation_is_read_and_checked():
-    assert Options.from_environment({"TFDIST_GENERATION": "3"}).generation == 3
+    assert Options.from_environment({"TFDIST_GENERATION": "3"}).launcher.generation == 3
     with pytest.raises(ValueError, match=r"TFDIST_GENERATION must be .* Received: '-1'"):
         Options.from_environment({"TFDIST_GENERATION": "-1"})
 
 
 @pytest.mark.exhaustive
 def test_switches_are_0_or_1():
-    assert not Options.from_environment({"TFDIST_ELASTIC": "0"}).elastic
+    assert not Options.from_environment({"TFDIST_ELASTIC": "0"}).launcher.elastic
     with pytest.raises(ValueError, match=r"TFDIST_ELASTIC must be 0 or 1. Received: 'yes'"):
         Options.from_environment({"TFDIST_ELASTIC": "yes"})
 
@@ -67,11 +82,11 @@ def test_switches_are_0_or_1():
 @pytest.mark.exhaustive
 def test_settings_of_gpus_are_checked():
     read = Options.from_environment(
-        {"TFDIST_DEVICE_ALGORITHM": "own", "TFDIST_DEVICE_BUFFERS": "4096"}
+        {"TFDIST_DEVICE_ALGORITHM": "p2p", "TFDIST_DEVICE_BUFFERS": "4096"}
     )
-    assert (read.device_algorithm, read.device_buffers) == ("own", 4096)
+    assert (read.device_algorithm, read.device_buffers) == ("p2p", 4096)
     with pytest.raises(
-        ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host, by_size"
+        ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of p2p, nccl, host, by_size"
     ):
         Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "smoke"})
     for text in ("16", "5000", "4M"):
@@ -86,6 +101,37 @@ def test_xla_can_be_switched_off():
     assert Options().xla and not Options.from_environment({"TFDIST_XLA": "0"}).xla
     assert xla_processor_limit({"XLA_FLAGS": "--a=1 --xla_cpu_max_isa=AVX2"}).endswith("=AVX2")
     assert xla_processor_limit({}) == ""
+
+
+def names_in(*classes):
+    return {name for one in classes for key, name in vars(one).items() if key.isupper()}
+
+
+def test_names():
+    """Each setting has a name, and the documentation describes each name."""
+    users, internal = names_in(Variable), names_in(InternalVariable)
+    assert all(re.fullmatch(r"TFDIST_[A-Z_]+", name) for name in users | internal)
+    settings = {f"TFDIST_{field.name.upper()}" for field in dataclasses.fields(Options)}
+    assert settings - {"TFDIST_LAUNCHER"} < users
+    assert {f"TFDIST_{f.name.upper()}" for f in dataclasses.fields(LauncherOptions)} < internal
+    assert not users & internal
+    documented = set(re.findall(r"\bTFDIST_[A-Z_]+\b", (DOCS / "settings.md").read_text()))
+    assert documented == users | internal - {InternalVariable.SPARK_ROWS}
+
+
+@pytest.mark.parametrize(
+    ("variable", "valid"),
+    [
+        ("TFDIST_LOG_LEVEL", "debug, info, warning, error"),
+        ("TFDIST_ALGORITHM", "auto, shm, one_shot, two_shot, ring, hierarchical"),
+        ("TFDIST_VECTOR_UNIT", "baseline, avx2, avx512"),
+        ("TFDIST_SAVE", "all, chief"),
+    ],
+)
+def test_a_choice_names_the_valid_ones(variable, valid):
+    read = NativeOptions if variable == "TFDIST_VECTOR_UNIT" else Options
+    with pytest.raises(ValueError, match=f"{variable} must be one of {valid}. Received: 'loud'"):
+        read.from_environment({variable: "loud"})
 
 
 def test_the_secret_is_not_shown():

@@ -16,7 +16,7 @@ testing::Plan Connected(const std::string& kernels) {
   testing::Plan plan;
   plan.device.emplace();
   plan.device->gpus = {{0, kernels}};
-  plan.device->transport = "own";
+  plan.device->transport = "p2p";
   plan.device->may_share_gpu = true;
   plan.timeout_seconds = 60;
   return plan;

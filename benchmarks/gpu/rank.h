@@ -22,7 +22,7 @@ struct Task {
 };
 
 // How all-reduces go, as TFDIST_DEVICE_ALGORITHM says it.
-constexpr const char* kWays[] = {"own", "nccl", "host"};
+constexpr const char* kWays[] = {"p2p", "nccl", "host"};
 
 class Rank {
  public:

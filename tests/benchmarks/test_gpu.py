@@ -19,7 +19,7 @@ from tests.harness.tiers import exhaustive
 
 ROOT = Path(__file__).parents[2]
 SIZES = [1024, 8192]
-WAYS = ["own", "nccl", "host"]
+WAYS = ["p2p", "nccl", "host"]
 OF_NCCL = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "send and receive"]
 # It is compiled anew, and so are the kernels.
 pytestmark = [exhaustive, pytest.mark.timeout(1800)]
@@ -102,13 +102,13 @@ def test_what_cannot_be_had_is_named(capsys: pytest.CaptureFixture[str]) -> None
     from benchmarks.gpu import several
 
     lines = [
-        {"missing": "own", "why": "two ranks have the same GPU"},
+        {"missing": "p2p", "why": "two ranks have the same GPU"},
         {"figure": "all-reduce", "way": "host", "bytes": 1000, "seconds": [0.4, 0.1, 0.2]},
     ]
     missing, figure = several._shown(4, map(json.dumps, lines))
     assert missing == lines[0]
     assert (figure["seconds"], figure["rounds"]) == (0.2, [0.4, 0.1, 0.2])
-    assert "own: missing: two ranks have the same GPU\n" in capsys.readouterr().out
+    assert "p2p: missing: two ranks have the same GPU\n" in capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 
 import tfdist
+from tests.harness.messages import messages_of
 from tests.monitoring import faults
 from tests.strategy.behaviours.common import (
     batches,
@@ -37,13 +38,9 @@ CODECS = {
 
 def lines_of(module, train):
     """What a module says to the user during a training."""
-    said = []
-    original, module.say = module.say, said.append
-    try:
+    with messages_of(module.__name__.rpartition(".")[2]) as lines:
         train()
-    finally:
-        module.say = original
-    return said
+    return lines
 
 
 def straggling(strategy, kind, place, slow_rank, fault="sleeps"):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.options import PREEMPTED
 
 SCRIPT = pathlib.Path(__file__).parent / "dying.py"
 

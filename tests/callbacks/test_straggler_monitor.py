@@ -44,7 +44,7 @@ WORDS = {
 def test_a_slow_worker_is_named(group, kind, place, slow, fault):
     lines, *others = GROUPS[group].run(f"{BEHAVIOURS}:straggling", kind, place, slow, fault)
     assert len(lines) == 1, lines
-    assert lines[0].startswith(f"tfdist: worker {slow} (127.0.0.1:")
+    assert lines[0].startswith(f"worker {slow} (127.0.0.1:")
     assert "keeps the others waiting" in lines[0]
     assert WORDS[place] in lines[0]
     assert others == [[]] * len(others)  # The chief alone tells.
@@ -61,7 +61,7 @@ def test_one_small_collective_now_and_then(every, more):
 @exhaustive
 def test_the_line_comes_again_when_it_changes():
     lines, _ = GROUPS["2"].run(f"{BEHAVIOURS}:straggling_for_a_while")
-    named = [line.split(" (")[0].removeprefix("tfdist: ") for line in lines]
+    named = [line.split(" (")[0] for line in lines]
     assert named[:2] == ["worker 0", "worker 1"]
     assert lines[-1].endswith("no longer keeps the others waiting.")
 

@@ -110,7 +110,8 @@ class Attempt(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.session = meet(self.topology, self.options, announce=self.lines.append)
+            add = self.lines.append
+            self.session = meet(self.topology, self.options, announce=add, warn=add)
         except Exception as error:
             self.error = error
 

@@ -229,7 +229,7 @@ def test_waiting_is_reported(addresses, attempt, monkeypatch, until):
     cluster = addresses(4)
     early = attempt(cluster, 1)
     until(lambda: early.lines)
-    start = f"tfdist: worker 1 ({cluster[1]}) waiting for worker 0 ({cluster[0]}), which cannot"
+    start = f"worker 1 ({cluster[1]}) waiting for worker 0 ({cluster[0]}), which cannot"
     assert early.lines[0].startswith(start)
     assert early.lines[0].endswith(f"s of {FAR:.0f} s]")
     coordinator = attempt(cluster, 0)

@@ -19,7 +19,7 @@ BODY = """
 from tfdist._src.cluster.rendezvous.acceptor import Rejections
 # A line for each.
 Rejections.add = lambda self, address, peer, reason, now: self._announce(
-    f"tfdist: dropped a connection from {peer}: {reason}"
+    f"dropped a connection from {peer}: {reason}"
 )
 from tfdist._src.cluster.rendezvous import acceptor
 acceptor.ACCEPT_SECONDS = float(os.environ["HELLO_SECONDS"])

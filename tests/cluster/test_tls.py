@@ -125,7 +125,7 @@ def test_a_worker_without_tls_is_refused(addresses, attempt, with_tls):
     for one in (coordinator, attempt(cluster, 1, **given[0])):
         one.met()
     (line,) = [line for line in coordinator.lines if "dropped" in line]
-    assert line.startswith("tfdist: dropped a connection from 127.0.0.1:")
+    assert line.startswith("dropped a connection from 127.0.0.1:")
     assert "on all workers, or on none" in line
 
 

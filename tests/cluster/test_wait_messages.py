@@ -4,7 +4,7 @@ import pytest
 
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net import wait_messages
-from tfdist._src.cluster.net.wait_messages import WaitMessages, named, say
+from tfdist._src.cluster.net.wait_messages import WaitMessages, named
 
 
 def worker(number):
@@ -30,7 +30,7 @@ def test_soon_at_first_then_less_often(clock):
     for second in range(31):
         clock.now = 100.0 + second
         waiting.report(lambda: "worker 2 (h2:2222)")
-    start = "tfdist: worker 0 (h0:2222) waiting for worker 2 (h2:2222)"
+    start = "worker 0 (h0:2222) waiting for worker 2 (h2:2222)"
     assert lines == [f"{start} [{second} s of 300 s]" for second in (3, 13, 23)]
 
 
@@ -38,8 +38,3 @@ def test_many_names_are_truncated():
     assert named([worker(1), worker(2)]) == "worker 1 (h1:2222), worker 2 (h2:2222)"
     text = named([worker(n) for n in range(20)])
     assert text.endswith("worker 7 (h7:2222) and 12 more")
-
-
-def test_messages_are_written_to_stderr(capsys):
-    say("tfdist: hello")
-    assert capsys.readouterr().err == "tfdist: hello\n"

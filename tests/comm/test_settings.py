@@ -13,7 +13,7 @@ from tfdist._src.group import Communicators, Group
 from tfdist._src.options import Options
 from tfdist._src.strategy.communication import worker_communicator
 
-ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
+ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")
 
 
 def communicators(ranks, **variables):

@@ -78,7 +78,7 @@ int main() {
     for (const int ranks : {2, 3, 5, 6, 7, 11, 23}) {
       for (const int hosts : {1, 2, ranks}) MeansOfEqualValues(ranks, hosts, "");
     }
-    for (const char* algorithm : {"direct", "ring", "whole", "hierarchical"}) {
+    for (const char* algorithm : {"two_shot", "ring", "one_shot", "hierarchical"}) {
       MeansOfEqualValues(7, 3, algorithm);
     }
     for (const int hosts : {1, 2}) DenormalHalves(hosts);

@@ -281,7 +281,7 @@ void RunAll(As as) {
     OnEachRank(plan, Everything);
     if (!quick) OnEachRank(plan, Large);
     OnEachRank(plan, MeansOfIntegersAreRefused);
-    for (const char* algorithm : {"shared", "whole", "direct", "ring", "hierarchical"}) {
+    for (const char* algorithm : {"shm", "one_shot", "two_shot", "ring", "hierarchical"}) {
       plan.algorithm = algorithm;
       OnEachRank(plan, AllReducesOnly);
     }

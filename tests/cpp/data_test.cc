@@ -16,7 +16,7 @@ namespace {
 using namespace tfdist;
 using namespace tfdist::testing;
 
-constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kWhole, Algorithm::kDirect,
+constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kOneShot, Algorithm::kTwoShot,
                                      Algorithm::kRing};
 
 // The first byte selects a collective, the second an algorithm and how much of the rest is preceded

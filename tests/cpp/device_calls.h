@@ -38,7 +38,7 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
 // Ranks whose streams wait for each other: processes, since they share a GPU, or threads that act
 // like processes.
 inline Plan PlanForStreams(int ranks, As as) {
-  Plan plan = PlanFor("own", ranks, 1, as);
+  Plan plan = PlanFor("p2p", ranks, 1, as);
   plan.device->may_share_gpu = plan.device->streams_wait = as == As::kThreads;
   return plan;
 }

@@ -455,7 +455,7 @@ void WithFakes() {
   }
   Check(PlanFor("nccl", 4, 2, As::kProcesses), false, By::kNccl);
   OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Encoding::kLevels), 1003, false);
-  Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
+  Check(PlanFor("p2p", 3, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("", 3, 3, As::kThreads), false, By::kKernels);
   for (const int ranks : {2, 3, 4}) {
     Check(PlanFor("nccl", ranks, ranks, As::kThreads), false, By::kNccl);
@@ -492,7 +492,7 @@ void OnAGpu() {
   Lost(PlanFor("", 3, 3, As::kProcesses));
   Check(PlanFor("", 2, 2, As::kProcesses), false, By::kKernels);
   OnEachRank(PlanFor("", 2, 2, As::kProcesses), Large);
-  Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
+  Check(PlanFor("p2p", 3, 1, As::kThreads), true, By::kKernels);
 }
 
 }  // namespace

@@ -283,7 +283,7 @@ void NcclFails(const Plan& plan, bool later) {
 void WithFakes() {
   // Processes come first, since none may have a driver before it forks.
   std::vector<std::function<void()>> stops;
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
     WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
     stops.push_back([=] { Stopped(PlanFor(transport, 3, 1, As::kProcesses)); });
@@ -293,21 +293,21 @@ void WithFakes() {
   stops.push_back([] { LeftAlone(PlanForStreams(2, As::kProcesses)); });
   stops.push_back([] { Stuck(PlanForStreams(2, As::kProcesses)); });
   InParallel(stops);
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
-  LostInside(PlanFor("own", 2, 1, As::kProcesses));
-  Broken(PlanFor("own", 3, 1, As::kProcesses));
+  LostInside(PlanFor("p2p", 2, 1, As::kProcesses));
+  Broken(PlanFor("p2p", 3, 1, As::kProcesses));
   Lost(streams);
   LostBesides(streams);
   Broken(streams);
   Messages(PlanForStreams(2, As::kProcesses));
   for (const bool later : {false, true}) NcclFails(PlanFor("nccl", 3, 1, As::kProcesses), later);
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     Mismatches(PlanFor(transport, 2, 1, As::kThreads));
   }
-  for (const char* const transport : {"own", "nccl"}) {
+  for (const char* const transport : {"p2p", "nccl"}) {
     Refusals(PlanFor(transport, 2, 1, As::kThreads));
   }
   Mismatches(PlanForStreams(2, As::kThreads));
@@ -315,7 +315,7 @@ void WithFakes() {
 }
 
 void OnAGpu() {
-  for (const char* const transport : {"own", "host"}) {
+  for (const char* const transport : {"p2p", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
     Stopped(PlanFor(transport, 3, 1, As::kProcesses));
     WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
@@ -329,7 +329,7 @@ void OnAGpu() {
   }
   Lost(PlanForStreams(3, As::kProcesses));
   LostBesides(PlanForStreams(3, As::kProcesses));
-  Mismatches(PlanFor("own", 2, 1, As::kThreads));
+  Mismatches(PlanFor("p2p", 2, 1, As::kThreads));
 }
 
 }  // namespace

@@ -286,16 +286,16 @@ void Lost(const Plan& plan) {
 
 void All() {
   // Processes come first, since none may have a driver before it forks.
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     OnEachRank(WithGpus(transport, 2, 1, As::kProcesses, 2), Values);
     Lost(WithGpus(transport, 3, 1, As::kProcesses, 2));
   }
   // Each GPU is shared by a rank of either process, so the streams wait.
-  Plan shared = WithGpus("own", 2, 1, As::kProcesses, 2);
+  Plan shared = WithGpus("p2p", 2, 1, As::kProcesses, 2);
   shared.device->may_share_gpu = false;
   OnEachRank(shared, Values);
   Lost(shared);
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     OnEachRank(WithGpus(transport, 1, 1, As::kThreads, 3), Values);
     UnlikeParts(WithGpus(transport, 2, 1, As::kThreads, 2));
   }
@@ -319,7 +319,7 @@ void All() {
 void OnGpus() {
   int count = 0;
   cuda::Check(cuda::Load().cuDeviceGetCount(&count), "cuDeviceGetCount");
-  for (const char* const transport : {"own", "nccl", "host", ""}) {
+  for (const char* const transport : {"p2p", "nccl", "host", ""}) {
     OnEachRank(WithGpus(transport, 1, 1, As::kThreads, std::min(count, 8)), Values);
   }
 }

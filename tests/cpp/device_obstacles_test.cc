@@ -13,7 +13,7 @@ namespace tfdist::testing {
 namespace {
 
 void Settings() {
-  Plan plan = PlanFor("own", 2, 1, As::kThreads);
+  Plan plan = PlanFor("p2p", 2, 1, As::kThreads);
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
   for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
@@ -23,10 +23,10 @@ void Settings() {
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
                 Code::kMismatch, {"TFDIST_DEVICE_ALGORITHM", "'own'", "'host'"});
   });
-  OnEachRank(PlanFor("own", 2, 2, As::kThreads), [](Communicator& c) {
+  OnEachRank(PlanFor("p2p", 2, 2, As::kThreads), [](Communicator& c) {
     Memory memory;
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
-                Code::kInvalidArgument, {"TFDIST_DEVICE_ALGORITHM=own", "several hosts"});
+                Code::kInvalidArgument, {"TFDIST_DEVICE_ALGORITHM=p2p", "several hosts"});
   });
   Plan none = PlanFor("nccl", 2, 1, As::kThreads);
   none.device->nccl = "";
@@ -47,7 +47,7 @@ void WithoutStreams(const Plan& plan) {
     };
   };
   setenv("FAKE_CUDA_NO_STREAM_WAITS", "1", 1);
-  OnEachRank(plan, refused({"TFDIST_DEVICE_ALGORITHM=own", "two ranks have the same GPU",
+  OnEachRank(plan, refused({"TFDIST_DEVICE_ALGORITHM=p2p", "two ranks have the same GPU",
                             "rank 0 has no cuStreamWaitValue64"}));
   unsetenv("FAKE_CUDA_NO_STREAM_WAITS");
   OnEachRank(plan, [&refused](Communicator& c) {
@@ -83,7 +83,7 @@ void ASharedGpu() {
          "The GPUs do not access each other's memory, since two ranks have the same GPU. "
          "All-reduces go through the host's memory.");
   EXPECT(told[1].empty());
-  Plan plan = PlanFor("own", 2, 1, As::kThreads);
+  Plan plan = PlanFor("p2p", 2, 1, As::kThreads);
   plan.device->may_share_gpu = false;
   OnEachRank(plan, [](Communicator& c) {
     Memory memory;
@@ -183,7 +183,7 @@ void WithoutIpc(const Plan& plan) {
     ExpectError(
         [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
         Code::kInvalidArgument,
-        {"TFDIST_DEVICE_ALGORITHM=own", "on rank 1, cuIpcOpenMemHandle_v2 of the GPU's driver",
+        {"TFDIST_DEVICE_ALGORITHM=p2p", "on rank 1, cuIpcOpenMemHandle_v2 of the GPU's driver",
          "(--ipc=host --pid=host)."});
   });
 }
@@ -220,7 +220,7 @@ void SharedByNccl(Plan plan) {
 
 void WithFakes() {
   // Processes come first, since none may have a driver before it forks.
-  WithoutIpc(PlanFor("own", 2, 1, As::kProcesses));
+  WithoutIpc(PlanFor("p2p", 2, 1, As::kProcesses));
   UnlikeNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   SharedByNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   WithoutStreams(PlanForStreams(3, As::kProcesses));

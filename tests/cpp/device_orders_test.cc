@@ -81,7 +81,7 @@ void Values(const std::string& transport, int hosts, size_t groups, int rounds) 
 
 // One of them fails; the other continues.
 void AnotherFails(int rounds) {
-  Groups groups(PlanFor("own", 2, 1, As::kThreads), 2);
+  Groups groups(PlanFor("p2p", 2, 1, As::kThreads), 2);
   groups.Run([rounds](Communicator& c) {
     Memory memory(c.rank());
     for (int round = 0; round < rounds; ++round) {
@@ -125,7 +125,7 @@ int main() {
   constexpr int kRounds = 30;
   setenv("FAKE_CUDA_ONE_QUEUE", "1", 1);
   Turns();
-  for (const char* transport : {"own", "nccl"}) Values(transport, 1, 4, kRounds);
+  for (const char* transport : {"p2p", "nccl"}) Values(transport, 1, 4, kRounds);
   Values("nccl", 3, 3, kRounds);
   AnotherFails(kRounds);
   return 0;

@@ -136,10 +136,10 @@ void WithFakes() {
   WithNccl("23203", "ncclCommWindowRegister");
   OnEachRank(PlanForStreams(2, As::kProcesses), Values);
   for (const int slow : {0, 1}) {
-    OnEachRank(PlanFor("own", 2, 1, As::kProcesses),
+    OnEachRank(PlanFor("p2p", 2, 1, As::kProcesses),
                [slow](Communicator& c) { SlowSide(c, slow); });
   }
-  for (const char* const transport : {"own", "nccl", "host"}) {
+  for (const char* const transport : {"p2p", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);
   }
   OnEachRank(PlanForStreams(3, As::kThreads), Values);
@@ -163,7 +163,7 @@ void WithFakes() {
 }
 
 void OnAGpu() {
-  for (const char* const transport : {"own", "host"}) {
+  for (const char* const transport : {"p2p", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
   for (const int ranks : {2, 4}) OnEachRank(PlanForStreams(ranks, As::kProcesses), Values);
@@ -172,7 +172,7 @@ void OnAGpu() {
   if (!Environment("NCCL_RANKS").empty()) {
     OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), Values);
   }
-  for (const char* const transport : {"own", "host"}) {
+  for (const char* const transport : {"p2p", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kThreads), Values);
   }
 }

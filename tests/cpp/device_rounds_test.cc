@@ -126,7 +126,7 @@ void Rounds(const std::function<Plan(As)>& plan, int rounds) {
 
 void All(int rounds) {
   const std::pair<std::string, std::function<Plan(As)>> ways[] = {
-      {"own kernels", [](As as) { return PlanFor("own", 2, 1, as); }},
+      {"own kernels", [](As as) { return PlanFor("p2p", 2, 1, as); }},
       {"streams that wait", [](As as) { return PlanForStreams(2, as); }},
       {"the host", [](As as) { return PlanFor("host", 2, 2, as); }},
       {"NCCL", [](As as) { return PlanFor("nccl", 2, 2, as); }},

@@ -156,7 +156,7 @@ int main() {
   for (const int hosts : {1, 2}) {
     tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
     tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });
-    tests.push_back([=] { AnotherAlgorithm(hosts, {"whole", "direct", "direct"}); });
+    tests.push_back([=] { AnotherAlgorithm(hosts, {"one_shot", "two_shot", "two_shot"}); });
     tests.push_back([=] { AnotherAlgorithm(hosts, {"", "ring", ""}); });
     tests.push_back([=] { AnotherAlgorithm(hosts, {"hierarchical", "ring"}); });
   }

@@ -51,7 +51,7 @@ void CheckPlan(const Plan& plan) {
 int main() {
   using namespace tfdist::testing;
   try {
-    for (const char* algorithm : {"", "direct", "ring", "whole", "hierarchical"}) {
+    for (const char* algorithm : {"", "two_shot", "ring", "one_shot", "hierarchical"}) {
       for (const int hosts : {1, 2, 3, 4}) {
         Plan plan;
         plan.ranks = 4;

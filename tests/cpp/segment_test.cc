@@ -70,7 +70,7 @@ class Memory {
   size_t counts_;
 };
 
-constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kWhole, Algorithm::kDirect,
+constexpr Algorithm kAlgorithms[] = {Algorithm::kAuto, Algorithm::kOneShot, Algorithm::kTwoShot,
                                      Algorithm::kRing};
 
 // The first byte selects a collective, the second its size and algorithm; the others become the

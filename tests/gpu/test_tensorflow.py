@@ -45,7 +45,7 @@ SELECTED = (
 )
 TRANSPORTS = {
     "host": "2 GPUs through the host",
-    "own": "2 GPUs by own kernels",
+    "p2p": "2 GPUs by own kernels",
     "nccl": "2 GPUs by NCCL",
 }
 CODECS = ("fp16", "int8", "onebit", "ef_signsgd", "signum", "topk", "threshold")
@@ -122,7 +122,7 @@ def test_operations_and_sums_in_a_graph(workers: Ranks) -> None:
     ("transport", "training", "xla"),
     [
         *(("host", training, xla) for training in TRAININGS for xla in ("without", "as_elsewhere")),
-        *((way, training, "as_elsewhere") for way in ("own", "nccl") for training in SELECTED),
+        *((way, training, "as_elsewhere") for way in ("p2p", "nccl") for training in SELECTED),
     ],
 )
 def test_two_workers_train_as_one_process(

@@ -18,7 +18,7 @@ GROUPS = {
     "2x2": Ranks(2, devices=2),
     "2x2 on 2 hosts": Ranks(2, devices=2, hosts=2),
     "2 GPUs": Ranks(2, gpus=""),
-    "2 GPUs by own kernels": Ranks(2, gpus="own"),
+    "2 GPUs by own kernels": Ranks(2, gpus="p2p"),
     "2 GPUs by NCCL": Ranks(2, gpus="nccl"),
     "2 GPUs through the host": Ranks(2, gpus="host"),
     "2 GPUs on 2 hosts": Ranks(2, hosts=2, gpus=""),

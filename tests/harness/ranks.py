@@ -50,7 +50,7 @@ class Ranks:
         hosts: the number of hosts that they appear to run on, in rank order; or the host of each.
         tls: whether each appears to run on its own host, with TLS between them.
         strategy: whether each creates a strategy of all of them when it starts.
-        gpus: how sums are computed on simulated GPUs: by "own" kernels, by "nccl" or through the
+        gpus: how sums are computed on simulated GPUs: by "p2p" kernels, by "nccl" or through the
             "host", or "" to decide by their size; None for no simulated GPUs.
         real_gpus: for each process, the real GPUs that it uses instead, as in
             CUDA_VISIBLE_DEVICES; () for none.

@@ -105,13 +105,13 @@ def test_copies_between_gpus(monkeypatch):
     assert section.problems == []  # It may be as it is.
 
     monkeypatch.setenv("FAKE_CUDA_LINKS", "0-2:wrong,2-1:wrong")
-    forced = {**libraries, "TFDIST_DEVICE_ALGORITHM": "own"}
+    forced = {**libraries, "TFDIST_DEVICE_ALGORITHM": "p2p"}
     section = CHECKS["GPUs"](Context(forced))
     assert (matrix(section)[0][2], matrix(section)[2][1]) == ("wrong", "wrong")
     wrong, impossible = section.problems
     assert wrong.startswith("GPUs 0-2, 2-1: what is copied from the second GPU does not arrive")
     assert impossible == (
-        "TFDIST_DEVICE_ALGORITHM=own cannot be had, since GPU 0 does not read what is in GPU 2's "
+        "TFDIST_DEVICE_ALGORITHM=p2p cannot be had, since GPU 0 does not read what is in GPU 2's "
         "memory: unset it"
     )
 

@@ -11,12 +11,12 @@ from signal import SIGHUP, SIGINT, SIGTERM
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import lost_host, stopped_by, worker_failure
 from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.restart_all import HostEnd, RestartAll, Verdict
 from tfdist._src.launch.restart_one import RestartOne, WorkerCounts
 from tfdist._src.launch.restart_policy import Begin, End, Harden, Say, Send, Show, Start, Stop
+from tfdist._src.options import PREEMPTED
 from tfdist._src.progress_file import Progress, Raised
 
 GRACE = Grace(failure=5.0, preemption=25.0)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.failure import Doubt, worker_failure
-from tfdist._src.launch.job.worker import VARIABLE, ProgressMemory
+from tfdist._src.launch.job.worker import ProgressMemory
 from tfdist._src.monitoring.training import Record
+from tfdist._src.options import InternalVariable
 from tfdist._src.progress_file import SIZE, Progress, ProgressFile, Raised
 from tfdist.errors import ClusterError
 
@@ -127,7 +128,7 @@ raise OSError("no paper")
 
 def test_a_process_tells_by_itself():
     memory = ProgressMemory()
-    environment = {**os.environ, VARIABLE: memory.path}
+    environment = {**os.environ, InternalVariable.PROGRESS_FILE: memory.path}
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,
@@ -142,7 +143,7 @@ def test_a_process_tells_by_itself():
 @exhaustive
 @pytest.mark.parametrize("path", ["/nowhere/at/all", ""])
 def test_a_memory_that_cannot_be_opened_changes_nothing(path):
-    environment = {**os.environ, VARIABLE: path}
+    environment = {**os.environ, InternalVariable.PROGRESS_FILE: path}
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,

@@ -247,15 +247,13 @@ def test_a_launcher_arrives(listening, secure):
 
 
 @pytest.mark.parametrize(("right", "wrong"), [("s", "t"), ("s", ""), ("", "t")])
-def test_a_launcher_with_another_secret(listening, monkeypatch, right, wrong):
-    said = []
-    monkeypatch.setattr("tfdist._src.launch.console.say", lambda text, **_: said.append(text))
+def test_a_launcher_with_another_secret(listening, caplog, right, wrong):
     port, arrived = listening(right)
     with pytest.raises(ClusterError, match="Set the same TFDIST_SECRET on all hosts"):
         hello(port, wrong)
     assert not arrived
-    until(lambda: said)
-    assert said[0].startswith("dropped a connection from 127.0.0.1:")
+    until(lambda: caplog.messages)
+    assert caplog.messages[0].startswith("dropped a connection from 127.0.0.1:")
 
 
 def test_what_is_no_launcher(listening):

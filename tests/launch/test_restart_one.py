@@ -10,7 +10,6 @@ from dataclasses import asdict
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.hosts.newcomers import HostInfo, late_rejection
 from tfdist._src.launch.job.failure import (
     Loss,
@@ -27,6 +26,7 @@ from tfdist._src.launch.job.spares import spare_settings
 from tfdist._src.launch.job.worker import WorkerPlan
 from tfdist._src.launch.restart_one import RestartOne, WorkerCounts, job_code
 from tfdist._src.launch.restart_policy import End, Say, Start, Stop
+from tfdist._src.options import PREEMPTED
 from tfdist._src.progress_file import Progress, Raised
 
 LIMIT = 3

@@ -10,7 +10,6 @@ import signal
 import pytest
 
 from tests.harness.tiers import exhaustive, some
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import Failure, decode, lost_host, stopped_by, worker_failure
 from tfdist._src.launch.restart_all import HostEnd, Verdict
 from tfdist._src.launch.restart_policy import (
@@ -22,6 +21,7 @@ from tfdist._src.launch.restart_policy import (
     all_saved,
     decide,
 )
+from tfdist._src.options import PREEMPTED
 from tfdist._src.progress_file import Progress, Raised
 
 LIMIT = 5

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.harness import gpus
+from tests.harness.messages import messages_of
 from tests.pipeline.layers import TiedHead
 from tests.strategy.behaviours.compression import codec_of
 from tfdist._src.comm import native_ops
@@ -20,7 +21,6 @@ from tfdist._src.compression.auto import Measurement
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.variables import has_value
 from tfdist._src.keras.fit import hooks
-from tfdist._src.keras.saving import compression_files
 from tfdist.compression import Auto, OneBit, Policy
 
 ROWS, BATCH, TOKENS, LENGTH = 45, 16, 12, 4
@@ -240,8 +240,7 @@ def resume(strategy, folder, how, stages=2):
 
 def resume_from(strategy, path, how, stages=2):
     """A new model that goes on from a file, and what is said of what is missing."""
-    said = []
-    with unittest.mock.patch.object(compression_files, "say", said.append):
+    with messages_of("compression_files") as said:
         chosen = strategy_of(stages, policy_of("onebit"))
         if how == "load_weights":
             again = model_of(chosen, tied=True)

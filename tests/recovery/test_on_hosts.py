@@ -21,7 +21,7 @@ from tests.harness.netns import ip, two_hosts
 from tests.harness.tiers import exhaustive
 from tests.recovery.test_surviving import check
 from tfdist._src.cluster.membership.record import folder as records
-from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.options import PREEMPTED
 
 ROOT = Path(tfdist.__file__).parents[1]
 # Not that of other tests that run meanwhile, whose members have records, too.

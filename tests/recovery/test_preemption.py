@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.preemption import Preemption, can_go_on, preemption
 from tfdist._src.snapshots.shard_state import HeldShards
 

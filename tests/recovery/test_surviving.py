@@ -66,7 +66,7 @@ def test_whoever_is_killed_whenever(start, workers, victim, phase):
 
 
 @exhaustive
-@pytest.mark.parametrize("transport", ["own", "nccl", "host"])
+@pytest.mark.parametrize("transport", ["p2p", "nccl", "host"])
 @pytest.mark.parametrize("phase", ["before", "backward", "after"])
 def test_losses_with_gpus_are_survived(start, phase, transport):
     lose(start, 3, {1: (phase, 10, "kill")}, gpus=transport)
@@ -217,7 +217,7 @@ def test_what_too_few_have_is_saved_before_another_one_comes(start, tmp_path):
     assert results[0]["events"] == expected["events"]
 
 
-@pytest.mark.parametrize("transport", some([None, "own", "nccl"], always=[None]))
+@pytest.mark.parametrize("transport", some([None, "p2p", "nccl"], always=[None]))
 def test_a_worker_is_lost_and_another_one_comes(start, tmp_path, transport):
     ranks = start(4, strategy=False, gpus=transport)
     arguments = [0, 1, 2], 12, {1: ("backward", 8, "kill")}, str(tmp_path / "come")

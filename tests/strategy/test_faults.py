@@ -20,7 +20,7 @@ KINDS = {
     "native": {},
     "native in TLS between hosts": {"tls": True},
     "tensorflow": {"native": False},
-    "GPUs by own kernels": {"gpus": "own"},
+    "GPUs by own kernels": {"gpus": "p2p"},
     "GPUs by NCCL": {"gpus": "nccl"},
     "GPUs through the host": {"gpus": "host"},
 }

@@ -259,7 +259,7 @@ def test_a_gpu_that_cannot_be_used(transport):
 
 @exhaustive
 def test_a_gpu_that_must_be_used_and_cannot():
-    for error in _made_anew("train_with", NO_DRIVER, gpus="own"):
+    for error in _made_anew("train_with", NO_DRIVER, gpus="p2p"):
         assert "there is no driver (/none/libcuda.so.1: " in error
 
 
@@ -310,8 +310,8 @@ def test_nccl_does_not_send_in_the_clear_where_tls_is_set():
 @pytest.mark.parametrize(
     ("hosts", "transport", "said"),
     [
-        (2, "own", "since there are several hosts."),
-        (1, "smoke", "TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host, by_size."),
+        (2, "p2p", "since there are several hosts."),
+        (1, "smoke", "TFDIST_DEVICE_ALGORITHM must be one of p2p, nccl, host, by_size."),
     ],
 )
 def test_what_cannot_be_is_refused_on_all_workers(hosts, transport, said):

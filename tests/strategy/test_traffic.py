@@ -13,7 +13,7 @@ def test_a_step_that_gathers_more_than_it_reduces_says_so_once():
     counts, said, noted, changes = first
     assert counts == {"not trained": 0, "trained": 1, "traced again": 1}
     (line,) = said  # None about the mean, whose statistics are small.
-    assert line.startswith("tfdist: A training step of 'compares_rows' gathers 27")
+    assert line.startswith("A training step of 'compares_rows' gathers 27")
     assert "The largest value has 150.0 KiB, for MatMul at traffic.py:" in line
     assert "(pairs of rows). `strategy.explain(model, batch)` prints all" in line
     # Other workers note the same and say nothing; without a folder there is no flight log.

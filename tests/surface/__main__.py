@@ -8,7 +8,6 @@ dataclass are in its signature. The lines are the same for all versions of Pytho
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import enum
@@ -23,9 +22,8 @@ from typing import Any
 
 import tfdist
 from tests.surface import parsed
-from tests.test_architecture import FILES
 from tfdist._src.launch import COMMANDS
-from tfdist._src.options import Options
+from tfdist._src.options import Variable
 
 MODULES = (
     "",
@@ -40,14 +38,6 @@ MODULES = (
 )
 # These need extras, which may not be installed.
 ENGINES = ("ray", "spark")
-# What tfdist's own programs pass on to the processes that they start.
-PASSED_ON = {
-    "TFDIST_ELASTIC",
-    "TFDIST_GENERATION",
-    "TFDIST_PROGRESS_FILE",
-    "TFDIST_SPARK_ROWS",
-    "TFDIST_WITNESS",
-}
 
 
 def lines() -> Iterator[str]:
@@ -57,19 +47,13 @@ def lines() -> Iterator[str]:
     for engine in ENGINES:
         yield from parsed.lines(engine, bases_of)
     for command in COMMANDS:
-        yield f"$ tfdist {command} {' '.join(_flags(command))}"
+        yield f"$ tfdist {command} {' '.join(_flags(command))}".rstrip()
     yield from sorted(settings())
 
 
 def settings() -> set[str]:
     """The variables that a user may set."""
-    found = {f"TFDIST_{field.name.upper()}" for field in dataclasses.fields(Options)}
-    for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            text = str(node.value) if isinstance(node, ast.Constant) else ""
-            if re.fullmatch(r"TFDIST_[A-Z_]*[A-Z]", text):
-                found.add(text)
-    return found - PASSED_ON
+    return {name for key, name in vars(Variable).items() if key.isupper()}
 
 
 class Declared:

@@ -25,7 +25,6 @@ from tfdist._src.cluster import (
     meet_or_join,
     observe,
 )
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import note_joined
 from tfdist._src.comm import device_communicator, flight_log, gpu, registry
 from tfdist._src.comm.cause import Cause
@@ -33,6 +32,7 @@ from tfdist._src.comm.native_communicator import CoreCommunicator, open_communic
 from tfdist._src.comm.registry import OneRank
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.tensorflow import abort_collectives, start_server
+from tfdist._src.log import logger
 from tfdist._src.monitoring import report
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
@@ -217,8 +217,8 @@ class Communicators:
         if self._warned_of_timeout or not session.topology.is_chief:
             return
         self._warned_of_timeout = True
-        say(
-            "tfdist: the first strategy of a process sets `timeout_seconds` of "
+        logger.warning(
+            "the first strategy of a process sets `timeout_seconds` of "
             f"`communication_options` for all. Received: {ignored:g} s for a later strategy, whose "
             f"collectives keep the {used:g} s of the first. Pass it to the first one, or set "
             "TFDIST_COLLECTIVE_TIMEOUT."
@@ -628,7 +628,7 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
 def _join(found: Found, elastic: bool) -> Group:
     flight_log.survive_signal()
     topology, options = complete(found, Options.from_environment())
-    met = meet_or_join(topology, options) if options.elastic else meet(topology, options)
+    met = meet_or_join(topology, options) if options.launcher.elastic else meet(topology, options)
     joiner = None
     if isinstance(met, Joiner):
         joiner, topology = met, _alone(topology)
@@ -638,6 +638,6 @@ def _join(found: Found, elastic: bool) -> Group:
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
     # A worker may be lost before the first training.
-    if joiner is None and set(group.exchange("elastic", str(options.elastic))) == {"True"}:
+    if joiner is None and set(group.exchange("elastic", str(options.launcher.elastic))) == {"True"}:
         group.membership = Membership(met, options)
     return group

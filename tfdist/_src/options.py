@@ -1,4 +1,7 @@
-"""Settings from the environment; nothing else reads the TFDIST_* variables."""
+"""Settings from the environment, the names of all TFDIST_* variables, and exit codes.
+
+Nothing else reads these variables, and no other module spells their names.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,110 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+PREFIX = "TFDIST_"
+"""The beginning of the names of all variables."""
+
+
+class Variable:
+    """The names of the settings, which docs/guide/settings.md describes."""
+
+    START_TIMEOUT = "TFDIST_START_TIMEOUT"
+    WORKERS = "TFDIST_WORKERS"
+    SERVICE = "TFDIST_SERVICE"
+    HOST = "TFDIST_HOST"
+    COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
+    STALL_WARNING = "TFDIST_STALL_WARNING"
+    HEARTBEAT_TIMEOUT = "TFDIST_HEARTBEAT_TIMEOUT"
+    SILENCE_WARNING = "TFDIST_SILENCE_WARNING"
+    SECRET = "TFDIST_SECRET"
+    SECURITY = "TFDIST_SECURITY"
+    TLS_CERTIFICATE = "TFDIST_TLS_CERTIFICATE"
+    TLS_KEY = "TFDIST_TLS_KEY"
+    TLS_CA = "TFDIST_TLS_CA"
+    NATIVE = "TFDIST_NATIVE"
+    CACHE = "TFDIST_CACHE"
+    ALGORITHM = "TFDIST_ALGORITHM"
+    VECTOR_UNIT = "TFDIST_VECTOR_UNIT"
+    DEVICE_ALGORITHM = "TFDIST_DEVICE_ALGORITHM"
+    DEVICE_BUFFERS = "TFDIST_DEVICE_BUFFERS"
+    CUDA_LIBRARY = "TFDIST_CUDA_LIBRARY"
+    NCCL_LIBRARY = "TFDIST_NCCL_LIBRARY"
+    BATCH_STATISTICS = "TFDIST_BATCH_STATISTICS"
+    SAVE = "TFDIST_SAVE"
+    XLA = "TFDIST_XLA"
+    FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
+    METRICS_PORT = "TFDIST_METRICS_PORT"
+    METRICS_HOST = "TFDIST_METRICS_HOST"
+    LOG_LEVEL = "TFDIST_LOG_LEVEL"
+
+
+TLS_VARIABLES = (Variable.TLS_CERTIFICATE, Variable.TLS_KEY, Variable.TLS_CA)
+"""The paths of files, which are set together."""
+
+
+class InternalVariable:
+    """The names of variables that tfdist sets for processes that it starts; not settings.
+
+    Attributes:
+        GENERATION: see `LauncherOptions`, as for the next two.
+        PROGRESS_FILE: see `progress_path`.
+        SPARK_ROWS: the location of the rows of a worker on Spark, and the length of their arrays.
+    """
+
+    GENERATION = "TFDIST_GENERATION"
+    ELASTIC = "TFDIST_ELASTIC"
+    WITNESS = "TFDIST_WITNESS"
+    PROGRESS_FILE = "TFDIST_PROGRESS_FILE"
+    SPARK_ROWS = "TFDIST_SPARK_ROWS"
+
+
+USAGE_ERROR = 2
+"""The exit code of a command that is used wrongly."""
+
+PREEMPTED = 75
+"""The exit code of a worker, or a job, that was told to stop and has saved its state: no failure,
+start the job again elsewhere (EX_TEMPFAIL)."""
+
+SIGNAL_BASE = 128
+"""The exit code of a command that a signal stopped, without the signal's number."""
+
 _SECURITY = ("warn", "required", "none")
-_ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
-_DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
+_ALGORITHMS = ("auto", "shm", "one_shot", "two_shot", "ring", "hierarchical")
+_DEVICE_ALGORITHMS = ("p2p", "nccl", "host", "by_size")
 _BATCH_STATISTICS = ("global", "replica")
 _SAVE = ("all", "chief")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True)
+class LauncherOptions:
+    """Variables that the launcher sets for its workers.
+
+    Attributes:
+        generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
+        elastic: whether the launcher replaces a failed worker while the others continue
+            (`TFDIST_ELASTIC`, 1 or 0).
+        witness: the address at which the launcher of this worker's host reports its dead workers
+            to the workers of other hosts (`TFDIST_WITNESS`); "" for none.
+
+    Example:
+        >>> LauncherOptions.from_environment({"TFDIST_GENERATION": "2"}).generation
+        2
+    """
+
+    generation: int = 0
+    elastic: bool = False
+    witness: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> LauncherOptions:
+        """Reads the variables that are set.
+
+        Raises:
+            ValueError: the generation or the switch is invalid.
+        """
+        return cls(**_read(cls, InternalVariable, environment))
 
 
 @dataclass(frozen=True)
@@ -31,10 +132,11 @@ class Options:
             warning names the worker (`TFDIST_SILENCE_WARNING`).
         stall_warning: seconds that a native collective or a session exchange may take before a
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
-        algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
-            direct, ring or hierarchical; "" selects by size, ranks and hosts.
-        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): by own
-            kernels, nccl, host, or by_size, the usual choice; "" measures which is faster.
+        algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shm, one_shot,
+            two_shot, ring or hierarchical; "" selects by size, ranks and hosts.
+        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): p2p, by
+            tfdist's kernels, which read the memory of other GPUs; nccl; host; or by_size, the usual
+            choice; "" measures which is faster.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
@@ -57,16 +159,14 @@ class Options:
             batch, or replica, each replica's own rows.
         save: the workers that write model files (`TFDIST_SAVE`): the chief and all workers that do
             not see its files, or the chief only.
-        generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
-        elastic: whether the launcher replaces a failed worker while the others continue
-            (`TFDIST_ELASTIC`, 1 or 0).
-        witness: the address at which the launcher of this worker's host reports its dead workers
-            to the workers of other hosts (`TFDIST_WITNESS`); "" for none.
+        log_level: the least severe messages of the logger "tfdist" (`TFDIST_LOG_LEVEL`): debug,
+            info, warning or error, in upper or lower case.
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
         tls_ca: PEM file with the certificate of the CA that signs the certificates of all workers
             (`TFDIST_TLS_CA`).
+        launcher: the variables that the launcher sets.
 
     Example:
         >>> Options.from_environment({"TFDIST_START_TIMEOUT": "60"}).start_timeout
@@ -92,28 +192,28 @@ class Options:
     xla: bool = True
     batch_statistics: str = "global"
     save: str = "all"
-    generation: int = 0
-    elastic: bool = False
-    witness: str = ""
+    log_level: str = "info"
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
+    launcher: LauncherOptions = LauncherOptions()
 
     def __post_init__(self) -> None:
-        _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
-        _check_choice("TFDIST_BATCH_STATISTICS", self.batch_statistics, _BATCH_STATISTICS)
-        _check_choice("TFDIST_SAVE", self.save, _SAVE)
-        _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
-        _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
+        _check_choice(Variable.SECURITY, self.security, _SECURITY)
+        _check_choice(Variable.BATCH_STATISTICS, self.batch_statistics, _BATCH_STATISTICS)
+        _check_choice(Variable.SAVE, self.save, _SAVE)
+        _check_choice(Variable.LOG_LEVEL, self.log_level, _LOG_LEVELS)
+        _check_choice(Variable.ALGORITHM, self.algorithm, ("", *_ALGORITHMS))
+        _check_choice(Variable.DEVICE_ALGORITHM, self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
         if self.device_buffers and (self.device_buffers < 4096 or self.device_buffers % 16):
             raise ValueError(
                 "TFDIST_DEVICE_BUFFERS must be a multiple of 16 bytes, at least 4096. Received: "
                 f"{self.device_buffers}. Unset it to use the default."
             )
         paths = {
-            "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
-            "TFDIST_TLS_KEY": self.tls_key,
-            "TFDIST_TLS_CA": self.tls_ca,
+            Variable.TLS_CERTIFICATE: self.tls_certificate,
+            Variable.TLS_KEY: self.tls_key,
+            Variable.TLS_CA: self.tls_ca,
         }
         missing = [name for name, path in paths.items() if not path]
         if 0 < len(missing) < len(paths):
@@ -144,13 +244,9 @@ class Options:
                 invalid, or only some of the TLS variables are set.
         """
         source = os.environ if environment is None else environment
-        values: dict[str, Any] = {}
-        for setting in fields(cls):
-            name = f"TFDIST_{setting.name.upper()}"
-            if text := source.get(name):
-                read = _OTHER_READERS.get(setting.name) or _READERS[type(setting.default)]
-                values[setting.name] = read(name, text)
-        return cls(**values)
+        return cls(
+            **_read(cls, Variable, source), launcher=LauncherOptions.from_environment(source)
+        )
 
 
 def xla_processor_limit(environment: Mapping[str, str] | None = None) -> str:
@@ -181,7 +277,7 @@ class NativeOptions:
             avx2 or avx512; "" selects the best that the processor has.
 
     Example:
-        >>> NativeOptions.from_environment({"TFDIST_CACHE": "/scratch/me"}).cache
+        >>> NativeOptions.from_environment({Variable.CACHE: "/scratch/me"}).cache
         PosixPath('/scratch/me')
     """
 
@@ -191,7 +287,7 @@ class NativeOptions:
     vector_unit: str = ""
 
     def __post_init__(self) -> None:
-        _check_choice("TFDIST_VECTOR_UNIT", self.vector_unit, ("", *_VECTOR_UNITS))
+        _check_choice(Variable.VECTOR_UNIT, self.vector_unit, ("", *_VECTOR_UNITS))
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
@@ -204,7 +300,7 @@ class NativeOptions:
             ValueError: `TFDIST_NATIVE` is neither 0 nor 1.
         """
         source = os.environ if environment is None else environment
-        switch = source.get("TFDIST_NATIVE") or "1"
+        switch = source.get(Variable.NATIVE) or "1"
         if switch not in ("0", "1"):
             raise ValueError(
                 f"TFDIST_NATIVE must be 0 or 1. Received: {switch!r}. "
@@ -214,8 +310,19 @@ class NativeOptions:
             enabled=switch == "1",
             cache=_cache(source),
             compiler=source.get("CXX", "").strip(),
-            vector_unit=source.get("TFDIST_VECTOR_UNIT", "").strip(),
+            vector_unit=source.get(Variable.VECTOR_UNIT, "").strip(),
         )
+
+
+def log_level() -> str:
+    """The level of the logger (`TFDIST_LOG_LEVEL`), which is needed before all settings are read.
+
+    Raises:
+        ValueError: the level is invalid.
+    """
+    level = os.environ.get(Variable.LOG_LEVEL, "").lower() or Options.log_level
+    _check_choice(Variable.LOG_LEVEL, level, _LOG_LEVELS)
+    return level
 
 
 def progress_path() -> str:
@@ -224,7 +331,7 @@ def progress_path() -> str:
     Not a part of `Options`, because it is needed even if another setting is invalid: to report this
     to the launcher.
     """
-    return os.environ.get("TFDIST_PROGRESS_FILE", "")
+    return os.environ.get(InternalVariable.PROGRESS_FILE, "")
 
 
 def environment_of_programs() -> dict[str, str]:
@@ -235,9 +342,20 @@ def environment_of_programs() -> dict[str, str]:
     return {"PATH": os.defpath, **os.environ}
 
 
+def _read(options: type, names: type, source: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the fields of a dataclass whose variables are set."""
+    values = {}
+    for setting in fields(options):
+        name = getattr(names, setting.name.upper(), "")
+        if text := source.get(name):
+            read = _OTHER_READERS.get(setting.name) or _READERS[type(setting.default)]
+            values[setting.name] = read(name, text)
+    return values
+
+
 def _cache(source: Mapping[str, str]) -> Path | None:
     home = source.get("HOME") or os.path.expanduser("~")
-    if chosen := source.get("TFDIST_CACHE"):
+    if chosen := source.get(Variable.CACHE):
         return Path(chosen).expanduser().absolute()
     base = source.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
@@ -289,6 +407,10 @@ def _switch(name: str, text: str) -> bool:
     return text == "1"
 
 
+def _lower(name: str, text: str) -> str:
+    return text.lower()
+
+
 def _text(name: str, text: str) -> str:
     return text
 
@@ -304,4 +426,5 @@ _READERS: dict[type, Callable[[str, str], Any]] = {
 _OTHER_READERS: dict[str, Callable[[str, str], Any]] = {
     "generation": _count,
     "device_buffers": _count,
+    "log_level": _lower,
 }

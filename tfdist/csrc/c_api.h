@@ -45,7 +45,7 @@ typedef struct {
   const char* const* gpu_kernels; /* per GPU: the file of kernels compiled for it; "" for none */
   const char* cuda_library;       /* the CUDA driver; "" or NULL for the system's */
   const char* nccl_library;       /* "" or NULL for none */
-  const char* device_algorithm;   /* "own", "nccl" or "host"; "" or NULL for the best one */
+  const char* device_algorithm;   /* "p2p", "nccl" or "host"; "" or NULL for the best one */
   size_t device_buffer_bytes;     /* size of each of two staging buffers; 0 for the default */
   int news; /* a stream socket, which gets a byte when the communicator is aborted. It remains the
                caller's. Not positive for none. */

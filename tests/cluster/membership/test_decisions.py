@@ -149,7 +149,7 @@ def test_whom_to_wait_for_who_leads_and_who_belongs_to_the_next_view():
 def test_the_line_about_a_new_group():
     states = {"b": State.DEAD, "c": State.LOST, "e": State.DEAD}
     assert summary(view("abcde"), view("adx", 2), states, "e") == (
-        "tfdist: worker 0 (b:1) is lost (is dead); worker 0 (c:1) is lost (does not answer); "
+        "worker 0 (b:1) is lost (is dead); worker 0 (c:1) is lost (does not answer); "
         "worker 0 (e:1) has left; worker 0 (x:1) joins; "
         "2 of 5 workers form generation 2 of 3 workers"
     )

@@ -62,7 +62,7 @@ def record(
         "failures": 0,
         "peer": -1,
         "bytes": 20,
-        "algorithm": "shared",
+        "algorithm": "shm",
         "enqueued_ns": ns(begun),
         "begun_ns": ns(begun),
         "last_arrived_ns": ns(last[1]),

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 import tfdist
+from tests.harness.messages import messages_of
 from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows
 from tests.strategy.behaviours.compression import codec_of, errors_of, strategy_of
 from tfdist._src.compression import auto as auto_module
-from tfdist._src.compression import compressor as compressor_module
 from tfdist._src.compression.auto import Measurement
 from tfdist._src.compression.policy import name_of
 from tfdist._src.keras.fit import hooks
@@ -96,8 +96,7 @@ def chosen_by_measurement(strategy, candidates):
 
 def auto_on_one_machine(strategy):
     """What is said, and what is chosen."""
-    said = []
-    with unittest.mock.patch.object(compressor_module, "say", said.append):
+    with messages_of("compressor") as said:
         chosen = tfdist.MultiWorkerMirroredStrategy(compression="auto")
     x, y = rows(32)
     model = compile_mlp(chosen)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import unittest.mock
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.harness.messages import messages_of
 from tests.strategy.behaviours.common import compile_mlp, fit, rows
 from tests.strategy.behaviours.compression import errors_of, strategy_of
-from tfdist._src.keras.saving import compression_files
 
 
 def checkpoint(strategy, folder):
@@ -101,8 +100,7 @@ def resumed_without(strategy, folder):
     part = f"weights.h5.compression-{strategy.extended.worker_rank}-of-2.npz"
     before = errors_of(model)
     os.replace(f"{folder}/second.{part}", f"{folder}/first.{part}")
-    said = []
-    with unittest.mock.patch.object(compression_files, "say", said.append):
+    with messages_of("compression_files") as said:
         model.load_weights(f"{folder}/first.weights.h5")
         model.load_weights(f"{folder}/second.weights.h5")
     return said, all(map(np.array_equal, errors_of(model), before))

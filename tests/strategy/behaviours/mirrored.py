@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.harness.messages import messages_of
 from tests.strategy.behaviours.common import compile_mlp, fit, outcome, rows, scope
 
 
@@ -66,18 +67,18 @@ def another_implementation(strategy):
     """What is said of an implementation that the native collectives do not have."""
     implementation = tf.distribute.experimental.CommunicationImplementation.NCCL
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
-    with mock.patch("tfdist._src.strategy.multi_worker.say") as say:
+    with messages_of("multi_worker") as lines:
         tfdist.MultiWorkerMirroredStrategy(communication_options=options)
-    return [call.args[0] for call in say.call_args_list]
+    return lines
 
 
 def another_timeout(strategy):
     """What is said of timeouts for strategies after the first."""
-    with mock.patch("tfdist._src.group.say") as say:
+    with messages_of("group") as lines:
         for seconds in (strategy.extended.group.options.collective_timeout, 7.0, 8.0):
             options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
             tfdist.MultiWorkerMirroredStrategy(communication_options=options)
-    return [call.args[0] for call in say.call_args_list]
+    return lines
 
 
 def weights_everywhere(strategy):

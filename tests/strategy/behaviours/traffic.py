@@ -8,6 +8,7 @@ from unittest import mock
 import keras
 import numpy as np
 
+from tests.harness.messages import messages_of
 from tests.strategy.behaviours.common import scope
 from tfdist._src.comm import flight_log
 from tfdist._src.keras.fit import partitioned_step
@@ -35,10 +36,9 @@ def said_and_noted(strategy: Any) -> tuple[dict[str, int], list[str], dict[str, 
     """
     x = np.random.default_rng(0).random((200, 4), "float32")
     y = np.zeros((200, 300), "float32")
-    said: list[str] = []
     counts = {}
     with (
-        mock.patch.object(partitioned_step, "say", said.append),
+        messages_of("partitioned_step") as said,
         mock.patch.object(flight_log, "_place") as place,
     ):
         model = _model(strategy, "compares_rows", _negatives)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from tfdist._src.callbacks.step_count import is_positive
-from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.internals.iterators import set_initial_epoch
 from tfdist._src.keras.fit.callback import GroupInfo
 from tfdist._src.keras.fit.hooks import RunsLast
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.fit.training_data import current_data
+from tfdist._src.log import logger
 from tfdist._src.monitoring.training import record
+from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.next_group import ReadsSnapshots
 from tfdist._src.recovery.preemption import preemption
@@ -271,7 +271,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:
             what = ", to be started again" if code == PREEMPTED else ""
-            say(f"tfdist: exiting with code {code}{what}.")
+            logger.info(f"exiting with code {code}{what}.")
         raise SystemExit(code)
 
     def _finish_last(self, why: str = "") -> bool:
@@ -279,5 +279,5 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         is_complete = self._series.finish_last()
         if self._series.workers.rank == 0:
             state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"
-            say(f"tfdist: {why}the state after {self._steps} steps {state}.")
+            logger.info(f"{why}the state after {self._steps} steps {state}.")
         return is_complete

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from tfdist._src.callbacks.step_count import is_positive
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.hooks import Entries, RunsFit
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.log import logger
 from tfdist._src.recovery.fit_calls import CallHasEnded, FitCalls, past_history, watch_others
 from tfdist._src.recovery.next_group import calls_of, membership_of
 from tfdist._src.recovery.preemption import preemption
@@ -161,8 +161,8 @@ class Elastic(RunsFit):
                 except BeginsAnew:
                     continue
                 except CallHasEnded as ended:
-                    say(
-                        f"tfdist: call {calls.number} of `fit` ended before this process came, so "
+                    logger.info(
+                        f"call {calls.number} of `fit` ended before this process came, so "
                         "it returns the history of the other workers at once."
                     )
                     return past_history(self.model, ended)

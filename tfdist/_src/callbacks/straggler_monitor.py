@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.callbacks.step_count import StepCount
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.callback import Callback, GroupInfo
+from tfdist._src.log import logger
 from tfdist._src.monitoring import stragglers
 from tfdist._src.monitoring.stragglers import (
     USUAL_FACTOR,
@@ -183,9 +183,9 @@ class StragglerMonitor(Callback):
         if straggler == before or not self._group.topology.is_chief:
             return
         if straggler is not None:
-            say(f"tfdist: {describe(straggler, self._name)}")
+            logger.warning(f"{describe(straggler, self._name)}")
         elif before is not None:
-            say(f"tfdist: {describe_end(before, self._name)}")
+            logger.info(f"{describe_end(before, self._name)}")
 
     def _name(self, rank: int) -> str:
         return f"{self._group.topology.workers[rank]} on host {self._hosts[rank]}"

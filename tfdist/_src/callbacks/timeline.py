@@ -17,10 +17,10 @@ from typing import Any
 from tfdist._src import native
 from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.callbacks.straggler_monitor import MeasuredSteps
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.session import MAX_BYTES
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.callback import Callback
+from tfdist._src.log import logger
 from tfdist._src.monitoring.chrome_trace import OpProfile, Span, WorkerRecord, build, clock_offsets
 from tfdist._src.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
 from tfdist._src.pipeline.model import PipelineModel
@@ -140,8 +140,8 @@ class Timeline(Callback):
         if self._since is not None and not self._written:
             self._finish()
         elif not self._written and self._is_chief:
-            say(
-                f"tfdist: no timeline: training ended after {self._count.done} steps, before step "
+            logger.warning(
+                f"no timeline: training ended after {self._count.done} steps, before step "
                 f"{self._first}. Choose earlier `steps`."
             )
 
@@ -240,17 +240,16 @@ class Timeline(Callback):
             data = gzip.compress(text, 6) if self._path.suffix == ".gz" else text
             write_atomically(self._path, lambda file: file.write(data))
         except OSError as error:
-            say(
-                f"tfdist: the timeline {self._path} could not be written: {error}. Choose another "
-                "path."
+            logger.error(
+                f"the timeline {self._path} could not be written: {error}. Choose another path."
             )
             return
-        say(
-            f"tfdist: the timeline of steps {self._first} to {self._count.done - 1} is in "
+        logger.info(
+            f"the timeline of steps {self._first} to {self._count.done - 1} is in "
             f"{self._path}; open it in https://ui.perfetto.dev"
         )
         if straggler is not None:
-            say(f"tfdist: {straggler}")
+            logger.warning(f"{straggler}")
 
     def _straggler(self, records: list[dict[str, Any]]) -> str | None:
         """The worker that keeps the others waiting in these steps, and the cause, in sentences."""
@@ -278,8 +277,8 @@ def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
     payload = _encode(record)
     for part, called in ("ops", "operations of TensorFlow"), ("spans", "spans"):
         if record[part] and len(payload) > MAX_BYTES // group.topology.size:
-            say(
-                f"tfdist: {len(record[part])} {called} are missing from the timeline of this "
+            logger.warning(
+                f"{len(record[part])} {called} are missing from the timeline of this "
                 "worker, as they are too many to send. Choose fewer `steps`."
             )
             record = {**record, part: []}

@@ -18,10 +18,11 @@ from tfdist._src.cluster.net import framing
 from tfdist._src.cluster.net.dns import resolve
 from tfdist._src.cluster.net.sockets import CONNECT_SECONDS, connect, send_at_once, why_unreachable
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.rendezvous.shared_listener import Wake, shared_listener_of
 from tfdist._src.cluster.session.connections import REPORT_LIMIT, Gathering, Presence
 from tfdist._src.cluster.session.session import Session
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
 
@@ -287,7 +288,7 @@ def _screen(theirs: Identity) -> None:
         raise framing.WireError(f"it is {theirs}, and this is not for observers")
 
 
-def observe(session: Session, options: Options, announce: Announce = say) -> None:
+def observe(session: Session, options: Options, announce: Announce = logger.warning) -> None:
     """Makes rank 0 answer observers at its address while the workers do not need that address.
 
     This has no effect on other ranks, or if it is called again. A job without a secret that other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import json
 import os
@@ -17,8 +16,8 @@ from typing import Any
 
 from tfdist._src import native
 from tfdist._src.cluster import Session, Topology
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.shared_state import Awaited
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 
 NAME = b"session"
@@ -147,10 +146,7 @@ def survive_signal() -> None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _none_because:
-        line = f"tfdist: SIGUSR1 has no flight log written: {_none_because}.\n"
-        # Not through `sys.stderr`, which this thread may be in the middle of using.
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode())
+        logger.warning(f"SIGUSR1 has no flight log written: {_none_because}.")
 
 
 def start(session: Session, options: Options) -> None:
@@ -181,13 +177,13 @@ def start(session: Session, options: Options) -> None:
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
         _none_because = f"{error}. Set TFDIST_FLIGHT_DIR to another directory"
-        say(f"tfdist: there will be no flight log: {_none_because}.")
+        logger.warning(f"there will be no flight log: {_none_because}.")
         return
     core = native.load().library
     path, header = _place(folder, topology)
     if core.tfd_flight_start(path, header, signal.SIGUSR1):
         _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
-        say(f"tfdist: there will be no flight log: {_none_because}.")
+        logger.warning(f"there will be no flight log: {_none_because}.")
         return
     _exchanges = ExchangeLog(core, topology)
     _none_because, _folder, _session = "", folder, session

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist._src.native import gpu_kernels, nvidia
 from tfdist._src.options import NativeOptions, Options
 from tfdist.errors import NativeUnavailableError
@@ -80,5 +80,5 @@ def _kernels(number: int, options: Options) -> str:
         found = gpu_kernels.find(architecture, native_options)
         return str(found or gpu_kernels.ensure([architecture], native_options)[0].path)
     except (NativeUnavailableError, OSError) as error:
-        say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
+        logger.warning(f"no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
         return ""

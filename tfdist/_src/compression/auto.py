@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.compression.codecs.codec import Codec, device_of, has_fixed_size, objection_of
 from tfdist._src.compression.codecs.powersgd import PowerSGD
 from tfdist._src.compression.codecs.quantizers import Int8, TernGrad
 from tfdist._src.compression.transport import Exchange, Gradient, Shape, State, count
+from tfdist._src.log import logger
 
 _PROBE_VALUES = 64 << 10
 _PROBES = 5
@@ -281,7 +281,7 @@ class Choice:
             <= fastest * (_NONE_TOLERANCE if codec is None else _MILDER_TOLERANCE)
         )
         if self._exchange.workers.rank == 0:
-            say(self._explanation())
+            logger.info(self._explanation())
 
     def _explanation(self) -> str:
         assert self.measurement is not None
@@ -291,7 +291,7 @@ class Choice:
             for codec, seconds in sorted(self.measurement.seconds.items(), key=lambda item: item[1])
         )
         return (
-            f"tfdist: compression: chose {_kind(self.codec)}. The {megabytes:.1f} MB of gradients "
+            f"compression: chose {_kind(self.codec)}. The {megabytes:.1f} MB of gradients "
             f"of a step take: {times}."
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import registry
 from tfdist._src.compression.auto import Auto, Choice
 from tfdist._src.compression.codecs.codec import (
@@ -23,6 +22,7 @@ from tfdist._src.compression.policy import Policy, may_be_compressed, name_of
 from tfdist._src.compression.transport import Exchange, Gradient, State
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
+from tfdist._src.log import logger
 from tfdist._src.xla import left_to_tensorflow
 
 Route = tuple[object, ...]
@@ -100,7 +100,7 @@ class Compressor:
         if exchange.compresses:
             self._choice = Choice(self._policy.codec, exchange.alone(), self._devices[0])
         elif exchange.workers.context.rank == 0:
-            say("tfdist: compression: chose none, since all workers are on one host.")
+            logger.info("compression: chose none, since all workers are on one host.")
 
     def _owner(self) -> str:
         assert self._policy is not None

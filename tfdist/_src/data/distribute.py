@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol
 import keras
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.data.call_context import current_context
 from tfdist._src.data.first_batch import different_data
@@ -44,6 +43,7 @@ from tfdist._src.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
+from tfdist._src.log import logger
 from tfdist.errors import ProgramMismatchError
 
 
@@ -249,8 +249,8 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
 def _say_that_files_are_shared_out(is_chief: bool) -> None:
     """Reports once that AUTO, the default, yields different batches than a single process."""
     if is_chief:
-        say(
-            "tfdist: The dataset reads files, of which each worker reads its share "
+        logger.warning(
+            "The dataset reads files, of which each worker reads its share "
             "(auto_shard_policy AUTO). So its batches are not those of one process. The policy "
             "DATA keeps them: each worker then reads all files, and takes its rows of each batch."
         )

@@ -1,31 +1,27 @@
-"""Messages of the launcher, and parsers of its command lines."""
+"""The logger of the launcher, and parsers of its command lines."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
+from tfdist._src import log
+from tfdist._src.options import USAGE_ERROR
 
-def say(text: str, *, below_output: bool = False) -> None:
-    """Prints one message of the launcher.
+logger = log.logger.getChild("run")
+"""The logger of `tfdist run`."""
 
-    Args:
-        text: the message, one or several lines, without the prefix.
-        below_output: whether the chief may have left an unfinished line in the terminal, such as a
-            progress bar; if so, starts a new line.
-    """
-    start = "\n" if below_output and sys.stderr.isatty() else ""
-    try:
-        print(f"{start}tfdist run: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # Stderr is closed, here or by its reader; the job matters more than the message.
+BELOW_OUTPUT = {"below_output": True}
+"""The `extra` of a message that may follow an unfinished line of the chief in the terminal.
+
+It begins a new line there, so that it does not continue a progress bar.
+"""
 
 
-def announce(line: str) -> None:
-    """Prints a message shared by workers and launchers, which begins with `tfdist`."""
-    say(line.removeprefix("tfdist: "), below_output=True)
+def warn(line: str) -> None:
+    """Logs a warning, which may follow an unfinished line of the chief."""
+    logger.warning(line, extra=BELOW_OUTPUT)
 
 
 T = TypeVar("T")
@@ -36,7 +32,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the message and exits."""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def typed(read: Callable[[str], T]) -> Callable[[str], T]:

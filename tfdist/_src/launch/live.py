@@ -17,6 +17,7 @@ from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist._src.launch.flight import findings
 from tfdist._src.launch.flight.findings import Backlog, listed, longest, seconds, workers
 from tfdist._src.monitoring import stragglers
+from tfdist._src.options import TLS_VARIABLES
 from tfdist.errors import ClusterError, LaunchError
 
 _REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of rank 0, HOST:PORT"
@@ -77,7 +78,7 @@ def _environment(pid: int) -> dict[str, str]:
         raise LaunchError(f"there is no process {pid} on this host: {_REMEDY}.") from error
     pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0") if entry)
     variables = {name: value for name, _, value in pairs}
-    files = (name for name in variables if name.startswith("TFDIST_TLS_") and variables[name])
+    files = (name for name in variables if name in TLS_VARIABLES and variables[name])
     return variables | {name: str(folder / variables[name]) for name in files}
 
 

@@ -9,11 +9,11 @@ closes before the end of the job counts as a lost host.
 from __future__ import annotations
 
 import enum
+import logging
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     SAVED,
@@ -27,6 +27,7 @@ from tfdist._src.launch.job.failure import (
     lost_host,
 )
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
+from tfdist._src.options import PREEMPTED
 
 # Seconds that a failure waits for another one that may have caused it.
 _CAUSE_SECONDS = 1.0
@@ -284,7 +285,9 @@ class RestartAll(restart_policy.RestartPolicy):
             self._announce(failure)
         failure = self._known_failure
         if self._running:
-            self._do(restart_policy.Say(f"{failure} Stopping the other workers."))
+            self._do(
+                restart_policy.Say(f"{failure} Stopping the other workers.", level=logging.ERROR)
+            )
         self._stop(signal.SIGTERM, now + (0.0 if failure.stopped else _LAST_WORDS_SECONDS))
 
     @property
@@ -360,7 +363,7 @@ class RestartAll(restart_policy.RestartPolicy):
             self._end(failure.code, describe_failures(self._failures, verdict.reason))
             return
         text = describe_restart(verdict.restart, verdict.limit, verdict.delay, failure)
-        self._do(restart_policy.Say(text, below_output=False))
+        self._do(restart_policy.Say(text, below_output=False, level=logging.WARNING))
         self._phase = _Phase.WAITING
         self._generation += 1
         self._deadline = now + verdict.delay + (0 if self._decides else _HOST_SECONDS)
@@ -378,7 +381,7 @@ class RestartAll(restart_policy.RestartPolicy):
                 return
             self._failure = lost_host(restart_policy.HOST_0, "no answer")
         if stop := self._failure:
-            self._do(restart_policy.Say(str(stop), below_output=False))
+            self._do(restart_policy.Say(str(stop), below_output=False, level=logging.ERROR))
             self._end(stop.code, describe_failures([*self._failures, stop], ""))
 
     @property

@@ -7,12 +7,12 @@ host ends nothing: the others continue. Without host 0, each host continues by i
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch import restart_policy
 from tfdist._src.launch.job.failure import (
     Failure,
@@ -24,6 +24,7 @@ from tfdist._src.launch.job.failure import (
     describe_loss,
 )
 from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.options import PREEMPTED
 
 _LOOK_SECONDS = 1.0
 # The launcher gives up a suspended worker this much later than the other workers do.
@@ -262,7 +263,9 @@ class RestartOne(restart_policy.RestartPolicy):
         self.losses.append(loss)
         if not self._decides:
             self._do(restart_policy.Send("loss", loss))
-        self._do(restart_policy.Say(describe_loss(loss, others=self._others_run)))
+        self._do(
+            restart_policy.Say(describe_loss(loss, others=self._others_run), level=logging.ERROR)
+        )
 
     @property
     def _others_run(self) -> bool:
@@ -311,7 +314,7 @@ class RestartOne(restart_policy.RestartPolicy):
                 f"worker {rank} has been stopped (SIGSTOP) for {seconds:.0f} s, so the others "
                 "have given it up. Killing it."
             )
-            self._do(restart_policy.Say(text))
+            self._do(restart_policy.Say(text, level=logging.WARNING))
             self._stop_workers(signal.SIGKILL, None, now, [rank])
 
     def received(self, host: int, kind: str, value: object, now: float) -> None:
@@ -351,10 +354,12 @@ class RestartOne(restart_policy.RestartPolicy):
             if left or not over:
                 what = f"{failure.subject} was told to stop." if left else str(failure)
                 end = "This host goes on without it, and cannot admit hosts that come again."
-                self._do(restart_policy.Say(f"{what} {end}"))
+                self._do(restart_policy.Say(f"{what} {end}", level=logging.WARNING))
         elif not (left or over):
             self.losses.append(Loss(failure, "the others went on without it", final=True))
-            self._do(restart_policy.Say(f"{failure} The others go on without it."))
+            self._do(
+                restart_policy.Say(f"{failure} The others go on without it.", level=logging.WARNING)
+            )
         self._merge()
 
     def admitted(self, hosts: Mapping[int, str], addresses: Sequence[str]) -> None:
@@ -377,7 +382,11 @@ class RestartOne(restart_policy.RestartPolicy):
 
     def advance(self, now: float) -> None:
         if self._job_stopped is not None and self._stopped is None:
-            self._do(restart_policy.Say(f"{self._job_stopped} Stopping the workers."))
+            self._do(
+                restart_policy.Say(
+                    f"{self._job_stopped} Stopping the workers.", level=logging.WARNING
+                )
+            )
             self._end_workers(self._job_stopped, signal.SIGTERM, now)
         self._update()
         if self._job.completed or self._job.over:
@@ -431,7 +440,7 @@ class RestartOne(restart_policy.RestartPolicy):
             saved = restart_policy.all_saved(self._stopped, self._codes)
             code = PREEMPTED if saved else self._stopped.code
             if not saved:
-                self._do(restart_policy.Say(str(self._stopped)))
+                self._do(restart_policy.Say(str(self._stopped), level=logging.WARNING))
         else:
             assert self._code is not None
             code = self._code

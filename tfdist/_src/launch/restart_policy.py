@@ -10,14 +10,15 @@ executes. It has no processes, sockets or clocks. The policies are:
 
 from __future__ import annotations
 
+import logging
 import re
 import signal
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.launch.job.failure import Failure
 from tfdist._src.launch.job.shutdown import Grace
+from tfdist._src.options import PREEMPTED
 
 HOST_0 = 0
 # Seconds before the first restart, doubled after each failure without progress.
@@ -119,6 +120,7 @@ class Say:
 
     text: str
     below_output: bool = True
+    level: int = logging.INFO
 
 
 @dataclass(frozen=True)

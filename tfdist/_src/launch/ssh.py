@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
+from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.net.listener import local_addresses
-from tfdist._src.launch.console import say
+from tfdist._src.launch.console import logger
 from tfdist._src.launch.hosts.rendezvous import Deadline
 from tfdist._src.launch.job.log_routing import LineAssembler
 from tfdist._src.launch.job.run_options import ListedHost, RunOptions
 from tfdist._src.launch.job.shutdown import Signals
 from tfdist._src.launch.job.worker import forwarded
-from tfdist._src.options import Options
+from tfdist._src.options import SIGNAL_BASE, Options, Variable
 from tfdist._version import __version__
 from tfdist.errors import LaunchError
 
@@ -367,7 +367,7 @@ class HostsJob:
                 )
             self._wait(min(1.0, deadline.next_check))
             for number in self._signals.take():
-                raise SystemExit(128 + number)
+                raise SystemExit(SIGNAL_BASE + number)
             for host in self._running.values():
                 if problem := _problem(host):
                     raise LaunchError(problem)
@@ -452,10 +452,10 @@ class HostsJob:
             del self._running[number]
             lost = not host.local and (code == SSH_FAILED or code < 0)  # or ssh was killed
             if lost and host.told:
-                say(f"the connection to {host.name} is lost")
+                logger.warning(f"the connection to {host.name} is lost")
             now = time.monotonic()
             if not lost and host.told:
-                self._codes[number] = code if code >= 0 else 128 - code
+                self._codes[number] = code if code >= 0 else SIGNAL_BASE - code
                 if code and self._failed_at is None:
                     self._failed_at = now
             retry = self._retries.pop(number, None)
@@ -473,14 +473,14 @@ class HostsJob:
         for number, retry in self._retries.items():
             if number not in self._running and retry.due <= now and retry.count <= _MOST_RETRIES:
                 listed = self._options.hosts[number]
-                say(f"connecting to {listed.name} again")
+                logger.info(f"connecting to {listed.name} again")
                 self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
         for host in self._running.values():
             if host.told:
                 continue
             problem = _problem(host)
             if problem:
-                say(problem)
+                logger.error(problem)
             if problem or now > host.begun + self._timeout:
                 host.end()
             elif host.description:
@@ -566,7 +566,7 @@ def run_on_hosts(options: RunOptions) -> int:
         raise LaunchError(str(error)) from error
     if options.dry_run:
         return _show(options, ssh)
-    variables[VARIABLE] = os.environ.get(VARIABLE) or new_secret()
+    variables[Variable.SECRET] = os.environ.get(Variable.SECRET) or new_secret()
     with Signals() as signals:
         job = HostsJob(
             options,

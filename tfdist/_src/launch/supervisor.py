@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch import restart_policy
-from tfdist._src.launch.console import say
+from tfdist._src.launch.console import BELOW_OUTPUT, logger
 from tfdist._src.launch.hosts.newcomers import ChannelError
 from tfdist._src.launch.hosts.rendezvous import OtherHosts
 from tfdist._src.launch.job.failure import (
@@ -25,12 +24,10 @@ from tfdist._src.launch.job.failure import (
 from tfdist._src.launch.job.log_routing import Output
 from tfdist._src.launch.job.shutdown import SignalEscalation, Signals
 from tfdist._src.launch.job.spares import Spares
-from tfdist._src.launch.job.worker import VARIABLE as PROGRESS_FILE
 from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, WorkerProcess
+from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import LaunchError
 
-_GENERATION = "TFDIST_GENERATION"
-FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
 # The interval of checks on unauthenticated connections, while there are any.
 _BUSY_SECONDS = 0.5
 # A file's time may be slightly earlier than the clock's.
@@ -118,7 +115,7 @@ class Supervisor:
         if not self._policy.wants_spares:
             self._spares.close()
         elif problem := self._spares.tend():
-            say(problem, below_output=True)
+            logger.warning(problem, extra=BELOW_OUTPUT)
 
     def _act(self, action: restart_policy.Action, now: float) -> None:
         match action:
@@ -136,7 +133,8 @@ class Supervisor:
             case restart_policy.Send():
                 self._hosts.send(action.kind, action.value)
             case restart_policy.Say():
-                say(action.text, below_output=action.below_output)
+                extra = BELOW_OUTPUT if action.below_output else None
+                logger.log(action.level, action.text, extra=extra)
             case restart_policy.Show():
                 self._show(action.failure)
             case restart_policy.End():
@@ -146,9 +144,12 @@ class Supervisor:
         self._generation, self._began = begin.generation, time.time()
         self._output.begin(begin.generation)
         flight_dir = self._output.of_generation(self._flight_dir, begin.generation)
-        self._environment |= {_GENERATION: str(begin.generation), FLIGHT_DIR: str(flight_dir)}
+        self._environment |= {
+            InternalVariable.GENERATION: str(begin.generation),
+            Variable.FLIGHT_DIR: str(flight_dir),
+        }
         if begin.secret:
-            self._environment[SECRET] = begin.secret
+            self._environment[Variable.SECRET] = begin.secret
 
     def _start(self, start: restart_policy.Start, now: float) -> None:
         try:
@@ -167,7 +168,7 @@ class Supervisor:
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
         self._progress[rank] = memory = ProgressMemory()
-        environment = {**self._environment, PROGRESS_FILE: memory.path}
+        environment = {**self._environment, InternalVariable.PROGRESS_FILE: memory.path}
         with self._output.streams(rank, line) as streams:
             spare = self._spares.take() if start.replacement else None
             if spare is not None:
@@ -218,7 +219,9 @@ class Supervisor:
             elif rank in self._stopping and self._stopping[rank].exhausted(now):
                 stuck[rank] = f"{rank} (pid {worker.pid})"
         if stuck:
-            say(f"still running after SIGKILL: worker {', '.join(stuck.values())}; giving up")
+            logger.error(
+                f"still running after SIGKILL: worker {', '.join(stuck.values())}; giving up"
+            )
         for rank, text in stuck.items():
             self._exited(rank, -signal.SIGKILL, now, text)
 
@@ -258,11 +261,12 @@ class Supervisor:
     def _show(self, failure: Failure | None) -> None:
         """Prints a failure, and the command that shows what the workers were doing."""
         if failure is not None:
-            say(describe(failure, self._host, self._output.written()), below_output=True)
+            text = describe(failure, self._host, self._output.written())
+            logger.error(text, extra=BELOW_OUTPUT)
         flight_dir = self._output.of_generation(self._flight_dir, self._generation)
         logs = flight_dir.glob("flight-*.json")
         if any(log.stat().st_mtime > self._began - _CLOCK_SECONDS for log in logs):
-            say(f"What each worker was doing: tfdist doctor --flight {flight_dir}")
+            logger.info(f"What each worker was doing: tfdist doctor --flight {flight_dir}")
 
 
 def _readable(descriptors: Mapping[int, int]) -> list[int]:

@@ -17,8 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.internals.tensorflow import read_threads
+from tfdist._src.log import logger
 
 
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
@@ -382,7 +382,7 @@ class OpProfile:
 
 def _complain(error: Exception) -> None:
     reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-    say(
-        "tfdist: TensorFlow's operations are missing from this worker's timeline, as its profiler "
+    logger.warning(
+        "TensorFlow's operations are missing from this worker's timeline, as its profiler "
         f"failed: {reason}. If TensorBoard uses it, pass profile_batch=0 there."
     )

@@ -15,9 +15,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from tfdist._src.cluster import Topology
 from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.net.framing import printable
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.rendezvous.acceptor import Rejections
 from tfdist._src.cluster.this_worker import topology
+from tfdist._src.log import logger
 from tfdist._src.monitoring.snapshot import describe
 from tfdist._src.options import Options
 
@@ -62,7 +62,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         )
         self.address_family = family
         self._open: dict[socket.socket, tuple[str, float]] = {}
-        self._rejections = Rejections(say)
+        self._rejections = Rejections(logger.warning)
         self._lock = threading.RLock()
         super().__init__((str(address[0]), port), _Handler)
         self.set_app(application)
@@ -146,8 +146,8 @@ def start(options: Options, job: Topology) -> MetricsServer | None:
 
         from tfdist._src.monitoring.collector import Collector
     except ImportError:
-        say(
-            "tfdist: no metrics are served: TFDIST_METRICS_PORT needs the package "
+        logger.error(
+            "no metrics are served: TFDIST_METRICS_PORT needs the package "
             "prometheus_client. Install it with `pip install 'tfdist[metrics]'`, or unset the "
             "variable."
         )
@@ -160,8 +160,8 @@ def start(options: Options, job: Topology) -> MetricsServer | None:
         return MetricsServer(host, port, make_wsgi_app(registry))
     except (OSError, OverflowError) as error:
         me = f"{job.me} serves no metrics" if job.workers else "no metrics are served"
-        say(
-            f"tfdist: {me}: it cannot listen on port {port} of {host} ({error}). Choose another "
+        logger.error(
+            f"{me}: it cannot listen on port {port} of {host} ({error}). Choose another "
             "TFDIST_METRICS_PORT or TFDIST_METRICS_HOST."
         )
         return None

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist._src.log import logger
 from tfdist._src.native import compilation, gpu_kernels, store
 from tfdist._src.native.compilation import SOURCE, Build, Compiler, Recipe
-from tfdist._src.native.store import say
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
@@ -27,7 +27,7 @@ def ensure(
     force: bool = False,
     retry: bool = False,
     package: Path | None = None,
-    announce: Callable[[str], object] = say,
+    announce: Callable[[str], object] = logger.info,
     seconds: float = store.SECONDS,
 ) -> Build:
     """Finds a build, or compiles one.
@@ -93,7 +93,7 @@ def clean(
     keep: Build,
     *,
     package: Path | None = None,
-    announce: Callable[[str], object] = say,
+    announce: Callable[[str], object] = logger.info,
 ) -> list[Path]:
     """Removes all builds except one, the remains of failed ones, and GPU kernels of other sources.
 

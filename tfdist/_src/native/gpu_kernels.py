@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist._src.log import logger
 from tfdist._src.native import nvidia, store
 from tfdist._src.native.compilation import SOURCE
-from tfdist._src.native.store import say
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
@@ -212,7 +212,7 @@ def ensure(
     *,
     force: bool = False,
     package: Path | None = None,
-    announce: Callable[[str], object] = say,
+    announce: Callable[[str], object] = logger.info,
 ) -> list[Kernels]:
     """Finds the compiled kernels for some architectures, or compiles them.
 

@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -21,15 +20,6 @@ from tfdist._src.native import compilation
 from tfdist._src.native.compilation import Build, Compiler, Recipe
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
-
-
-def say(text: str) -> None:
-    """Writes a line at once, so that the lines of several workers do not mix."""
-    try:
-        sys.stderr.write(f"tfdist: {text}\n")
-        sys.stderr.flush()
-    except OSError:
-        pass  # The reader of stderr is gone.
 
 
 def writable_by_others(folder: Path) -> str | None:

@@ -11,9 +11,9 @@ import ray.train
 
 from tfdist._src.callbacks.backup_and_restore import BackupAndRestore
 from tfdist._src.callbacks.step_count import is_positive
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.this_worker import is_chief
 from tfdist._src.keras.fit.hooks import RunsLast
+from tfdist._src.log import logger
 
 MODEL = "model.keras"
 
@@ -86,7 +86,7 @@ class ReportCallback(RunsLast):
             return
         self._announced.update(notice.preempted_node_ids)
         if is_chief():
-            say("tfdist: Ray is about to take away a node: saving the state")
+            logger.info("Ray is about to take away a node: saving the state")
         self._backup.save_soon()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

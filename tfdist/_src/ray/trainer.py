@@ -14,10 +14,10 @@ from ray.train import DataConfig, RunConfig, ScalingConfig
 from ray.train.backend import Backend, BackendConfig
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.launch.job.worker import forwarded
+from tfdist._src.options import Variable
 
 # Held until the worker's process ends, so that no other program gets its port.
 _held: list[Reservation] = []
@@ -57,7 +57,7 @@ class TfdistBackend(Backend):  # type: ignore[misc]
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
         """Configures the workers; Ray calls it when all of them run, and again after a restart."""
         addresses = worker_group.execute(_address)
-        settings = {SECRET: new_secret(), **(backend_config.settings or {})}
+        settings = {Variable.SECRET: new_secret(), **(backend_config.settings or {})}
         ray.get(
             [
                 worker_group.execute_single_async(

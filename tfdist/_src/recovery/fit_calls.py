@@ -15,7 +15,6 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.cluster import Membership
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.comm.device_communicator import GpuCommunicator
 from tfdist._src.group import Group
@@ -23,6 +22,7 @@ from tfdist._src.keras.fit.reentry import Reentry
 from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.keras.fit.validation_data import ValidationData
 from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.log import logger
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
 from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, ProgramMismatchError
@@ -229,7 +229,7 @@ def _watch(group: Group, membership: Membership, call: int, error: str) -> None:
             since = now
         elif now - since >= group.options.stall_warning:
             reason = f"{error}. Call {call} of `fit` has ended with it there, but not elsewhere"
-            say(f"tfdist: {group.topology.me} leaves the others, which go on without it: {reason}.")
+            logger.info(f"{group.topology.me} leaves the others, which go on without it: {reason}.")
             membership.close(reason)
             group.session.close(reason)
             return

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from tfdist._src.cluster import Declined, Membership, Session, Topology
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.callback import Callback, GroupInfo, protocol_of, saves_before_waits
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.saving.callbacks import become_writer
+from tfdist._src.log import logger
 from tfdist._src.recovery.fit_calls import FitCalls, whereabouts
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.standing import OthersLeave, Stages, StagesMissing
@@ -87,17 +87,17 @@ def report_change(
     """
     if now.rank == 0:
         batch = f" The global batch has {rows} rows now." if rows else ""
-        say(
-            f"tfdist: training goes on with {now.size} workers, formerly {before.size}, after "
+        logger.info(
+            f"training goes on with {now.size} workers, formerly {before.size}, after "
             f"{steps} steps; the change took {seconds:.1f} s.{batch}"
         )
         if own:
-            say(
-                "tfdist: each worker reads data of its own. What the lost ones had yet to read in "
+            logger.warning(
+                "each worker reads data of its own. What the lost ones had yet to read in "
                 "this epoch is left out, as are the batches of the step in which they were lost; "
                 "the next epoch is shared out among all workers again."
                 if lost
-                else "tfdist: each worker reads data of its own, so new ones read nothing before "
+                else "each worker reads data of its own, so new ones read nothing before "
                 "the next epoch, which is shared out among all workers again."
             )
 
@@ -229,7 +229,7 @@ class NextGroup:
         if reader_of(self._callbacks.callbacks) is None:
             raise GroupLostError(error.without_others)
         if self._group.topology.is_chief:
-            say(f"tfdist: {error} Training waits for new workers, to go back to a snapshot.")
+            logger.warning(f"{error} Training waits for new workers, to go back to a snapshot.")
         try:
             # There is nothing to save.
             check = functools.partial(preemption.check, saved=False)

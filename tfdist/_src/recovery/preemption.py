@@ -13,10 +13,10 @@ from types import FrameType
 from typing import Any
 
 from tfdist._src.cluster import Membership
-from tfdist._src.cluster.net.wait_messages import say
-from tfdist._src.exit_codes import PREEMPTED
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
+from tfdist._src.log import logger
+from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.standing import OthersLeave, Standing
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
@@ -100,7 +100,7 @@ class Preemption:
         if not self.asked:
             return
         if saved:
-            say(f"tfdist: SIGTERM: exiting with code {PREEMPTED}, to be started again.")
+            logger.info(f"SIGTERM: exiting with code {PREEMPTED}, to be started again.")
             raise SystemExit(PREEMPTED)
         self.asked = False
         signal.signal(signal.SIGTERM, self._before)
@@ -181,7 +181,7 @@ def release(
         TfdistError: a worker is lost.
     """
     time.sleep(_GATHER_SECONDS)
-    mine = [preemption.asked, group.options.elastic, Standing(shards=shards).to_json()]
+    mine = [preemption.asked, group.options.launcher.elastic, Standing(shards=shards).to_json()]
     answers = [json.loads(text) for text in group.exchange("SIGTERM", json.dumps(mine))]
     leaving = {rank for rank, (asked, _, _) in enumerate(answers) if asked}
     held = [Standing.from_json(text).shards for _, _, text in answers]
@@ -191,8 +191,8 @@ def release(
     me = group.topology.rank
     if me == min(leaving):
         names = ", ".join(str(group.topology.workers[rank]) for rank in sorted(leaving))
-        say(
-            f"tfdist: SIGTERM: leaving after {steps} steps with exit code {PREEMPTED}: {names}. "
+        logger.info(
+            f"SIGTERM: leaving after {steps} steps with exit code {PREEMPTED}: {names}. "
             "The others go on."
         )
     if me not in leaving:

@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.cluster import Loss, Membership, Session, Topology
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.cause import FAILED, LEFT, SILENT, Cause
 from tfdist._src.group import Group
 from tfdist._src.internals.iterators import set_initial_epoch
@@ -22,6 +21,7 @@ from tfdist._src.keras.fit.hooks import Entries
 from tfdist._src.keras.fit.metric_state import keep_totals
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.keras.optimizers.applying import accumulate_sums
+from tfdist._src.log import logger
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery import next_group, state_transfer
 from tfdist._src.recovery.fit_calls import allow_reentry, keep_validation
@@ -72,8 +72,8 @@ class StaleGraphs:
     def step_ends(self) -> None:
         """Reports on rank 0 how long the step took, if it was traced for a new group."""
         if self._traces and self._extended.group.session.rank == 0:
-            say(
-                "tfdist: the steps use the number of workers or a rank, so they were traced anew "
+            logger.info(
+                "the steps use the number of workers or a rank, so they were traced anew "
                 f"for the new group: the first one took {time.monotonic() - self._began:.1f} s."
             )
         self._traces = False
@@ -112,10 +112,10 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
     if group.topology.is_chief:
         steps, again = found
         if not steps:
-            say("tfdist: nobody has trained a step yet, and all begin anew.")
+            logger.info("nobody has trained a step yet, and all begin anew.")
             return
-        say(
-            "tfdist: no worker that is left has the whole state of the training, so all go back to "
+        logger.warning(
+            "no worker that is left has the whole state of the training, so all go back to "
             f"the snapshot of step {steps}: {again} steps are trained again."
         )
 
@@ -491,8 +491,8 @@ class Recovery:
             for callback in self._callbacks.callbacks:
                 saved |= bool(protocol_of(callback).on_group_wait(agreement.epoch, batches))
         if self._known.rank == 0:
-            say(
-                f"tfdist: {self._known.size} of {before.size} workers are left, and at least "
+            logger.warning(
+                f"{self._known.size} of {before.size} workers are left, and at least "
                 f"{self._next.min_workers} are needed: training waits for others."
             )
         return saved

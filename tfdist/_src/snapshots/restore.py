@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist._src.snapshots.held_state import OF_WORKER, Held, fitting, own_key
 from tfdist._src.snapshots.part_file import Array, DamagedError, PartFile, Parts, make_folder
 from tfdist._src.snapshots.workers import Workers, broadcast_bytes
@@ -267,8 +267,8 @@ def read_newest(
     # Later incomplete ones were never finished: some worker had not yet written its part.
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
-        say(
-            "tfdist: the first snapshot was not finished when the training was interrupted, so "
+        logger.warning(
+            "the first snapshot was not finished when the training was interrupted, so "
             "there is none to resume from."
         )
     for candidate in found:
@@ -284,8 +284,8 @@ def read_newest(
         if not damages:
             return restored
         if workers.rank == 0:
-            say(
-                f"tfdist: the snapshot of step {candidate.snapshot.step} cannot be used: "
+            logger.warning(
+                f"the snapshot of step {candidate.snapshot.step} cannot be used: "
                 f"{damages[0]}. The one before is tried."
             )
     if found:

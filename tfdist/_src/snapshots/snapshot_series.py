@@ -9,7 +9,7 @@ from pathlib import Path
 
 import keras
 
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist._src.snapshots.held_state import held_as_wholes, held_by, optimizer_classes
 from tfdist._src.snapshots.restore import Restored, SnapshotFolder, SnapshotId, new_run, read_newest
 from tfdist._src.snapshots.workers import Workers, workers_of, writes_for_others
@@ -46,8 +46,8 @@ class SnapshotWriter:
                 write()
                 self.failed = False
             except Exception as error:  # no error here may end training
-                say(
-                    f"tfdist: the snapshot of step {step} could not be written: "
+                logger.error(
+                    f"the snapshot of step {step} could not be written: "
                     f"{type(error).__name__}: {error}. "
                     "Training goes on, and later snapshots are tried. Free space, or correct the "
                     "directory of tfdist.callbacks.BackupAndRestore."

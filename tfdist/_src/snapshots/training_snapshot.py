@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.validation_data import NextValidation
+from tfdist._src.log import logger
 from tfdist._src.snapshots import held_state, restore
 from tfdist._src.snapshots.part_file import Array, Parts, Piece, write_part
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
@@ -145,13 +145,13 @@ class Resumption:
         if self._workers.rank:
             return
         place, restored = self.place, self._restored
-        say(
-            f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
+        logger.info(
+            f"training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
             f"after {place.steps} steps, from the snapshots in {restored.folder}."
         )
         if restored.lost:
-            say(
-                f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
+            logger.warning(
+                f"the snapshot is of {restored.snapshot.size} workers, and these are "
                 f"{self._workers.size}; not taken over: {restore.names(restored.lost)}."
             )
 
@@ -168,8 +168,8 @@ class Resumption:
         set_random_states(self._restored.document["random"])
         if skipped is not None and self._workers.rank == 0:
             batches, seconds = skipped
-            say(
-                f"tfdist: the position in the data could not be saved; {batches} batches were read "
+            logger.warning(
+                f"the position in the data could not be saved; {batches} batches were read "
                 f"again to get there, which took {seconds:.1f} s."
             )
 

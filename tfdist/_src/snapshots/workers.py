@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist._src.snapshots.part_file import make_folder
 from tfdist._src.strategy.extended import ReplicatedExtended
 
@@ -92,8 +92,8 @@ def writes_for_others(
     texts = workers.exchange("directory", json.dumps([token, problem, is_full]))
     answers = [json.loads(text) for text in texts]
     if problem and (goes_on or is_full):
-        say(
-            f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
+        logger.error(
+            f"worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
             "on, and later snapshots are tried. Free space, or correct the directory of "
             "tfdist.callbacks.BackupAndRestore."
         )

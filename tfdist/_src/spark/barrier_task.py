@@ -18,12 +18,12 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark import BarrierTaskContext, SparkFiles
 
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.launch.job.log_routing import LineAssembler
 from tfdist._src.launch.job.ports import Reservation
 from tfdist._src.launch.job.resources import VISIBLE, available_cores, thread_settings
 from tfdist._src.launch.job.worker import Watchdog, WorkerPlan, WorkerProcess
-from tfdist._src.spark.dataset_shard import ROWS, Lengths, description, merge, write_rows
+from tfdist._src.options import InternalVariable, Variable
+from tfdist._src.spark.dataset_shard import Lengths, description, merge, write_rows
 from tfdist._src.spark.driver_log import DriverLogClient
 from tfdist._src.spark.program import Program
 
@@ -69,7 +69,9 @@ class BarrierTask:
             variables = self._variables(context, reservation.ports[0])
             if self.with_rows:
                 try:
-                    variables[ROWS] = _receive_rows(batches, context, rows.fileno())
+                    variables[InternalVariable.SPARK_ROWS] = _receive_rows(
+                        batches, context, rows.fileno()
+                    )
                 except ValueError as error:
                     raise ValueError(f"{error}\n{_END}") from error
             folder = Path(name)
@@ -90,7 +92,7 @@ class BarrierTask:
         return {
             **thread_settings(available_cores(), beside, None, os.environ),
             **self.settings,
-            SECRET: self.secret,
+            Variable.SECRET: self.secret,
             "TF_CONFIG": json.dumps(place),
             # Includes entries that Spark has added, such as packages sent along with the job.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

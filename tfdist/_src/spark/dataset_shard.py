@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types
 
+from tfdist._src.options import InternalVariable
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -83,9 +85,6 @@ def values(column: pa.Array) -> Any:
         return column.to_numpy(zero_copy_only=False)
     return np.array(column.cast(pa.large_binary()).to_pylist(), object)
 
-
-ROWS = "TFDIST_SPARK_ROWS"
-"""The environment variable with the location of a worker's rows and the length of their arrays."""
 
 Lengths = dict[str, int | None]
 """The length of the arrays in each column; None for other columns, or if unknown."""
@@ -168,12 +167,12 @@ def get_dataset_shard() -> tf.data.Dataset:
     """
     import tensorflow as tf
 
-    if ROWS not in os.environ:
+    if InternalVariable.SPARK_ROWS not in os.environ:
         raise ValueError(
             "There are no rows of Spark here: get_dataset_shard() is for what "
             "tfdist.spark.Distributor.run_on_dataframe runs"
         )
-    found = json.loads(os.environ[ROWS])
+    found = json.loads(os.environ[InternalVariable.SPARK_ROWS])
     path, lengths = found["path"], found["lengths"]
     schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
     signature = {}

@@ -10,14 +10,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src import native
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import device_communicator, gpu
 from tfdist._src.comm.communicator_interface import Alone, Communicator
 from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.comm.tensorflow_collectives import TensorFlowCommunicator
 from tfdist._src.group import Group
+from tfdist._src.log import logger
 from tfdist._src.native import nvidia
-from tfdist._src.options import Options
+from tfdist._src.options import Options, Variable
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
@@ -69,7 +69,7 @@ def choose(group: Group, communication: str) -> str:
         raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
     if group.topology.rank == 0:
         slower = "" if obstacles[0].startswith(_OTHER_GPUS) else ", which are slower"
-        say(f"{obstacles[0]} Falling back to TensorFlow's collectives{slower}.")
+        logger.warning(f"{obstacles[0]} Falling back to TensorFlow's collectives{slower}.")
     return "tensorflow"
 
 
@@ -123,15 +123,15 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     """
     if not are_gpus(devices):
         return False
-    group.agree("TFDIST_DEVICE_ALGORITHM", group.options.device_algorithm)
+    group.agree(Variable.DEVICE_ALGORITHM, group.options.device_algorithm)
     obstacle = gpu.obstacle(devices, group.options)
     obstacles = [text for text in group.exchange("GPUs", obstacle) if text]
     if not obstacles:
         return True
-    if group.options.device_algorithm in ("own", "nccl"):
+    if group.options.device_algorithm in ("p2p", "nccl"):
         raise NativeUnavailableError(obstacles[0])
     if group.topology.rank == 0:
-        say(f"{obstacles[0]} Gradients are summed in the host's memory.")
+        logger.warning(f"{obstacles[0]} Gradients are summed in the host's memory.")
     return False
 
 

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfdist._src import cluster
 from tfdist._src.cluster import ClusterResolver, Found
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist._src.comm.native_communicator import CoreCommunicator
@@ -23,6 +22,7 @@ from tfdist._src.compression.policy import read as compression_policy
 from tfdist._src.compression.transport import Exchange, HostLeaders, OnGpus
 from tfdist._src.group import Group, join, join_devices
 from tfdist._src.internals.tensorflow import global_seed
+from tfdist._src.log import logger
 from tfdist._src.strategy import mirrored
 from tfdist._src.strategy.communication import (
     check_communication,
@@ -299,7 +299,7 @@ def _warn_of_implementation(group: Group, options: Any) -> None:
     chosen = options.implementation
     automatic = tf.distribute.experimental.CommunicationImplementation.AUTO
     if chosen != automatic and group.topology.is_chief:
-        say(
+        logger.warning(
             f"`implementation` of `communication_options` is for TensorFlow's collectives. "
             f"Received: {chosen.name}, but this strategy uses the native ones, which choose their "
             'algorithm by size and hosts. Omit it, or pass communication="tensorflow"; '

@@ -18,9 +18,9 @@ struct Named {
   Algorithm algorithm;
 };
 constexpr Named kAlgorithms[] = {
-    {"auto", Algorithm::kAuto},   {"shared", Algorithm::kShared},
-    {"whole", Algorithm::kWhole}, {"direct", Algorithm::kDirect},
-    {"ring", Algorithm::kRing},   {"hierarchical", Algorithm::kHierarchical},
+    {"auto", Algorithm::kAuto},        {"shm", Algorithm::kShm},
+    {"one_shot", Algorithm::kOneShot}, {"two_shot", Algorithm::kTwoShot},
+    {"ring", Algorithm::kRing},        {"hierarchical", Algorithm::kHierarchical},
 };
 
 constexpr int kMaxEagerRanks = 64;
@@ -79,8 +79,8 @@ bool FitsEagerSlots(size_t bytes, int ranks) {
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
-  if (bytes <= kWholeBytes && members <= kMaxWhole) return Algorithm::kWhole;
-  return members <= kMaxDirect ? Algorithm::kDirect : Algorithm::kRing;
+  if (bytes <= kWholeBytes && members <= kMaxWhole) return Algorithm::kOneShot;
+  return members <= kMaxDirect ? Algorithm::kTwoShot : Algorithm::kRing;
 }
 
 void OverLinks(Fabric& fabric, const Operation& operation, const Members& members,
@@ -93,10 +93,10 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   if (algorithm == Algorithm::kAuto) { algorithm = BetweenHosts(transfer.in.bytes(), size); }
   // A ring rounds partial results at every hop.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
-  if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
+  if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kTwoShot;
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   switch (algorithm) {
-    case Algorithm::kWhole:
+    case Algorithm::kOneShot:
       return RunWhole(fabric, operation.fingerprint, members, transfer);
     case Algorithm::kRing:
       return RunRing(fabric, operation.fingerprint, members, transfer);
@@ -263,22 +263,22 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
     }
   }
   if (algorithm == Algorithm::kAuto) {
-    algorithm = one_host ? Algorithm::kShared : Algorithm::kHierarchical;
+    algorithm = one_host ? Algorithm::kShm : Algorithm::kHierarchical;
   }
-  if ((algorithm == Algorithm::kShared && !one_host) || topology.size == 1) {
+  if ((algorithm == Algorithm::kShm && !one_host) || topology.size == 1) {
     algorithm = Algorithm::kHierarchical;
   }
   const bool small = !operation.compression && FitsEagerSlots(operation.in.bytes(), host.size()) &&
-                     (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
+                     (algorithm == Algorithm::kShm || algorithm == Algorithm::kHierarchical);
   fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   host.Arrive(operation.fingerprint, small ? operation.in : ConstBufferList());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
-  if (algorithm == Algorithm::kShared && small) {
+  if (algorithm == Algorithm::kShm && small) {
     return ReduceEagerly(host, operation, Divisor(operation, topology.size), operation.out,
                          operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
-  if (algorithm == Algorithm::kShared) return RunShared(host, whole);
+  if (algorithm == Algorithm::kShm) return RunShared(host, whole);
   host.AwaitAll();
   OverLinks(fabric, operation, Everyone(topology), whole, algorithm);
 }

@@ -9,9 +9,9 @@ namespace tfdist {
 // How to run an all-reduce.
 enum class Algorithm {
   kAuto,
-  kShared,        // through the host's segment, chunk by chunk
-  kWhole,         // everyone sends everything to everyone
-  kDirect,        // each rank reduces a part, sent to it directly
+  kShm,           // through the host's segment, chunk by chunk
+  kOneShot,       // everyone sends everything to everyone
+  kTwoShot,       // each rank reduces a part, sent to it directly
   kRing,          // each rank talks to two others
   kHierarchical,  // inside the hosts first, then between them
 };

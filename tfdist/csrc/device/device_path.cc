@@ -83,7 +83,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     Arrive(fabric, operation, parts);
   }
   try {
-    if (IsMessage(asked.kind) && transport == Transport::kOwn) {
+    if (IsMessage(asked.kind) && transport == Transport::kP2p) {
       HoldBack(parts);
       Copy(fabric, operation);
       return false;

@@ -15,10 +15,10 @@ constexpr size_t kMinBufferBytes = 4096;
 }  // namespace
 
 void CheckDevice(const DeviceSetup& setup) {
-  const std::set<std::string> known{"", "own", "nccl", "host", "by_size"};
+  const std::set<std::string> known{"", "p2p", "nccl", "host", "by_size"};
   if (!known.count(setup.transport)) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM must be own, nccl, host or by_size. Received: " +
+                "TFDIST_DEVICE_ALGORITHM must be p2p, nccl, host or by_size. Received: " +
                     setup.transport + ".");
   }
   if (setup.buffer_bytes < kMinBufferBytes || setup.buffer_bytes % device::kVectorBytes != 0) {

@@ -21,7 +21,7 @@ struct DeviceSetup {
   std::string cuda;         // the driver's library; empty for the system's
   std::string nccl;         // NCCL's library; empty for none
   bool tls = false;         // between ranks; NCCL would send unencrypted
-  // "own", "nccl" or "host"; "by_size" picks by message size; "" measures and picks.
+  // "p2p", "nccl" or "host"; "by_size" picks by message size; "" measures and picks.
   std::string transport;
   size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU
   bool may_share_gpu = false;  // whether ranks of one GPU use kernels and NCCL; for tests

@@ -209,7 +209,7 @@ bool HaveOwnGpus(const DeviceGroup& group) {
 // Two ranks of one process on the same GPU: their streams, too, may be queued behind each other.
 // Ranks of different processes take turns on a GPU, which is slow, but do not block each other.
 std::string WhyNoStreams(const DeviceGroup& group) {
-  if (std::strcmp(group.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
+  if (std::strcmp(group.ranks[0].transport, "p2p") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     for (size_t other = 0; other < rank; ++other) {
       if (AreSame(group.ranks[other].gpu, group.ranks[rank].gpu) &&

@@ -81,7 +81,7 @@ void Routes::ExchangeInfo(Fabric& fabric, const Operation& operation) {
 }
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
-  if (!setup_.is_free() && setup_.transport != "own") return;
+  if (!setup_.is_free() && setup_.transport != "p2p") return;
   lack_ = WhyNoKernels(group_);
   if (!lack_.empty()) {
     if (group_.topology.hosts.size() == 1) Announce();
@@ -161,20 +161,20 @@ bool Routes::HaveChoice() const {
 
 Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) const {
   if (setup_.transport == "host") return Transport::kHost;
-  if (setup_.transport == "own" && !ranks_[0]->own) {
+  if (setup_.transport == "p2p" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that can access each other's memory. They "
+                "TFDIST_DEVICE_ALGORITHM=p2p needs GPUs that can access each other's memory. They "
                 "cannot, since " +
                     lack_ + ".");
   }
   const bool reduces = IsReduction(asked.kind);
   const size_t bytes = parts[0]->in.bytes();
   if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;
-  if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
+  if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kP2p;
   const bool nccl =
-      setup_.transport != "own" && MayUseNccl() && (!reduces || NcclSupports(asked.type, asked.op));
+      setup_.transport != "p2p" && MayUseNccl() && (!reduces || NcclSupports(asked.type, asked.op));
   if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= max_kernel_bytes_)) {
-    return Transport::kOwn;
+    return Transport::kP2p;
   }
   return nccl ? Transport::kNccl : Transport::kHost;
 }

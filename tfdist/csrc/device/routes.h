@@ -17,7 +17,7 @@ namespace tfdist {
 
 class Routes {
  public:
-  enum class Transport { kHost, kOwn, kNccl };
+  enum class Transport { kHost, kP2p, kNccl };
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
   // Args: ranks: this process's GPUs; `Open` sets their `peers` and `own`.

@@ -23,13 +23,10 @@ from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.cluster_spec import Topology, split
 from tfdist._src.cluster.net import framing
 from tfdist._src.cluster.net.sockets import end_gently
-from tfdist._src.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, TlsSocket, explain
+from tfdist._src.cluster.net.tls import REMEDY, TlsSocket, explain
 from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, TlsError
-
-VARIABLE = "TFDIST_SECRET"
-"""The variable that contains the secret; messages name the variable, never the secret."""
 
 _HEX = frozenset("0123456789abcdef")
 _CHALLENGE_BYTES = 32
@@ -184,7 +181,10 @@ def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
 def tls_problem(error: Exception) -> str | None:
     """Returns why two ends cannot use TLS, and the remedy; None for any other error."""
     if isinstance(error, TlsMismatch):
-        return f"{error}. Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
+        return (
+            f"{error}. Set TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all "
+            "workers, or on none"
+        )
     reason = explain(error) if isinstance(error, ssl.SSLError) else None
     return f"{reason}. {REMEDY}" if reason else None
 
@@ -215,8 +215,8 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
     if header["kind"] == "refused":
         here = "one is set here" if secret else "none is set here"
         raise ClusterError(
-            f"{name} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on all "
-            f"{mine.kind}."
+            f"{name} refused {mine}: their secrets differ ({here}). Set the same "
+            f"TFDIST_SECRET on all {mine.kind}."
         )
     theirs = Identity.from_header({**header, "kind": "hello"})
     said = framing.encode({"kind": "hello", **vars(theirs)})
@@ -339,15 +339,15 @@ def _other_protocol(mine: Identity, theirs: object, name: str) -> str:
 
 def _no_secret(theirs: Identity) -> str:
     return (
-        f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
-        f"{theirs.kind}"
+        f"it claims to be {theirs}, but does not have the secret; set the same "
+        f"TFDIST_SECRET on all {theirs.kind}"
     )
 
 
 _REMEDY = (
-    f"Give all workers the same {VARIABLE} (`tfdist run` creates one; on Kubernetes, mount a "
-    f"Secret as this variable; with Slurm, `export {VARIABLE}=$(openssl rand -hex 32)` before "
-    f"srun), or TLS certificates"
+    "Give all workers the same TFDIST_SECRET (`tfdist run` creates one; on Kubernetes, mount a "
+    "Secret as this variable; with Slurm, `export TFDIST_SECRET=$(openssl rand -hex 32)` before "
+    "srun), or TLS certificates"
 )
 
 
@@ -365,13 +365,13 @@ def is_closed(topology: Topology, options: Options) -> bool:
     return bool(options.secret) or options.tls or all(map(_is_loopback, _hosts(topology)))
 
 
-def check_security(topology: Topology, options: Options, announce: Announce) -> None:
+def check_security(topology: Topology, options: Options, warn: Announce) -> None:
     """Warns about a job that is open to strangers, or refuses it.
 
     Args:
         topology: the job's workers.
         options: `security` selects the reaction; `secret` and the TLS options are used.
-        announce: called with the warning, on rank 0.
+        warn: called with the warning, on rank 0.
 
     Raises:
         ClusterError: the job is open, and `TFDIST_SECURITY=required`.
@@ -384,8 +384,8 @@ def check_security(topology: Topology, options: Options, announce: Announce) -> 
             f"{_REMEDY}."
         )
     if topology.is_chief:
-        announce(
-            f"tfdist: anyone who can reach the workers' ports can take part in this job: it has "
+        warn(
+            f"anyone who can reach the workers' ports can take part in this job: it has "
             f"neither a secret nor TLS. {_REMEDY}; TFDIST_SECURITY=none silences this warning, "
             f"TFDIST_SECURITY=required makes it an error."
         )

@@ -26,10 +26,11 @@ from tfdist._src.cluster.membership.view import (
 )
 from tfdist._src.cluster.net.framing import Header, WireError
 from tfdist._src.cluster.net.listener import check_own
-from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
 from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
 from tfdist._src.cluster.session.session import Session
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import RendezvousError, TfdistError
 
@@ -137,7 +138,7 @@ _PAUSE_SECONDS = 0.2
 
 
 def meet_or_join(
-    topology: Topology, options: Options, announce: Announce = say
+    topology: Topology, options: Options, announce: Announce = logger.info
 ) -> Session | Joiner:
     """Meets the other workers of this process's cluster, or finds a running job to join.
 
@@ -175,7 +176,9 @@ def meet_or_join(
         search.stop()
 
 
-def join_running(topology: Topology, options: Options, announce: Announce = say) -> Joiner | None:
+def join_running(
+    topology: Topology, options: Options, announce: Announce = logger.info
+) -> Joiner | None:
     """Looks for a running job among the workers of this process's cluster.
 
     Args:

@@ -25,8 +25,9 @@ from tfdist._src.cluster.membership.wire import FRAME_LIMIT, decode_acceptor, en
 from tfdist._src.cluster.net.framing import Decoder, Header, WireError, encode
 from tfdist._src.cluster.net.listener import claim
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import TfdistError
 
@@ -140,7 +141,7 @@ class Witness:
         >>> witness.close()
     """
 
-    def __init__(self, address: str, options: Options, announce: Announce = say) -> None:
+    def __init__(self, address: str, options: Options, announce: Announce = logger.warning) -> None:
         topology = Topology((Worker("launcher", 0, address),))
         tls = Tls.load(options)
         self.address = address

@@ -20,9 +20,10 @@ from tfdist._src.cluster.membership.record import is_dead, is_visible
 from tfdist._src.cluster.membership.regrouping import Regrouping, inquire, say_farewell
 from tfdist._src.cluster.membership.view import Member, Patience, View, decode_member, encode_member
 from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
-from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
 from tfdist._src.cluster.session.session import Session
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, GroupLostError
 
@@ -63,7 +64,9 @@ class Membership:
         >>> session = membership.regroup(min_workers=2)  # doctest: +SKIP
     """
 
-    def __init__(self, session: Session, options: Options, announce: Announce = say) -> None:
+    def __init__(
+        self, session: Session, options: Options, announce: Announce = logger.warning
+    ) -> None:
         if not session.topology.workers:
             raise ClusterError(
                 "A process without an address cannot form a group with others. Received: no "

@@ -334,4 +334,4 @@ def summary(
     kept = len(new.members) - len(came)
     parts.append(f"{kept} of {len(old.members)} workers form generation {new.generation}")
     size = f" of {len(new.members)} workers" if came else ""
-    return f"tfdist: {'; '.join(parts)}{size}"
+    return f"{'; '.join(parts)}{size}"

@@ -25,7 +25,7 @@ from tfdist._src.cluster.membership.view import Place
 from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.sockets import Descriptor, close_on_fork
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -44,7 +44,7 @@ def here(options: Options, record: str = "") -> Place:
     machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
     # Without the boot id, processes of another machine would seem visible.
     started = (_started(pid) or 0) if boot else 0
-    return Place(machine, pid, started, record, options.witness)
+    return Place(machine, pid, started, record, options.launcher.witness)
 
 
 def is_visible(other: Place, mine: Place) -> bool:
@@ -165,8 +165,8 @@ class Record:
             self._replace(acceptor)
         except OSError as error:
             _unlink(self._folder.fileno(), self._name)
-            say(
-                f"tfdist: what this worker agrees to can no longer be recorded in {self.path}: "
+            logger.warning(
+                f"what this worker agrees to can no longer be recorded in {self.path}: "
                 f"{error.strerror}. If it dies, the others need a majority to go on. Free space."
             )
             self._close()

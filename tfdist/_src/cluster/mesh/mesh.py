@@ -17,8 +17,9 @@ from tfdist._src.cluster.mesh.shared_memory import HostMemory, SegmentBytes
 from tfdist._src.cluster.net.listener import listen_near, ports
 from tfdist._src.cluster.net.sockets import Descriptor, Owner, allow_descriptors, close_on_fork
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.net.wait_messages import Announce, say
+from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.session.session import Lockstep, Report, Session
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import RendezvousError
 
@@ -84,7 +85,7 @@ def connect(
     options: Options,
     segment_bytes: SegmentBytes,
     *,
-    announce: Announce = say,
+    announce: Announce = logger.warning,
 ) -> Mesh | None:
     """Connects the ranks of a group; all ranks of the session must call this together.
 

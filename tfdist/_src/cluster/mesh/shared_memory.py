@@ -192,7 +192,7 @@ class HostMemory:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 raise
             self._announce(
-                f"tfdist: {len(colocated)} workers on this host cannot share {self.size} bytes in "
+                f"{len(colocated)} workers on this host cannot share {self.size} bytes in "
                 f"{MEMORY} ({error.strerror or error}) and use slower TCP instead. {remedy(error)}"
             )
             return {}

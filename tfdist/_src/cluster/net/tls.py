@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist._src.options import Options
+from tfdist._src.options import Options, Variable
 from tfdist.errors import TlsError
 
 
@@ -109,8 +109,6 @@ def in_the_clear(sock: socket.socket) -> socket.socket:
     return socket.socket(fileno=sock.detach()) if isinstance(sock, TlsSocket) else sock
 
 
-CERTIFICATE, KEY, CA = "TFDIST_TLS_CERTIFICATE", "TFDIST_TLS_KEY", "TFDIST_TLS_CA"
-
 _MAX_ROUNDS = 10
 
 
@@ -198,7 +196,10 @@ def explain(error: ssl.SSLError) -> str | None:
     return f"the two cannot agree on TLS ({_words(reason)})"
 
 
-REMEDY = f"Give all workers unexpired certificates signed by the CA that {CA} names on all of them"
+REMEDY = (
+    "Give all workers unexpired certificates signed by the CA that TFDIST_TLS_CA names on all of "
+    "them"
+)
 
 
 def _words(reason: str) -> str:
@@ -213,21 +214,22 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     # Workers are known by address; the job's CA alone decides which processes are workers.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    _trust(context, CA, options.tls_ca)
+    _trust(context, Variable.TLS_CA, options.tls_ca)
     # Only to validate it: the errors of `load_cert_chain` do not name the file.
-    _trust(ssl.SSLContext(protocol), CERTIFICATE, options.tls_certificate)
-    _read(KEY, options.tls_key)
+    _trust(ssl.SSLContext(protocol), Variable.TLS_CERTIFICATE, options.tls_certificate)
+    _read(Variable.TLS_KEY, options.tls_key)
     try:
         context.load_cert_chain(options.tls_certificate, options.tls_key, _no_passphrase)
     except ssl.SSLError as error:
         if "MISMATCH" in str(error.reason):
             raise TlsError(
                 f"The key in {options.tls_key} does not match the certificate in "
-                f"{options.tls_certificate}: correct {KEY} or {CERTIFICATE}."
+                f"{options.tls_certificate}: correct TFDIST_TLS_KEY or TFDIST_TLS_CERTIFICATE."
             ) from None
         raise TlsError(
-            f"{KEY}: {options.tls_key} contains no PEM private key usable without a passphrase: "
-            f"correct the path, or rewrite the key with `openssl pkey -in ... -out ...`."
+            f"TFDIST_TLS_KEY: {options.tls_key} contains no PEM private key usable without a "
+            f"passphrase: correct the path, or rewrite the key with `openssl pkey -in ... "
+            "-out ...`."
         ) from None
     return context
 
@@ -277,9 +279,9 @@ def _check_trusted(
             except ssl.SSLError as error:
                 reason = getattr(error, "verify_message", None) or _words(str(error.reason))
                 raise TlsError(
-                    f"{CERTIFICATE}: other workers would not trust {options.tls_certificate} "
-                    f"({reason}): renew it if it has expired, and have it signed by the CA of {CA} "
-                    f"({options.tls_ca})."
+                    f"TFDIST_TLS_CERTIFICATE: other workers would not trust "
+                    f"{options.tls_certificate} ({reason}): renew it if it has expired, and have "
+                    f"it signed by the CA of TFDIST_TLS_CA ({options.tls_ca})."
                 ) from None
     certificate: dict[str, Any] = ends[0].getpeercert() or {}
     names = [f"{key}={value}" for pairs in certificate.get("subject", ()) for key, value in pairs]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -15,13 +13,6 @@ NAMED = 8
 """The maximum number of workers that a message names."""
 
 Announce = Callable[[str], object]
-
-
-def say(line: str) -> None:
-    """Writes a line to stderr in one call, so that the lines of several workers do not mix."""
-    with contextlib.suppress(OSError, ValueError):  # stderr is closed or broken
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
 
 
 def named(workers: Sequence[Worker], count: int | None = None) -> str:
@@ -69,4 +60,4 @@ class WaitMessages:
             return
         self._next = now + EVERY_SECONDS
         seconds = f"[{now - self._start:.0f} s of {self._timeout:.0f} s]"
-        self._announce(f"tfdist: {self._me} waiting for {waiting()} {seconds}")
+        self._announce(f"{self._me} waiting for {waiting()} {seconds}")

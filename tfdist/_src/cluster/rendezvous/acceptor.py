@@ -228,11 +228,11 @@ class Rejections:
     Example:
         >>> rejections = Rejections(print)
         >>> rejections.add("10.0.0.9", "10.0.0.9:40000", "it sent no hello", now=0.0)
-        tfdist: dropped a connection from 10.0.0.9:40000: it sent no hello
+        dropped a connection from 10.0.0.9:40000: it sent no hello
         >>> for second in range(1, 4):
         ...     rejections.add("10.0.0.9", "10.0.0.9:40001", "it sent no hello", now=second)
         >>> rejections.tick(now=12.0)
-        tfdist: dropped 3 more connections from 10.0.0.9; the last: it sent no hello
+        dropped 3 more connections from 10.0.0.9; the last: it sent no hello
     """
 
     def __init__(self, announce: Announce) -> None:
@@ -251,7 +251,7 @@ class Rejections:
         known = self._addresses.get(address)
         if known is None and len(self._addresses) < _MAX_ADDRESSES:
             self._addresses[address] = _Unreported(now)
-            self._announce(f"tfdist: dropped a connection from {peer}: {reason}")
+            self._announce(f"dropped a connection from {peer}: {reason}")
             return
         if known is None:  # a flood from many addresses
             known = self._addresses.setdefault("other addresses", _Unreported(now))
@@ -282,8 +282,7 @@ class Rejections:
         if one.count:
             connections = "connection" if one.count == 1 else "connections"
             self._announce(
-                f"tfdist: dropped {one.count} more {connections} from {address}; the last: "
-                f"{one.reason}"
+                f"dropped {one.count} more {connections} from {address}; the last: {one.reason}"
             )
 
 

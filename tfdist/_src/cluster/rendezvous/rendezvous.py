@@ -23,10 +23,11 @@ from tfdist._src.cluster.net.sockets import (
     why_unreachable,
 )
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named, say
+from tfdist._src.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor, NotHere
 from tfdist._src.cluster.session.session import Session
 from tfdist._src.cluster.session.shared_state import decode_error, encode_error
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import RendezvousError, TfdistError
 
@@ -57,6 +58,7 @@ class RendezvousServer:
         options: `start_timeout` and `secret` are used.
         tls: the TLS contexts; None for connections without TLS.
         announce: called with each line about missing workers.
+        warn: called with each line about rejected connections and refused workers.
         check: called several times a second; any error that it raises ends the wait.
     """
 
@@ -67,6 +69,7 @@ class RendezvousServer:
         options: Options,
         tls: Tls | None,
         announce: Announce,
+        warn: Announce,
         check: Callable[[], object] = lambda: None,
     ) -> None:
         self._topology = topology
@@ -74,7 +77,7 @@ class RendezvousServer:
         self._listeners = listeners
         self._timeout = timeout = options.start_timeout
         self._closed_job = is_closed(topology, options)
-        self._announce = announce
+        self._warn = warn
         self._mine = identity.Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._name_checks = NameChecks()
@@ -93,7 +96,7 @@ class RendezvousServer:
             2 * topology.size,
             _screen_client,
             self._admit,
-            announce,
+            warn,
         )
 
     def run(self) -> dict[int, socket.socket]:
@@ -250,7 +253,7 @@ class RendezvousServer:
             self._fail(error)
         else:
             self._refusal = error
-            self._announce(f"tfdist: refused {hello}: {error}")
+            self._warn(f"refused {hello}: {error}")
         self._inform(sock, hello, self._error or error)
 
     def _inform(self, sock: socket.socket, hello: identity.Identity, error: TfdistError) -> None:
@@ -284,7 +287,7 @@ class RendezvousServer:
         self._selector.unregister(sock)
         sock.close()
         if self._error is None:
-            self._announce(f"tfdist: {hello} disconnected while waiting for the others")
+            self._warn(f"{hello} disconnected while waiting for the others")
 
     def _close(self) -> None:
         self._acceptor.close()
@@ -484,7 +487,8 @@ def meet(
     topology: Topology,
     options: Options,
     *,
-    announce: Announce = say,
+    announce: Announce = logger.info,
+    warn: Announce = logger.warning,
     check: Callable[[], object] = lambda: None,
 ) -> Session:
     """Waits for every worker of the group, and connects them.
@@ -502,6 +506,8 @@ def meet(
             other options.
         announce: called occasionally with a line about missing workers; writes to stderr by
             default.
+        warn: called with lines about an open job, rejected connections and refused workers; writes
+            to stderr by default.
         check: called several times a second; any error that it raises ends the wait.
 
     Returns:
@@ -520,7 +526,7 @@ def meet(
     """
     if topology.size == 1:
         return Session(topology, {}, options)
-    check_security(topology, options, announce)
+    check_security(topology, options, warn)
     tls = Tls.load(options)
     # Workers that do not know one another's addresses yet only dial rank 0.
     known = bool(topology.me.address)
@@ -529,7 +535,7 @@ def meet(
         if topology.rank == 0:
             _listen(topology, claimed)
             allow_descriptors(topology.size)
-            sockets = RendezvousServer(topology, claimed, options, tls, announce, check).run()
+            sockets = RendezvousServer(topology, claimed, options, tls, announce, warn, check).run()
         else:
             check_resolvable(topology.chief.address, name=str(topology.chief))
             sockets = {0: RendezvousClient(topology, options, tls, announce, check).run()}

@@ -131,7 +131,7 @@ class SharedListener:
         except (OSError, ValueError) as error:
             for sock in listeners:
                 sock.close()
-            self._announce(f"tfdist: {self._what}: {error}")
+            self._announce(f"{self._what}: {error}")
             return
         wake_receiver.setblocking(False)
         wake_sender.setblocking(False)
@@ -186,7 +186,7 @@ class SharedListener:
                 kept = {*listeners, wake_receiver}
                 _loop(selector, acceptor, list(services.values()), stopped, kept)
         except Exception as error:  # the job continues
-            self._announce(f"tfdist: {self._what} any longer: {error!r}")
+            self._announce(f"{self._what} any longer: {error!r}")
         finally:
             for sock in (*listeners, wake_receiver):
                 sock.close()

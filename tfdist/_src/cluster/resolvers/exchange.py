@@ -15,11 +15,12 @@ from tfdist._src.cluster.cluster_spec import Topology, Worker, split
 from tfdist._src.cluster.net import dns
 from tfdist._src.cluster.net.dns import check_resolvable, resolve
 from tfdist._src.cluster.net.listener import bind, check_own, local_addresses
-from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
 from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.resolvers import slurm
 from tfdist._src.cluster.resolvers.found import AddressExchange, Found
 from tfdist._src.cluster.session.session import Session
+from tfdist._src.log import logger
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError
 
@@ -60,7 +61,9 @@ _reserved: list[socket.socket] = []
 """Sockets that keep the ports of this process from being assigned to others."""
 
 
-def complete(found: Found, options: Options, announce: Announce = say) -> tuple[Topology, Options]:
+def complete(
+    found: Found, options: Options, announce: Announce = logger.info
+) -> tuple[Topology, Options]:
     """Completes a resolver's result; called by all workers.
 
     The workers meet at rank 0, and each sends the address at which it will listen. If the settings

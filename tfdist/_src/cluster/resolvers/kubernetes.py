@@ -12,10 +12,10 @@ from collections.abc import Mapping
 
 from tfdist._src.cluster import cluster_spec
 from tfdist._src.cluster.resolvers.found import Found, number, rank_and_size
+from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import ClusterError
 
-_RANK, _SIZE, _SERVICE = "JOB_COMPLETION_INDEX", "TFDIST_WORKERS", "TFDIST_SERVICE"
-_ELASTIC = "TFDIST_ELASTIC"
+_RANK = "JOB_COMPLETION_INDEX"
 _PORT = 2222
 _AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
 
@@ -26,19 +26,19 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
     Raises:
         ClusterError: the variables contradict each other or the pod's name.
     """
-    if _RANK not in environ or _SIZE not in environ:
+    if _RANK not in environ or Variable.WORKERS not in environ:
         return None
-    if environ.get(_ELASTIC, "0") not in ("", "0"):
+    if environ.get(InternalVariable.ELASTIC, "0") not in ("", "0"):
         # The job may have been given more pods since; a new pod joins the original ones.
-        rank, size = number(environ, _RANK), number(environ, _SIZE)
+        rank, size = number(environ, _RANK), number(environ, Variable.WORKERS)
         size = max(size, rank + 1)
     else:
-        rank, size = rank_and_size(environ, _RANK, _SIZE)
+        rank, size = rank_and_size(environ, _RANK, Variable.WORKERS)
     if size == 1:
         return Found("Kubernetes")
     name = environ.get("HOSTNAME") or socket.gethostname()
     job, _, last = name.partition(".")[0].rpartition("-")
-    service = environ.get(_SERVICE, "")
+    service = environ.get(Variable.SERVICE, "")
     if not job or last != str(rank):
         raise ClusterError(
             f"The pod's host name does not end with its index. Received: {name!r}, {_RANK}={rank}. "
@@ -46,9 +46,9 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
         )
     if not service:
         raise ClusterError(
-            f"{_SERVICE} is not set; the pods need it to find one another. Set it to the headless "
-            "service that selects them, and use the same name as the pods' `subdomain`; `tfdist "
-            "manifest` writes both."
+            "TFDIST_SERVICE is not set; the pods need it to find one another. Set it to the "
+            "headless service that selects them, and use the same name as the pods' `subdomain`; "
+            "`tfdist manifest` writes both."
         )
     addresses = [f"{job}-{index}.{service}:{_PORT}" for index in range(size)]
     return Found("Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT))

@@ -8,10 +8,10 @@ from socket import socket
 
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.session.connections import Connections, OwnReport
 from tfdist._src.cluster.session.coordinator import Decision, left_message, loss_message
 from tfdist._src.cluster.session.shared_state import SessionState, decode_error, decode_result
+from tfdist._src.log import logger
 from tfdist.errors import PeerLostError
 
 _MARGIN = 1.5
@@ -167,5 +167,5 @@ class Agent:
             f"{self._chief}, has not said for whom for {quiet:.0f} s; it was last heard of "
             f"{silence:.0f} s ago"
         )
-        say(f"tfdist: {line}")
+        logger.warning(f"{line}")
         self._state.stall(line)

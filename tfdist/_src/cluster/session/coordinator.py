@@ -10,13 +10,13 @@ from socket import socket
 
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
-from tfdist._src.cluster.net.wait_messages import named, say
+from tfdist._src.cluster.net.wait_messages import named
 from tfdist._src.cluster.session.connections import Connections, Gathering, OwnReport, Presence
 from tfdist._src.cluster.session.order_checks import CrossedWait, TracedOrders, crossed_waits
 from tfdist._src.cluster.session.shared_state import SessionState, encode_error, encode_result
+from tfdist._src.log import logger
+from tfdist._src.options import Variable
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
-
-COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
 
 Decision = Callable[[list[bytes]], list[bytes]]
 """Returns rank 0's reply to each rank, given the payloads of all; it must not raise or block."""
@@ -73,7 +73,7 @@ class PendingExchanges:
         *,
         deadline: float,
         timeout: float,
-        variable: str = COLLECTIVE_TIMEOUT,
+        variable: str = Variable.COLLECTIVE_TIMEOUT,
         decide: Decision | None = None,
     ) -> Exchange | None:
         """Records that a rank joins an exchange.
@@ -344,7 +344,7 @@ class Coordinator:
                 self._fail(error)
             if not self._failed:
                 for line in self._exchanges.slow(now, self._stall_warning):
-                    say(f"tfdist: {line}")
+                    logger.warning(f"{line}")
                     self._connections.broadcast(encode({"kind": "stalled", "text": line}))
                     self._state.stall(line)
                 self._check_crossed_waits(now)

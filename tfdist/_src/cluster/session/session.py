@@ -15,10 +15,10 @@ from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.session import exit_reason, shared_state
 from tfdist._src.cluster.session.agent import Agent
 from tfdist._src.cluster.session.connections import Gathering, OwnAddress, OwnReport, Presence
-from tfdist._src.cluster.session.coordinator import COLLECTIVE_TIMEOUT, Coordinator, Decision
+from tfdist._src.cluster.session.coordinator import Coordinator, Decision
 from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.cluster.session.shared_state import Loss
-from tfdist._src.options import Options
+from tfdist._src.options import Options, Variable
 from tfdist.errors import ClusterError, PeerLostError, RendezvousError, TfdistError
 
 MAX_BYTES = 64 * 1024 * 1024
@@ -135,7 +135,7 @@ class Session:
         payload: bytes,
         timeout: float | None = None,
         *,
-        variable: str = COLLECTIVE_TIMEOUT,
+        variable: str = Variable.COLLECTIVE_TIMEOUT,
     ) -> list[bytes]:
         """Gathers a small byte string from every rank on every rank.
 
@@ -170,7 +170,7 @@ class Session:
         decide: Decision,
         timeout: float | None = None,
         *,
-        variable: str = COLLECTIVE_TIMEOUT,
+        variable: str = Variable.COLLECTIVE_TIMEOUT,
     ) -> bytes:
         """Makes rank 0 compute a reply to each rank from the payloads of all ranks.
 
@@ -368,8 +368,6 @@ class Session:
 Report = dict[str, Any]
 """One rank's report, or rank 0's reply to it; JSON-serializable."""
 
-_VARIABLE = "TFDIST_START_TIMEOUT"
-
 
 class Lockstep:
     """Runs steps one after another on all ranks; rank 0 decides on the reply to each rank.
@@ -431,7 +429,7 @@ class Lockstep:
                 json.dumps(message).encode(),
                 replies,
                 self._timeout,
-                variable=_VARIABLE,
+                variable=Variable.START_TIMEOUT,
             )
         )
         if "error" in reply:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tfdist._src.cluster.net.framing import Header, WireError, encode
-from tfdist._src.cluster.net.wait_messages import say
+from tfdist._src.log import logger
 from tfdist.errors import (
     ClusterError,
     PeerLostError,
@@ -311,7 +311,7 @@ class SessionState:
             return list(notices) if len(notices) >= count else None
 
         def warn(line: str) -> None:
-            say(f"tfdist: {line}")
+            logger.warning(f"{line}")
             self.stall(line)
             tell(line)
 

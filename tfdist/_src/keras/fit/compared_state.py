@@ -26,7 +26,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import tokens
 from tfdist._src.group import Group
 from tfdist._src.internals.graphs import captured_from, variables_read
@@ -37,6 +36,7 @@ from tfdist._src.keras.fit.step_exchange import last_programs
 from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, replicated_variables
 from tfdist._src.keras.saving.compression_files import compressor_of
 from tfdist._src.keras.saving.files import awaits_admission, group_of, in_stages, needs_gathering
+from tfdist._src.log import logger
 from tfdist._src.strategy.commit_point import READS
 from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.variables import ReplicatedMirroredVariable, assignments, take_assigned
@@ -517,7 +517,7 @@ class BeginTogether(Callback):
                 "Pass the path of a shared disk, or use tfdist.callbacks.BackupAndRestore."
             )
         if group.topology.is_chief:
-            say(f"tfdist: {found}. All go on with the state of {group.topology.workers[0]}.")
+            logger.warning(f"{found}. All go on with the state of {group.topology.workers[0]}.")
         set_initial_epoch(self.model, epoch)
         for variable in compared.variables().values():
             value = variable if isinstance(variable, tf.Variable) else variable.value

@@ -26,7 +26,7 @@ from tfdist._src.internals.graphs import is_compiled_whole
 from tfdist._src.internals.keras import made_under, model_supports_jit
 from tfdist._src.internals.tensorflow import staying_in_scope
 from tfdist._src.keras.patching import patch
-from tfdist._src.native.store import say
+from tfdist._src.log import logger
 from tfdist._src.options import Options, xla_processor_limit
 from tfdist._src.strategy.extended import (
     ReplicatedExtended,
@@ -149,7 +149,7 @@ def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
 
 def _say_if_chosen(model: keras.Model) -> None:
     if model in _chosen and extended_of(made_under(model)).group.topology.is_chief:
-        say(
+        logger.info(
             f"XLA compiles the steps of {model.name!r}, as it does on one GPU "
             '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
         )

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.comm import flight_log, tokens
 from tfdist._src.data.distribute import as_tensors, form_of
 from tfdist._src.data.shares import BatchForm
@@ -45,6 +44,7 @@ from tfdist._src.keras.fit.compared_state import outer_state_of
 from tfdist._src.keras.fit.metric_state import metric_variables
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
+from tfdist._src.log import logger
 from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy.commit_point import find_writes
 from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
@@ -166,8 +166,8 @@ def _hint(name: str, found: Sequence[Transfer], rows: int) -> None:
     _hinted.add(name)
     size, largest = max(gathers, key=lambda pair: pair[0])
     reason = f" ({largest.reason})" if largest.reason else ""
-    say(
-        f"tfdist: A training step of {name!r} gathers {bytes_text(gathered)}, more than the "
+    logger.warning(
+        f"A training step of {name!r} gathers {bytes_text(gathered)}, more than the "
         f"{bytes_text(reduced)} that it reduces. The largest value has {bytes_text(size)}, for "
         f"{largest.operation} at {largest.where}{reason}. `strategy.explain(model, batch)` prints "
         "all of them, and how to gather less."

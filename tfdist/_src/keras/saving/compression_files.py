@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.compression.compressor import Compressor
 from tfdist._src.internals.keras import saving_lib
 from tfdist._src.internals.optimizer import inner_optimizer
 from tfdist._src.keras.patching import patch
 from tfdist._src.keras.saving.files import group_of
+from tfdist._src.log import logger
 from tfdist._src.strategy.extended import extended_of
 
 _MARK = "mark"
@@ -87,8 +87,8 @@ def load_state(model: Any, filepath: Any) -> None:
         optimizer.compression_state.load(values)
     elif compressor.keeps():
         problem = "belongs to other weights" if os.path.exists(path) else "does not exist"
-        say(
-            f"tfdist: {path} {problem}; training continues without the compression errors of the "
+        logger.warning(
+            f"{path} {problem}; training continues without the compression errors of the "
             "earlier run."
         )
 

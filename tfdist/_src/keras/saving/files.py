@@ -27,11 +27,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.cluster import Notice, Session
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.group import Group
 from tfdist._src.internals.keras import variables_of_archive
 from tfdist._src.internals.variables import set_value_on_cpu
 from tfdist._src.keras.patching import patch
+from tfdist._src.log import logger
 from tfdist._src.sharding import FullState, full_variables, sharded_by
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.variables import alone, is_alone
@@ -149,7 +149,9 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if awaits_admission(model):
-            say(f"tfdist: {filepath} is not written: this process waits to be admitted to the job.")
+            logger.warning(
+                f"{filepath} is not written: this process waits to be admitted to the job."
+            )
             return None
         group, together = group_of(model), needs_gathering(model)
         with _full_model(model) as full:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist._src.cluster.auth.handshake import VARIABLE, new_secret
-from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.launch.console import OneLineParser, count, typed
+from tfdist._src.options import PREEMPTED, InternalVariable, Variable
 
 # Pods are named after the job, and a label has at most 63 characters.
 _LONGEST_NAME = 45
@@ -348,8 +348,8 @@ def pod_spec(
     """
     given = {
         **variables,
-        "TFDIST_START_TIMEOUT": str(options.start_timeout),
-        **({"TFDIST_METRICS_PORT": str(_METRICS_PORT)} if options.probes else {}),
+        Variable.START_TIMEOUT: str(options.start_timeout),
+        **({Variable.METRICS_PORT: str(_METRICS_PORT)} if options.probes else {}),
         **dict(options.variables),
     }
     from_secret = {"secretKeyRef": {"name": options.name, "key": "secret"}}
@@ -359,7 +359,7 @@ def pod_spec(
         "command": list(options.command),
         "env": [
             *({"name": name, "value": value} for name, value in given.items()),
-            {"name": VARIABLE, "valueFrom": from_secret},
+            {"name": Variable.SECRET, "valueFrom": from_secret},
             *(_metrics_address() if options.probes else []),
         ],
         "ports": [{"name": port, "containerPort": PORT}],
@@ -397,7 +397,7 @@ def pod_spec(
 def _metrics_address() -> list[dict[str, Any]]:
     """Makes metrics available at the pod's address, which Kubernetes queries, not at loopback."""
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
-    return [{"name": "TFDIST_METRICS_HOST", "valueFrom": own}]
+    return [{"name": Variable.METRICS_HOST, "valueFrom": own}]
 
 
 def _resources(options: ManifestOptions) -> dict[str, Any]:
@@ -454,9 +454,9 @@ def indexed(options: ManifestOptions) -> dict[str, Any]:
 
 def template(options: ManifestOptions) -> dict[str, Any]:
     """Returns a worker's pod template; the pod finds the others through the service."""
-    variables = {"TFDIST_WORKERS": str(options.workers), "TFDIST_SERVICE": options.name}
+    variables = {Variable.WORKERS: str(options.workers), Variable.SERVICE: options.name}
     if options.elastic:
-        variables["TFDIST_ELASTIC"] = "1"
+        variables[InternalVariable.ELASTIC] = "1"
     spec = pod_spec(options, variables, container="worker", port="tfdist")
     own = {"subdomain": options.name, "restartPolicy": "Never"}
     return {"metadata": {"labels": labels(options)}, "spec": {**own, **spec}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from tfdist._src import native
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
 from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.membership.liveness import Witness
-from tfdist._src.exit_codes import PREEMPTED
-from tfdist._src.launch.console import announce, say
+from tfdist._src.launch.console import logger, warn
 from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
 from tfdist._src.launch.job import resources
@@ -28,12 +27,18 @@ from tfdist._src.launch.restart_all import RestartAll
 from tfdist._src.launch.restart_one import RestartOne
 from tfdist._src.launch.restart_policy import RestartPolicy
 from tfdist._src.launch.ssh import run_on_hosts
-from tfdist._src.launch.supervisor import FLIGHT_DIR, Supervisor
-from tfdist._src.options import NativeOptions, Options
+from tfdist._src.launch.supervisor import Supervisor
+from tfdist._src.options import (
+    PREEMPTED,
+    InternalVariable,
+    NativeOptions,
+    Options,
+    Variable,
+    log_level,
+)
 from tfdist.errors import LaunchError, NativeUnavailableError, TfdistError
 
 _LOOPBACK = "127.0.0.1"
-_WITNESS = "TFDIST_WITNESS"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,6 +57,10 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     options = parse(arguments)
+    try:
+        log_level()
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     if options.hosts:
         return run_on_hosts(options)
     gpus = resources.visible_gpus(os.environ)
@@ -61,15 +70,15 @@ def main(arguments: Sequence[str]) -> int:
         resources.available_cores(), count, options.cores_per_worker, os.environ
     )
     if options.metrics_port is not None:
-        shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
+        shared = {**shared, Variable.METRICS_PORT: str(options.metrics_port)}
     if options.elastic:
-        shared = {**shared, "TFDIST_ELASTIC": "1"}
+        shared = {**shared, InternalVariable.ELASTIC: "1"}
     if options.workers is None and not gpus:
-        say("starting one worker, as no GPUs are visible; -n N starts N")
+        logger.info("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
-        say(note)
+        logger.warning(note)
     if os.environ.get("TF_CONFIG"):
-        say(
+        logger.warning(
             "TF_CONFIG is already set and is replaced for the workers; if a scheduler set it, "
             "run the script directly, without tfdist run"
         )
@@ -106,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
 def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
     if options.nnodes == 1 or options.rendezvous is None:
         addresses = worker_addresses({0: (options.host or _LOOPBACK, ports)})
-        secret = os.environ.get(SECRET, "") or new_secret()
+        secret = os.environ.get(Variable.SECRET, "") or new_secret()
         return Rendezvous(tuple(addresses), first=0, secret=secret)
     try:
         settings = Options.from_environment()
@@ -123,7 +132,9 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
     if options.nnodes == 1:
         with Reservation(count) as reservation:
             return _rendezvous(options, reservation.ports)
-    say(f"the other hosts are not contacted: assuming {count} workers on each, without addresses")
+    logger.info(
+        f"the other hosts are not contacted: assuming {count} workers on each, without addresses"
+    )
     hosts = range(options.nnodes)
     addresses = tuple(f"HOST{host}:PORT{index}" for host in hosts for index in range(count))
     return Rendezvous(addresses, first=options.node_rank * count)
@@ -143,13 +154,13 @@ def _build_native() -> None:
     try:
         native.ensure(options)
     except NativeUnavailableError as error:
-        say(f"warning: {error}")
+        logger.warning(f"warning: {error}")
 
 
-def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
+def _print_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
     settings = {**os.environ, **plans[0].settings}
     if line := describe_metrics(settings, rendezvous.addresses, [plan.rank for plan in plans]):
-        say(line)
+        logger.info(line)
 
 
 def describe_metrics(
@@ -199,19 +210,19 @@ def _supervise(
             this host is dead; None if there are no such hosts.
     """
     plans = plan()
-    _say_metrics(rendezvous, plans)
+    _print_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
-    flight_dir = Path(os.environ.get(FLIGHT_DIR) or output.directory)
+    flight_dir = Path(os.environ.get(Variable.FLIGHT_DIR) or output.directory)
     # Not part of the plan's settings, which --dry-run prints.
-    environment = {**os.environ, SECRET: rendezvous.secret}
+    environment = {**os.environ, Variable.SECRET: rendezvous.secret}
     witness = None
     if witness_port is not None:
         witness = _witness(rendezvous, witness_port, environment)
     if witness is not None:
-        environment[_WITNESS] = witness.address
+        environment[InternalVariable.WITNESS] = witness.address
     settings, problem = spare_settings(plans, gpus) if options.spares else (None, "")
     if problem:
-        say(problem)
+        logger.warning(problem)
     spares = Spares(
         options.spares if settings is not None else 0,
         options.command[2:],
@@ -240,7 +251,8 @@ def _supervise(
         hosts.close()
     output.show_rest()
     if end.summary:
-        say(end.summary)
+        failed = end.code not in (0, PREEMPTED)
+        logger.log(logging.ERROR if failed else logging.INFO, end.summary)
     if output.is_empty() or (end.code in (0, PREEMPTED) and not policy.has_failed):
         output.remove()
     return end.code
@@ -250,7 +262,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
     place = (ranks, options.node_rank, rendezvous.channels, Grace.given(options.grace))
     limit, now = options.max_restarts, time.monotonic()
     if not options.elastic:
-        secret = None if os.environ.get(SECRET) else new_secret
+        secret = None if os.environ.get(Variable.SECRET) else new_secret
         return RestartAll(*place, limit=limit, now=now, new_secret=secret)
     try:
         timeouts = Options.from_environment()
@@ -270,7 +282,7 @@ def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) 
     """Starts the service that informs other hosts which workers of this one are dead."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
-        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), warn)
     except (TfdistError, OSError, ValueError) as error:
-        say(f"other hosts cannot be told which workers of this one are dead: {error}")
+        logger.warning(f"other hosts cannot be told which workers of this one are dead: {error}")
         return None

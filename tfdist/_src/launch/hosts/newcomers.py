@@ -13,13 +13,12 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from tfdist._src.cluster.auth.handshake import VARIABLE
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
 from tfdist._src.cluster.net.dns import is_numeric
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.rendezvous.acceptor import Acceptor, shown_ip
-from tfdist._src.launch.console import announce
+from tfdist._src.launch.console import warn
 from tfdist._src.launch.job.failure import decode
 from tfdist._version import __version__
 
@@ -286,7 +285,7 @@ class Newcomers:
             2 * num_hosts,
             screen,
             self._greet,
-            announce,
+            warn,
             _STRANGERS,
         )
         listener.setblocking(False)
@@ -485,7 +484,7 @@ def late_rejection(
     if sources is not None and source != sources[newcomer.number]:
         return (
             f"{name} was at {sources[newcomer.number]} before: to admit it from another address, "
-            f"start the job with the same {VARIABLE} on all hosts"
+            f"start the job with the same TFDIST_SECRET on all hosts"
         )
     count, before = len(newcomer.ports), len(layout[newcomer.number][1])
     if count != before:

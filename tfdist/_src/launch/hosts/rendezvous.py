@@ -19,7 +19,7 @@ from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.listener import port_holder
 from tfdist._src.cluster.net.sockets import connect, why_unreachable
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.launch.console import say
+from tfdist._src.launch.console import logger
 from tfdist._src.launch.hosts.newcomers import (
     Channel,
     ChannelError,
@@ -93,7 +93,7 @@ class Deadline:
 
     def report(self, awaited: str) -> None:
         """Prints the awaited hosts, and the time left."""
-        say(f"waiting for {awaited} ({self.left:.0f} s left)")
+        logger.info(f"waiting for {awaited} ({self.left:.0f} s left)")
 
 
 def format_hosts(hosts: list[int]) -> str:
@@ -194,7 +194,7 @@ def _await_start(channel: Channel, seconds: float, secret: str) -> Rendezvous:
     for kind, value in _messages(channel, seconds + _LONGER_THAN_HOST_0):
         if kind == "waiting":
             missing = format_hosts(list(decode(tuple[int, ...], value)))
-            say(f"connected to host 0; waiting for {missing}")
+            logger.info(f"connected to host 0; waiting for {missing}")
         elif kind == "start":
             start = decode(Start, value)
             return Rendezvous(
@@ -313,7 +313,7 @@ class _Server:
             self._selector.unregister(channel)
             channel.close()
             del self._hosts[number]
-            say(f"host {number} ({channel.peer}) left before the start: it {error}")
+            logger.warning(f"host {number} ({channel.peer}) left before the start: it {error}")
 
     def _admit(self, channel: Channel, host: HostInfo) -> None:
         """Adds an authenticated host."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time as wall_clock
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from tfdist._src.exit_codes import PREEMPTED
+from tfdist._src.options import PREEMPTED, SIGNAL_BASE
 from tfdist._src.progress_file import Progress, Raised
 
 _T = TypeVar("_T")
@@ -70,7 +70,6 @@ _LOST_PEER = ("PeerLostError", "UnavailableError")
 # The line of a traceback that names the exception, and the lines between chained exceptions.
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-_SIGNAL_BASE = 128
 
 
 class Doubt(enum.IntEnum):
@@ -136,7 +135,7 @@ class Failure:
     @property
     def preemption(self) -> bool:
         """Whether the workers have been asked to stop, and may save their state first."""
-        asked = self.stopped and self.code != _SIGNAL_BASE + signal.SIGINT
+        asked = self.stopped and self.code != SIGNAL_BASE + signal.SIGINT
         return asked or self.doubt == Doubt.PREEMPTED
 
 
@@ -170,7 +169,7 @@ def worker_failure(
     raised = None
     if status < 0:
         hint = ", often because the host ran out of memory" if status == -9 else ""
-        event, code = f"was killed by {signal_name(-status)}{hint}", _SIGNAL_BASE - status
+        event, code = f"was killed by {signal_name(-status)}{hint}", SIGNAL_BASE - status
         doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
     elif status == PREEMPTED:
         event, code = f"has saved its state and exited with code {status}", status
@@ -226,7 +225,7 @@ def stopped_by(host: int, number: signal.Signals) -> Failure:
         host=host,
         subject=subject,
         event=f"was stopped by {number.name}",
-        code=_SIGNAL_BASE + number,
+        code=SIGNAL_BASE + number,
         time=wall_clock(),
         stopped=True,
     )

@@ -20,15 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from tfdist._src.cluster.auth.handshake import VARIABLE as SECRET
+from tfdist._src.options import PREFIX, InternalVariable, Variable
 from tfdist._src.progress_file import SIZE, Progress
 from tfdist.errors import LaunchError
 
 # These settings must be the same for all workers. The exceptions below belong to one host or one
 # launcher; the secret is passed on separately, or created again.
-_SETTINGS = "TFDIST_"
 _NOT_SENT = frozenset(
-    {"TFDIST_HOST", "TFDIST_GENERATION", "TFDIST_PROGRESS_FILE", "TFDIST_WITNESS", SECRET}
+    {
+        Variable.HOST,
+        Variable.SECRET,
+        InternalVariable.GENERATION,
+        InternalVariable.PROGRESS_FILE,
+        InternalVariable.WITNESS,
+    }
 )
 
 
@@ -43,13 +48,13 @@ def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str
         ValueError: a chosen variable is not set.
 
     Example:
-        >>> forwarded({"TFDIST_CODEC": "fp16", "A": "1", "B": "2"}, ["A", "C=3"])
-        {'TFDIST_CODEC': 'fp16', 'A': '1', 'C': '3'}
+        >>> forwarded({"TFDIST_XLA": "0", "A": "1", "B": "2"}, ["A", "C=3"])
+        {'TFDIST_XLA': '0', 'A': '1', 'C': '3'}
     """
     sent = {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SETTINGS) and name not in _NOT_SENT
+        if name.startswith(PREFIX) and name not in _NOT_SENT
     }
     for choice in chosen:
         name, given, value = choice.partition("=")
@@ -187,9 +192,6 @@ def _watch(read: int) -> None:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
-
-
-VARIABLE = "TFDIST_PROGRESS_FILE"
 
 
 class ProgressMemory:

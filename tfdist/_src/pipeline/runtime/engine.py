@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.global_view.layout import Layout
 from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.group import Group
+from tfdist._src.log import logger
 from tfdist._src.pipeline.partition.cut import Partition
 from tfdist._src.pipeline.partition.graph import Key
 from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
@@ -270,8 +270,8 @@ class Engine:
         reorders = bool(couples) and not self._couples
         self._couples = self._couples or couples
         if reorders and extended_of(self._strategy).group.topology.is_chief:
-            say(
-                f"tfdist: The loss ({couples}) needs the outputs of all microbatches at once. So "
+            logger.warning(
+                f"The loss ({couples}) needs the outputs of all microbatches at once. So "
                 "all forward passes precede the backward passes: workers keep the activations of "
                 "all microbatches."
             )

@@ -197,7 +197,7 @@ _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
 # See csrc/device/kernels/staging.h.
 _MOST_GPUS = 16
 _SECONDS = 60.0
-_WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
+_WAYS = {"p2p": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
 _USE = 'so with several workers, or communication="native"; else by TensorFlow\'s NCCL'
 # See docs/guide/gpus.md.
 _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
@@ -251,7 +251,7 @@ def check_gpus(context: Context) -> Section:
 
 def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
     """Adds the choice that a job would make, as in `csrc/device/device_path.cc`."""
-    lacks = {"own": no_kernels, "nccl": no_nccl, "host": ""}
+    lacks = {"p2p": no_kernels, "nccl": no_nccl, "host": ""}
     if (forced := options.device_algorithm) in lacks:
         chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM says"
         if lacks[forced]:

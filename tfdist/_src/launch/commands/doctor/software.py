@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tfdist._src import native
 from tfdist._src.launch.commands.doctor.section import Context, Section
-from tfdist._src.options import NativeOptions, Options
+from tfdist._src.options import PREFIX, NativeOptions, Options
 from tfdist._version import NEWEST_TESTED, __version__, is_newer
 
 # The oldest supported version, and the first unsupported newer one ("" for none). A test compares
@@ -69,7 +69,6 @@ def _installed(*packages: str) -> str:
 
 
 _BACKEND = "tensorflow"
-_PREFIX = "TFDIST_"
 
 
 def check_settings(context: Context) -> Section:
@@ -83,7 +82,7 @@ def check_settings(context: Context) -> Section:
     if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         section.add("tf.keras", "Keras 2 (TF_USE_LEGACY_KERAS)")
         section.problems.append("TF_USE_LEGACY_KERAS selects Keras 2: unset it")
-    for name in sorted(name for name in environment if name.startswith(_PREFIX)):
+    for name in sorted(name for name in environment if name.startswith(PREFIX)):
         section.add(name, "set" if "SECRET" in name else environment[name])
     try:
         Options.from_environment(dict(environment))

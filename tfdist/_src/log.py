@@ -1,0 +1,183 @@
+"""The logger "tfdist", to which workers and the launcher write their messages."""
+
+from __future__ import annotations
+
+import collections
+import errno
+import logging
+import os
+import select
+import stat
+import sys
+import time
+
+from tfdist._src.options import log_level
+
+_PATIENCE_SECONDS = 0.2
+_EXIT_SECONDS = 1.0
+_MAX_PENDING = 1000
+
+logger = logging.getLogger("tfdist")
+
+
+class StderrHandler(logging.Handler):
+    """Writes messages to stderr, in whole lines and without blocking.
+
+    If nobody reads stderr, a caller waits 0.2 s once. The lines are kept until a later message, or
+    the end of the process, finds stderr writable. Beyond 1000 lines, messages are dropped, and a
+    later line reports their number. A forked child begins without lines.
+
+    A message is left to the application if one of its own handlers prints it on the terminal, as
+    after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced
+    `sys.stderr`, the replacement gets the lines at once, and may block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Formatter())
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        self._pending: collections.deque[bytes] = collections.deque()
+        self._dropped = 0
+        self._stalled = False
+        self._writing = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record's line, or keeps it until stderr is writable."""
+        if self._is_printed_by_others(record):
+            return
+        try:
+            self._emit(record)
+        except (OSError, ValueError, RuntimeError):
+            pass  # Stderr is closed or broken, or a signal interrupted a write to its replacement.
+        except Exception:
+            self.handleError(record)
+
+    def _emit(self, record: logging.LogRecord) -> None:
+        stream = sys.stderr
+        if stream is None:
+            return
+        start = "\n" if getattr(record, "below_output", False) and stream.isatty() else ""
+        line = f"{start}{self.format(record)}\n"
+        if sys.__stderr__ is None or stream is not sys.__stderr__:
+            # A notebook, a test or the application replaced it.
+            stream.write(line)
+            stream.flush()
+            return
+        descriptor = stream.fileno()
+        if len(self._pending) >= _MAX_PENDING:
+            self._write_pending(descriptor, 0.0)
+        if len(self._pending) < _MAX_PENDING:
+            self._count_dropped()
+            self._pending.append(line.encode(stream.encoding or "utf-8", "backslashreplace"))
+        else:
+            self._dropped += 1
+        self._write_pending(descriptor, 0.0 if self._stalled else _PATIENCE_SECONDS)
+
+    def flush(self) -> None:
+        """Writes the pending lines, for at most one second. Called at exit."""
+        try:
+            self._count_dropped()
+            if self._pending and sys.__stderr__ is not None:
+                self._write_pending(sys.__stderr__.fileno(), _EXIT_SECONDS)
+        except (OSError, ValueError):
+            pass  # Stderr is closed.
+
+    def _count_dropped(self) -> None:
+        if self._dropped:
+            text = f"tfdist: dropped {self._dropped} messages, since nobody read stderr\n"
+            self._pending.append(text.encode())
+            self._dropped = 0
+
+    def _write_pending(self, descriptor: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        # A message of a signal handler that interrupts a write is written after that.
+        while self._pending and not self._writing:
+            self._writing = True
+            try:
+                self._stalled = not self._write_first(descriptor, deadline)
+            finally:
+                self._writing = False
+            if self._stalled:
+                return
+
+    def _write_first(self, descriptor: int, deadline: float) -> bool:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if not poll.poll(1e3 * max(0.0, deadline - time.monotonic())):
+            return False
+        try:
+            written = _write(descriptor, self._pending[0][: select.PIPE_BUF])
+        except OSError:
+            self._pending.clear()  # Stderr is closed, here or by its reader.
+            return True
+        if written == len(self._pending[0]):
+            self._pending.popleft()
+        else:
+            self._pending[0] = self._pending[0][written:]
+        return written > 0
+
+    def _is_printed_by_others(self, record: logging.LogRecord) -> bool:
+        streams = (sys.stderr, sys.stdout, sys.__stderr__, sys.__stdout__)
+        terminals = [stream for stream in streams if stream is not None]
+        source: logging.Logger | None = logging.getLogger(record.name)
+        while source is not None:
+            for handler in source.handlers:
+                # A handler of absl has the one that prints as an attribute.
+                stream = getattr(getattr(handler, "python_handler", handler), "stream", None)
+                prints = any(stream is terminal for terminal in terminals)
+                if prints and handler is not self and record.levelno >= handler.level:
+                    return True
+            source = source.parent if source.propagate else None
+        return False
+
+
+class _Formatter(logging.Formatter):
+    """Begins messages with "tfdist: ", and those of the logger "tfdist.run" with "tfdist run: "."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.name.replace('.', ' ')}: {super().format(record)}"
+
+
+def _write(descriptor: int, data: bytes) -> int:
+    """Writes to a descriptor that is ready.
+
+    Another process may fill a pipe in the meantime. So the write does not block, and is atomic up
+    to `PIPE_BUF` bytes.
+
+    Args:
+        descriptor: the descriptor. Its flags are kept, since other processes share them.
+        data: at most `PIPE_BUF` bytes.
+
+    Returns:
+        The number of bytes written; 0 if there was no room.
+
+    Raises:
+        OSError: the descriptor is closed, or its reader is gone.
+    """
+    target = descriptor
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            target = os.open(f"/proc/self/fd/{descriptor}", flags)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise  # The reader is gone.
+            # There is no /proc, or the pipe belongs to another user.
+    try:
+        return os.write(target, data)
+    except BlockingIOError:
+        return 0
+    finally:
+        if target != descriptor:
+            os.close(target)
+
+
+if logger.level == logging.NOTSET:
+    try:
+        logger.setLevel(log_level().upper())
+    except ValueError:  # The launcher and the strategies raise it.
+        logger.setLevel(logging.INFO)
+logger.addHandler(StderrHandler())
