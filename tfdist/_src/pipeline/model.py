@@ -24,11 +24,16 @@ from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.pipeline.runtime.logs import actions_of, gather_timeline
 from tfdist._src.pipeline.runtime.train_step import StepRunner
 from tfdist._src.pipeline.simulation import Timeline
-from tfdist._src.pipeline.state.full_model import Files, FullModel, Untracked, compile_arguments
+from tfdist._src.pipeline.state.full_model import (
+    Files,
+    FullModelMethods,
+    UntrackedFields,
+    compile_arguments,
+)
 from tfdist.errors import UnsupportedError
 
 
-class PipelineModel(FullModel):
+class PipelineModel(FullModelMethods):
     """An ordinary Keras model divided into stages over the workers of a pipeline.
 
     `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
@@ -80,7 +85,7 @@ class PipelineModel(FullModel):
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
         files = Files(full_model, partition, strategy)
         by_time = cuts is None and balance == "time" and strategy.stages > 1
-        self._untracked = Untracked(full_model, partition, remat, files, by_time)
+        self._untracked = UntrackedFields(full_model, partition, remat, files, by_time)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
         # Variables of other layers that a stage reads, for example for a head tied to an embedding.

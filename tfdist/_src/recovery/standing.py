@@ -11,7 +11,7 @@ import keras
 
 from tfdist._src.cluster import Membership
 from tfdist._src.group import Group
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
 
@@ -70,7 +70,7 @@ class Stages:
 
     def __init__(self, model: keras.Model) -> None:
         self._strategy = model.distribute_strategy
-        self.divided = in_stages(model)
+        self.divided = is_pipeline_model(model)
         self.group: Group = self._strategy.extended.group
         if not self.divided:
             return

@@ -30,7 +30,7 @@ from tfdist._src.internals.optimizer import accumulators, updating_optimizers, w
 from tfdist._src.keras.fit.metric_state import totals_of
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.saving.compression_files import compressor_of
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.sharding import FullSlot, FullState, sharded_by
 from tfdist._src.snapshots.part_file import Array, Piece
 from tfdist._src.strategy.variables import SummedVariable
@@ -178,7 +178,7 @@ def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
 
 def held_as_wholes(model: keras.Model) -> set[str]:
     """The parts that each worker holds entirely: `"model"`, and the names of optimizers."""
-    if in_stages(model):
+    if is_pipeline_model(model):
         return set()
     optimizers = optimizers_of(model).items()
     return {"model", _UNTRACKED, *(name for name, one in optimizers if sharded_by(one) is None)}
@@ -216,7 +216,7 @@ def _model_state(model: keras.Model) -> Iterator[Held]:
     for optimizer in optimizers_of(model).values():
         if accumulates_own(optimizer, model.distribute_strategy.extended):
             own |= {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
-    if in_stages(model):
+    if is_pipeline_model(model):
         weights, slots = model.held_variables()
     else:
         weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
@@ -248,12 +248,14 @@ def _full_variables(optimizer: Any) -> list[Any]:
 def _metrics(model: keras.Model) -> Iterator[Held]:
     variables = {id(v): v for metric in model.metrics for v in metric.variables}
     # In a pipeline, only the metrics of the last stage count.
-    kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
+    kind = (
+        "metrics" if not is_pipeline_model(model) or model.holds_last_stage else "metrics elsewhere"
+    )
     first = _is_first(model) and kind == "metrics"
     totals = totals_of(model)
     for number, variable in enumerate(variables.values()):
         summed = isinstance(getattr(variable, "value", None), SummedVariable)
-        if in_stages(model) or summed:
+        if is_pipeline_model(model) or summed:
             total = totals.of(variable) if summed and totals is not None else None
             yield from _one_per_device(f"{kind}/{number}", variable, first, total)
         else:

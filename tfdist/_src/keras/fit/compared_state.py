@@ -35,7 +35,12 @@ from tfdist._src.internals.variables import spec_of_resource
 from tfdist._src.keras.fit.step_exchange import last_programs
 from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, replicated_variables
 from tfdist._src.keras.saving.compression_files import compressor_of
-from tfdist._src.keras.saving.files import awaits_admission, group_of, in_stages, needs_gathering
+from tfdist._src.keras.saving.files import (
+    awaits_admission,
+    group_of,
+    is_pipeline_model,
+    needs_gathering,
+)
 from tfdist._src.strategy.commit_point import READS
 from tfdist._src.strategy.variables import ReplicatedMirroredVariable, assignments, take_assigned
 from tfdist._src.xla.program import called_by
@@ -495,7 +500,7 @@ class BeginTogether(keras.callbacks.Callback):  # type: ignore[misc]
         places = [(epoch, updates) for epoch, updates, _ in map(json.loads, texts)]
         if not any(json.loads(text)[2] for text in texts) and len(set(places)) == 1:
             return
-        kind = StageComparison if in_stages(self.model) else StateComparison
+        kind = StageComparison if is_pipeline_model(self.model) else StateComparison
         compared = kind(self.model)
         found = compared.difference()
         if found or len(set(places)) > 1:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, unchanged_state
-from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value
+from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Placeholder, Spec
 from tfdist.errors import PartitionError
 
 UNKNOWN = 64
@@ -221,7 +221,9 @@ def equivalence(call: Call) -> Hashable:
     positions = {key: n for n, key in enumerate(call.inputs)}
 
     def position(argument: Any) -> Any:
-        return Value(positions[argument.key]) if isinstance(argument, Value) else argument
+        return (
+            Placeholder(positions[argument.key]) if isinstance(argument, Placeholder) else argument
+        )
 
     arguments = keras.tree.map_structure(position, (call.args, dict(call.kwargs)))
     variables = tuple((tuple(v.shape), v.dtype, v.trainable) for v in call.variables)

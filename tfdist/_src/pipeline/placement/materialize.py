@@ -19,7 +19,7 @@ from tfdist._src.internals.variables import (
     materialize_value,
 )
 from tfdist._src.pipeline.partition.choose import COSTS, check_stages, decide, partition
-from tfdist._src.pipeline.partition.cut import Partition, cut
+from tfdist._src.pipeline.partition.cut import Partition, cut_model
 from tfdist._src.pipeline.partition.linearize import linearize
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist.errors import TfdistError, UnsupportedError
@@ -154,7 +154,7 @@ def choose(
     if "error" in result:
         raise UnsupportedError(f"The chief could not time the model: {result['error']}")
     seconds = result["seconds"]
-    return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
+    return cut_model(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
 
 
 def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:

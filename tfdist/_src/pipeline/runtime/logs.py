@@ -71,7 +71,7 @@ def gradients(
         if shared.variable.trainable and len(ranks) > 1:
             stages = " and ".join(map(str, shared.stages))
             yield _gradient(shared.variable, f"shared by stages {stages}", sparse)
-    if strategy.extended.mesh.data == 1:
+    if strategy.extended.mesh.pipeline_count == 1:
         return
     seen: set[int] = set()
     for stage in partition.stages:
