@@ -219,13 +219,13 @@ def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -
     return distributed
 
 
-class Absent(NamedTuple):
+class NoneComponent(NamedTuple):
     """Represents None in distributed batches, in places where TensorFlow does not accept None."""
 
 
 def without_absent(batch: Any) -> Any:
-    """Restores None in a batch or its spec, in place of `Absent` and optionals."""
-    stand_ins = (Absent, tf.experimental.Optional, tf.OptionalSpec)
+    """Restores None in a batch or its spec, in place of `NoneComponent` and optionals."""
+    stand_ins = (NoneComponent, tf.experimental.Optional, tf.OptionalSpec)
 
     def restored(part: Any) -> Any:
         return keras.tree.MAP_TO_NONE if isinstance(part, stand_ins) else None
@@ -234,7 +234,7 @@ def without_absent(batch: Any) -> Any:
 
 
 def _with_absent(dataset: Any) -> Any:
-    """Replaces None and Keras's empty optionals by `Absent`, if Keras's loops read the dataset."""
+    """Replaces None and empty optionals by `NoneComponent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
     if current_watcher() is None or not any(map(is_for_none, specs)):
         return dataset
@@ -242,7 +242,7 @@ def _with_absent(dataset: Any) -> Any:
     def replace(*batch: Any) -> Any:
         element = as_element(dataset.element_spec, batch)
         return tf.nest.map_structure(
-            lambda spec, part: Absent() if is_for_none(spec) else part,
+            lambda spec, part: NoneComponent() if is_for_none(spec) else part,
             dataset.element_spec,
             element,
         )

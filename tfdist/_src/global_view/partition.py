@@ -15,7 +15,7 @@ from tfdist._src.global_view.decision import Decision, Value
 from tfdist._src.global_view.layout import WHOLE, Layout
 from tfdist._src.global_view.resharding import Communication, Resharding, RowShare, WorkerRows
 from tfdist._src.internals.graphs import copy_operation, keep_functions_of
-from tfdist._src.xla.cluster_function import is_left_to_tensorflow
+from tfdist._src.xla.cluster_function import is_uncompiled
 
 _UPDATE = "TfdistUpdateBegins"
 _COLLECTIVES = frozenset(
@@ -106,7 +106,7 @@ class WorkerEmitter(WorkerRows):
         Replicas may add different parts of compressed sums. Each adds at least one, so the first
         one counts as added by all.
         """
-        if not is_left_to_tensorflow(op):
+        if not is_uncompiled(op):
             return True
         before, self._adds_parts = self._adds_parts, True
         return not before

@@ -18,7 +18,7 @@ from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.wait_messages import say
 from tfdist._src.cluster.rendezvous.acceptor import Rejections
 from tfdist._src.cluster.this_worker import topology
-from tfdist._src.monitoring.snapshot import describe
+from tfdist._src.monitoring.metrics_reading import describe
 from tfdist._src.options import Options
 
 _MOST = 8

@@ -25,7 +25,7 @@ from tfdist._src.launch.job.resources import VISIBLE, available_cores, thread_se
 from tfdist._src.launch.job.worker import Watchdog, WorkerPlan, WorkerProcess
 from tfdist._src.spark.dataset_shard import ROWS, Lengths, description, merge, write_rows
 from tfdist._src.spark.driver_log import DriverLogClient
-from tfdist._src.spark.program import Program
+from tfdist._src.spark.program import WorkerProgram
 
 SCHEMA = "chunk binary"
 _CHUNK_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class BarrierTask:
         with_rows: whether the worker needs the rows.
     """
 
-    program: Program = field(repr=False)
+    program: WorkerProgram = field(repr=False)
     secret: str = field(repr=False)
     settings: dict[str, str] = field(repr=False)
     use_gpu: bool

@@ -15,7 +15,7 @@ FUNCTION, RESULT = "function.pickle", "result.pickle"
 
 
 @dataclass(frozen=True)
-class Program:
+class WorkerProgram:
     """The function or script that workers run.
 
     Attributes:
@@ -29,7 +29,7 @@ class Program:
     @classmethod
     def made(
         cls, train: Callable[..., Any] | str, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Program:
+    ) -> WorkerProgram:
         """Makes a program from the user's arguments.
 
         Raises:

@@ -21,7 +21,7 @@ _MOST_ELEMENTS = 1024
 _AXES = "BroadcastGradientArgs"
 
 
-class Program:
+class TracedProgram:
     """The part of a graph that has to run.
 
     Args:

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import asdict
 
 from tfdist._src.launch.flight.findings import (
-    Absence,
-    Absent,
     Cycle,
     Diagnosis,
     Failure,
     Finding,
-    Heard,
-    Last,
+    LastOperation,
+    LastReport,
     Mismatch,
+    MissingWorker,
+    MissingWorkers,
     Operation,
     State,
     Transfer,
-    Unclear,
+    UnknownParticipants,
     date,
     describe_backlogs,
     listed,
@@ -56,11 +56,11 @@ def sentences(finding: Finding) -> list[str]:
             return _cycle(finding)
         case Failure():
             return [_failure(finding)]
-        case Absence():
+        case MissingWorkers():
             return _absence(finding)
         case Transfer():
             return _transfer(finding)
-        case Unclear():
+        case UnknownParticipants():
             return [_unclear(finding)]
 
 
@@ -108,7 +108,7 @@ def _failure(finding: Failure) -> str:
     return f"{finding.message} This ended {ended}{time}, {say} {workers(finding.workers)}."
 
 
-def _absence(finding: Absence) -> list[str]:
+def _absence(finding: MissingWorkers) -> list[str]:
     if finding.is_message:
         return [_message(finding)]
     names = [one.worker for one in finding.absent]
@@ -130,7 +130,7 @@ def _absence(finding: Absence) -> list[str]:
     return [head, *lines, *([f"and {len(names) - _MOST} more"] if len(names) > _MOST else [])]
 
 
-def _message(finding: Absence) -> str:
+def _message(finding: MissingWorkers) -> str:
     one = finding.absent[0]
     other = "receive" if finding.operation.what.startswith("send") else "send"
     shown = f": its log shows no matching {other}" if one.has_communicator else ""
@@ -143,11 +143,11 @@ def _message(finding: Absence) -> str:
     return " ".join([head, *_details(one)])
 
 
-def _waited(finding: Absence) -> str:
+def _waited(finding: MissingWorkers) -> str:
     return f"for {seconds(finding.seconds)} (since {moment(finding.time)})"
 
 
-def _details(one: Absent) -> list[str]:
+def _details(one: MissingWorker) -> list[str]:
     """Describes other known facts about a worker that others wait for."""
     parts = [f"It runs on {one.host}."] if one.host else []
     if one.waits:
@@ -168,7 +168,7 @@ def _details(one: Absent) -> list[str]:
     return parts
 
 
-def _last(one: Last) -> str:
+def _last(one: LastOperation) -> str:
     was = f"Its last operation was {operation(one.operation)}"
     match one.state:
         case "ended":
@@ -179,7 +179,7 @@ def _last(one: Last) -> str:
             return f"{was}, in which it waits."
 
 
-def _heard(heard: Heard, has_log: bool) -> list[str]:
+def _heard(heard: LastReport, has_log: bool) -> list[str]:
     parts = []
     if heard.left:
         parts.append("It had left the group: its program had ended, or had closed it.")
@@ -191,7 +191,7 @@ def _heard(heard: Heard, has_log: bool) -> list[str]:
     return parts
 
 
-def _heard_last(heard: Heard) -> str:
+def _heard_last(heard: LastReport) -> str:
     return (
         f"{heard.by} heard of it last at {moment(heard.time)}, when it was in "
         f"{heard.inside or 'no operation'} and had joined number {heard.number}"
@@ -226,7 +226,7 @@ def _transfer(finding: Transfer) -> list[str]:
     return [f"{head} {workers(names)} have left no logs: {_NO_LOGS}.", *lines, *more]
 
 
-def _unclear(finding: Unclear) -> str:
+def _unclear(finding: UnknownParticipants) -> str:
     logs = "logs do" if len(finding.workers) > 1 else "log does"
     return (
         f"{workers(finding.waiting)} {_are(finding.waiting)} in {operation(finding.operation)} "
@@ -329,7 +329,7 @@ def _workers(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"    {_written(worker)}"
 
 
-def _last_operation(one: Last) -> str:
+def _last_operation(one: LastOperation) -> str:
     match one.state:
         case "waiting":
             return f"in {operation(one.operation)} for {seconds(one.seconds)}"

@@ -207,7 +207,7 @@ class StepRunner:
                 group = self._strategy.extended.group
                 scratch, confirm = self._engine.scratch, self._confirm if group.elastic else None
                 step = AtomicStep(self._model, compiled, scratch, confirm)
-                can = step.puts_update_off
+                can = step.trace_and_check_deferral
                 if not agree_on_update(group, lambda: can(*given)):
                     step.update_in_place()
                 function = tf.function(step.__call__, autograph=False, reduce_retracing=True)
