@@ -22,8 +22,8 @@ from keras import layers
 
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Value, dims_of
-from tfdist._src.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
-from tfdist._src.global_view.partition import Lane, Partition, Share
+from tfdist._src.global_view.layout import WHOLE, ZEROED_SUM, Dim, Symbol, rows
+from tfdist._src.global_view.partition import Partition, RowShare, WorkerEmitter
 from tfdist._src.internals.graphs import trace_into_graph
 
 _BLOCKS = flags.DEFINE_integer("blocks", 9, "blocks of the transformer", lower_bound=1)
@@ -42,7 +42,7 @@ class Silent:
         """Takes the worker's own sums for its rows of those of all."""
         return [tf.identity(tensor) for tensor in tensors]
 
-    def reduce(self, tensors: Sequence[Any], hows: Sequence[str]) -> list[Any]:
+    def reduce(self, tensors: Sequence[Any], reductions: Sequence[str]) -> list[Any]:
         """Takes the worker's own values for those of all."""
         return [tf.identity(tensor) for tensor in tensors]
 
@@ -87,7 +87,7 @@ def analyze(model: keras.Model, graph: Any) -> Analysis:
     held = {id(v.value.handle) for m in model.metrics for v in m.variables}
     values = [Value(rows(), (Dim(1, (batch,)), Dim(_TIMES)))] * len(_BATCH)
     values += [
-        Value(SETTLED_SUM if id(outer) in held else WHOLE, dims_of(inner))
+        Value(ZEROED_SUM if id(outer) in held else WHOLE, dims_of(inner))
         for outer, inner in graph.captures
     ]
     return Analysis(graph, values, batch)
@@ -99,15 +99,15 @@ def partition(analysis: Analysis) -> None:
     outer = [value for value, _ in graph.captures]
 
     def part(*given: Any) -> list[Any]:
-        share = Share(
+        share = RowShare(
             rows=tf.shape(given[0])[0],
             total=tf.constant(2),
             first=tf.constant(0),
-            counts=tf.constant(True),
-            leads=tf.constant(True),
+            has_rows=tf.constant(True),
+            has_first_row=tf.constant(True),
             is_first=tf.constant(True),
         )
-        added = Partition(analysis, Lane(share, Silent()))
+        added = Partition(analysis, WorkerEmitter(share, Silent()))
         return added.add([*given, *outer], [WHOLE] * len(graph.outputs))
 
     trace_into_graph("part", part, _BATCH)

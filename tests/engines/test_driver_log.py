@@ -46,16 +46,16 @@ def test_no_worker_comes(module, capsys, monkeypatch):
     with module.DriverLog(SECRET, 1):
         seen = []
         until(lambda: seen.append(capsys.readouterr().out) or "not begun yet" in "".join(seen))
-    assert "no worker has reached the driver" in capsys.readouterr().out
+    assert "no worker has connected to the driver" in capsys.readouterr().out
 
 
 def test_a_client_without_a_driver_goes_on(module, capsys):
     with module.DriverLog(SECRET, 1) as log:
         other = module.DriverLogClient(("127.0.0.1", log.port), "another")
         other.send(b"a line\n")
-        assert "the driver shows no output from here on" in capsys.readouterr().out
+        assert "the driver shows no further output of this worker" in capsys.readouterr().out
         module.DriverLogClient(("127.0.0.1", log.port), SECRET).close()
     gone = module.DriverLogClient(("127.0.0.1", log.port), SECRET)
     gone.send(b"a line\n")
-    assert "the driver shows no output from here on" in capsys.readouterr().out
+    assert "the driver shows no further output of this worker" in capsys.readouterr().out
     module.DriverLogClient(("", 0), SECRET).send(b"a line\n")

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Value, dims_of
-from tfdist._src.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
-from tfdist._src.global_view.partition import Lane, Partition
-from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.layout import WHOLE, ZEROED_SUM, Dim, Symbol, rows
+from tfdist._src.global_view.partition import Partition, WorkerEmitter
+from tfdist._src.global_view.resharding import RowShare
 
 _REDUCE = {
     "sum": lambda a: np.sum(a, axis=0, dtype=a.dtype),
@@ -58,14 +58,14 @@ class Simulated:
         self.share: Any = None  # The worker's rows.
         self.turn = tf.Variable(0)  # Orders the calls, as a communicator does.
 
-    def reduce(self, tensors, hows):
+    def reduce(self, tensors, reductions):
         def run(*arrays):
-            everyone = self.meeting.exchange(self.rank, ("reduce", tuple(hows), arrays))
+            everyone = self.meeting.exchange(self.rank, ("reduce", tuple(reductions), arrays))
             assert len({(kind, names) for kind, names, _ in everyone}) == 1, everyone
             results = []
-            for i, how in enumerate(hows):
+            for i, reduction in enumerate(reductions):
                 parts = np.stack([a[i] for _, _, a in everyone])
-                results.append(np.asarray(_REDUCE[how](parts), parts.dtype))
+                results.append(np.asarray(_REDUCE[reduction](parts), parts.dtype))
             self.meeting.bytes["reduced"] += sum(a.nbytes for a in arrays)
             return results
 
@@ -136,7 +136,7 @@ def analyze(concrete, inputs, *, static: bool = False, partial=()) -> Analysis:
     held = {id(inner) for outer, inner in graph.captures if any(outer is v.handle for v in partial)}
     for tensor in graph.inputs:
         if id(tensor) in captured:
-            layout = SETTLED_SUM if id(tensor) in held else WHOLE
+            layout = ZEROED_SUM if id(tensor) in held else WHOLE
             values.append(Value(layout, dims_of(tensor)))
         else:
             dims = (Dim(1, (batch,)), *(dims_of(tensor) or ())[1:])
@@ -185,16 +185,16 @@ class Workers:
         communication = Simulated(self.meeting, rank)
 
         def step(total, first, counts, *parts):
-            share = Share(
+            share = RowShare(
                 rows=tf.shape(parts[0])[0],
                 total=total,
                 first=first,
-                counts=counts,
-                leads=counts & tf.equal(first, 0),
+                has_rows=counts,
+                has_first_row=counts & tf.equal(first, 0),
                 is_first=tf.constant(rank == 0),
             )
             communication.share = share
-            partition = Partition(self.analysis, Lane(share, communication))
+            partition = Partition(self.analysis, WorkerEmitter(share, communication))
             return partition.add([*parts, *outer], [WHOLE] * len(self.concrete.graph.outputs))
 
         scalars = [tf.TensorSpec([], t) for t in (tf.int32, tf.int32, tf.bool)]

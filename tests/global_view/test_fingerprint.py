@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
-from tfdist._src.global_view.explain import Fingerprints, Program, effects
+from tfdist._src.global_view.explain import Fingerprints, StepFingerprints, effects
 
 
 def traced(program, rows=None):
@@ -93,7 +93,7 @@ def test_the_order_of_effects_and_which_variables_have_them_counts():
         order = {id(v.handle): i for i, v in enumerate((unused, a, b))}
         captured = {inner.op.name: f"variable {order[id(o)]}" for o, inner in graph.captures}
         assert len(effects(graph)) == 2
-        return Program([], graph, graph.outputs, captured, updates=True).values
+        return StepFingerprints([], graph, graph.outputs, captured, updates=True).values
 
     assert program(a, b) == program(a, b)
     assert program(a, b) != program(b, a)

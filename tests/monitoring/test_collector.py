@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tfdist import __version__
 from tfdist._src.comm.tracing import Activity
 from tfdist._src.monitoring.collector import Collector
-from tfdist._src.monitoring.snapshot import Snapshot
+from tfdist._src.monitoring.metrics_reading import MetricsReading
 from tfdist._src.monitoring.training import BOUNDS, Histogram, Trained, record
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "guide" / "dashboard.json"
@@ -36,7 +36,9 @@ def test_every_count_is_exported_in_base_units():
         seconds.observe(duration, times)
     activity = Activity(7, 1.5, 0.25, 0.125, {"all_reduce": 9, "send": 0})
     trained = Trained(16, 43, 86, seconds)
-    values = scraped(Snapshot(1, 4, "node-a", "AStrategy", trained, activity, 1 << 40, 1 << 30))
+    values = scraped(
+        MetricsReading(1, 4, "node-a", "AStrategy", trained, activity, 1 << 40, 1 << 30)
+    )
     buckets = {key[1]: values.pop(key) for key in [*values] if key[0] == "step_seconds_bucket"}
     assert [float(le) for le in buckets] == [*BOUNDS, float("inf")]
     # Steps of 60 ms do not look like ones of 100 ms.
@@ -58,14 +60,14 @@ def test_every_count_is_exported_in_base_units():
         ("device_bytes_total",): 1 << 30,
     }
     # What the core counts is unknown without it, and not zero.
-    without = scraped(Snapshot(0, 1, "", "", Trained()))
+    without = scraped(MetricsReading(0, 1, "", "", Trained()))
     assert not [
         key for key in without if key[0].startswith(("wait", "collectives", "sent", "device"))
     ]
 
 
 def test_the_dashboard_asks_for_what_there_is():
-    snapshot = Snapshot(0, 1, "", "", Trained(), Activity(operations={"all_reduce": 1}), 0, 0)
+    snapshot = MetricsReading(0, 1, "", "", Trained(), Activity(operations={"all_reduce": 1}), 0, 0)
     existing = {f"tfdist_{key[0]}" for key in scraped(snapshot)}
     queries = expressions()
     asked = [set(re.findall(r"\btfdist_\w+", query)) for query in queries]

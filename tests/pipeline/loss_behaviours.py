@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist._src.pipeline.runtime.step_context import PipelineStep
-from tfdist._src.pipeline.state.full_model import Piece
+from tfdist._src.pipeline.state.full_model import StateEntry
 
 # In saving, of the chief's pipeline.
 VICTIMS = {"saving": 2}
@@ -89,14 +89,14 @@ def train(strategy, phase, name, folder):
 
         PipelineStep.sum_gradients_of_part = strike_first
     if phase == "saving":
-        collect = Piece.collect
+        collect = StateEntry.collect
 
         def strike_in_the_end(self, strategy, to):
             if victim:
                 _strike(name)
             return collect(self, strategy, to)
 
-        Piece.collect = strike_in_the_end
+        StateEntry.collect = strike_in_the_end
     x = np.ones((24, 4), "float32")
     try:
         model.fit(x, x[:, :1], batch_size=8, verbose=0)

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.pipeline.placement.rank_grid import arrange
+from tfdist._src.pipeline.placement.rank_mesh import arrange
 
 
 @exhaustive
 @pytest.mark.parametrize(
-    ("places", "size", "pipelines", "spare", "missing"),
+    ("pipeline_ranks", "size", "pipelines", "spare", "missing"),
     [
         ([0, 0, 1, 1], 2, ((0, 2), (1, 3)), (), ()),
         ([0, 0, 1], 2, ((0, 2),), (1,), ()),
@@ -20,7 +20,9 @@ from tfdist._src.pipeline.placement.rank_grid import arrange
         ([1], 3, None, (), (0, 2)),
     ],
 )
-def test_as_many_pipelines_as_there_are_workers_for(places, size, pipelines, spare, missing):
-    found = arrange(places, size)
+def test_as_many_pipelines_as_there_are_workers_for(
+    pipeline_ranks, size, pipelines, spare, missing
+):
+    found = arrange(pipeline_ranks, size)
     assert (found.mesh and found.mesh.pipelines) == pipelines
     assert (found.spare, found.missing) == (spare, missing)

@@ -17,7 +17,7 @@ def words(program):
         if isinstance(step, Action):
             return str(step)
         sign = "!" if isinstance(step, Send) else "?"
-        return f"{sign}{step.what[0]}{step.source}{step.target}.{step.microbatch}"
+        return f"{sign}{step.value_kind[0]}{step.source}{step.target}.{step.microbatch}"
 
     return [" ".join(map(word, steps)) for steps in program]
 

@@ -12,7 +12,7 @@ from tests.harness.tiers import some
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO
 from tfdist._src.internals.keras import get_keras_mask
-from tfdist._src.pipeline.partition import cut, linearize
+from tfdist._src.pipeline.partition import cut_model, linearize
 
 ROWS = 4
 # Keras warns of masks that come into nested models, and passes them on.
@@ -46,7 +46,7 @@ USUAL = [
 def test_stages_make_what_the_model_makes(name, stages, training):
     graph, inputs, expected = whole(name, training)
     count = len(graph.calls) if stages == "all" else stages
-    partition = cut(graph, evenly(graph, count))
+    partition = cut_model(graph, evenly(graph, count))
 
     result = run_stages(partition, inputs, training)
 
@@ -77,7 +77,7 @@ MASKED = [name for name, example in ZOO.items() if example.masked]
 @pytest.mark.parametrize("name", some(MASKED, always=["gpt_masked", "rnn"]))
 def test_masks_that_are_lost_on_the_way_are_missed(name):
     graph, inputs, expected = whole(name, False)
-    partition = cut(graph, evenly(graph, 3))
+    partition = cut_model(graph, evenly(graph, 3))
 
     result = run_stages(partition, inputs, training=False, forget_masks=True)
 
@@ -88,7 +88,7 @@ def test_masks_that_are_lost_on_the_way_are_missed(name):
 def test_every_variable_is_in_the_stages_that_use_it(name):
     graph, _, _ = whole(name, True)
     model = graph.model
-    partition = cut(graph, evenly(graph, 3))
+    partition = cut_model(graph, evenly(graph, 3))
 
     for kind in ("variables", "trainable_variables"):
         held = [{id(v) for v in getattr(stage, kind)} for stage in partition.stages]

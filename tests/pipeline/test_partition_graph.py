@@ -13,7 +13,7 @@ from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.layers import Block
 from tests.pipeline.zoo import ZOO, gpt, nested, several_outputs
 from tfdist._src.internals.keras import get_keras_mask
-from tfdist._src.pipeline.partition import Spec, cut, linearize, measure, pack
+from tfdist._src.pipeline.partition import Spec, cut_model, linearize, measure, pack
 from tfdist.errors import PartitionError
 
 
@@ -58,7 +58,7 @@ def test_a_nested_model_sees_the_mask_that_it_was_given():
         y = layers.Dense(4)(layers.Dense(4)(y))
         z = around(second)([x, x] if second else x)
         model = keras.Model(inputs, layers.Add()([y, z]))
-        partition = cut(linearize(model), [2, 4])
+        partition = cut_model(linearize(model), [2, 4])
         batch = np.array([[1, 2, 0, 0, 0, 0], [3, 4, 5, 0, 0, 0]])
         expected, result = run_model(model, batch, False), run_stages(partition, batch, False)
         np.testing.assert_array_equal(expected.outputs[0], result.outputs[0])
@@ -89,7 +89,7 @@ def test_what_training_a_nested_model_says_holds_where_the_model_is_told_nothing
     inputs = keras.Input((50,))
     model = keras.Model(inputs, inner(inputs, training=True))
     graph = linearize(model)
-    (stage,) = cut(graph, []).stages
+    (stage,) = cut_model(graph, []).stages
     for training in (None, True, False):
         zeros = [
             np.any(np.equal(run, 0))
@@ -135,7 +135,7 @@ def test_attention_takes_masks_from_its_inputs():
     after = next(n for n, c in enumerate(graph.calls) if "attention" in c.name) + 1
     assert graph.mask_before(made["embedding"], after - 1) == Spec((None, 6), "bool")
     assert graph.mask_before(made["embedding"], after) is None
-    partition = cut(graph, [after - 1, after])
+    partition = cut_model(graph, [after - 1, after])
     edges = {(e.source, e.target): e for e in partition.edges}
     assert edges[0, 1].masked == (made["embedding"],)
     assert edges[0, 2].masked == ()
@@ -145,7 +145,7 @@ def test_a_stage_leaves_the_tensors_of_its_caller_alone():
     graph = linearize(ZOO["gpt_masked"].build())
     inputs, _ = ZOO["gpt_masked"].batch(2)
     attention = next(n for n, c in enumerate(graph.calls) if c.name == "attention_0")
-    first, second = cut(graph, [attention]).stages
+    first, second = cut_model(graph, [attention]).stages
     made = first(graph.unpack_inputs(inputs), False)
     masks = {key: get_keras_mask(value) for key, value in made.items()}
     second(made, False)
@@ -163,7 +163,7 @@ def test_models_without_values_are_cut_and_measured(name):
     assert len(waiting) == len(model.variables)
 
     graph = linearize(model)
-    partition = cut(graph, [3])
+    partition = cut_model(graph, [3])
     costs = measure(graph, rows=2)
     assert len(costs) == len(graph.calls)
     assert sum(c.parameters for c in costs) >= expected.count_params()
@@ -191,7 +191,7 @@ def test_what_a_layer_passes_on_as_it_is_keeps_a_mask_of_its_own():
     y = layers.MultiHeadAttention(1, 4, name="attention")(y, y)
     graph = linearize(keras.Model(inputs, layers.Add()([x, y])))
     after = next(n for n, c in enumerate(graph.calls) if c.name == "attention") + 1
-    partition = cut(graph, [after])
+    partition = cut_model(graph, [after])
     made = partition.stages[0](graph.unpack_inputs(np.array([[1, 2, 0, 0, 0, 0]])), False)
     (edge,) = partition.edges
     assert len(edge.masked) == 2
@@ -206,7 +206,7 @@ def test_nested_models_take_their_own_types():
     graph = linearize(model)
     assert graph.calls[0].name == "inner_input"
     batch = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float16)
-    (stage,) = cut(graph, []).stages
+    (stage,) = cut_model(graph, []).stages
     made = graph.pack_outputs(stage(graph.unpack_inputs(batch), False))
     assert made.dtype == tf.float32
     np.testing.assert_array_equal(made, model(batch))

@@ -69,7 +69,7 @@ def messages(case: Case, kind: type) -> dict[tuple[int, int], list[tuple]]:
         for step in own:
             if isinstance(step, kind):
                 channel = (rank, step.peer) if kind is Send else (step.peer, rank)
-                found[channel].append((step.what, step.source, step.target, step.microbatch))
+                found[channel].append((step.value_kind, step.source, step.target, step.microbatch))
     return found
 
 
@@ -119,7 +119,7 @@ def test_transfers_are_in_their_places(case):
                 done, last = done + 1, step
             elif isinstance(step, Send):
                 assert last is not None
-                assert (last.kind.carries, last.stage) == (step.what, step.source)
+                assert (last.kind.carries, last.stage) == (step.value_kind, step.source)
                 assert last.microbatch == step.microbatch
             else:
                 assert done <= max(0, place[step.value] - 1)
@@ -167,12 +167,14 @@ def test_values_come_before_they_are_taken(case):
             whole = Action(Kind.INPUT_GRADIENT, action.stage, action.microbatch)
             assert span.start >= spans[whole].end
             continue
-        what, stage, microbatch = action.takes
-        if what == "gradient":
+        value_kind, stage, microbatch = action.takes
+        if value_kind == "gradient":
             assert span.start >= made["activation", stage, microbatch]
-        edges = case.edges if what == "activation" else [(b, a) for a, b in case.differentiable]
+        edges = (
+            case.edges if value_kind == "activation" else [(b, a) for a, b in case.differentiable]
+        )
         for source, target in edges:
             if target == stage:
                 apart = schedule.rank_of(source) != schedule.rank_of(target)
-                arrival = made[what, source, microbatch] + costs.transfer * apart
+                arrival = made[value_kind, source, microbatch] + costs.transfer * apart
                 assert span.start >= arrival - 1e-9

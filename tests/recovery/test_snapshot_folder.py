@@ -33,9 +33,9 @@ def test_the_newest_are_kept(tmp_path):
     folder = SnapshotFolder(tmp_path)
     several = [SnapshotId(step, "0a", 1) for step in (3, 30, 200, 1000)]
     fill(folder, *several)
-    folder.forget_earlier_than(several[2])
+    folder.delete_before(several[2])
     assert sorted(folder.parts()) == several[2:]
-    folder.forget_later_than(several[2])
+    folder.delete_after(several[2])
     assert list(folder.parts()) == several[2:3]
     folder.clear()
     assert not tmp_path.exists()

@@ -53,9 +53,9 @@ OTHERS = {
     "recovery/recovery.py:Recovery._enter": TOGETHER,
     "recovery/preemption.py:release": TOGETHER,
     "snapshots/restore.py:read_newest": TOGETHER,
-    "snapshots/snapshot_series.py:SnapshotSeries._meet": TOGETHER,
+    "snapshots/snapshot_series.py:SnapshotSeries._set_workers": TOGETHER,
     "snapshots/workers.py:broadcast_bytes": TOGETHER,
-    "snapshots/workers.py:writes_for_others": TOGETHER,
+    "snapshots/workers.py:writes_shared_state": TOGETHER,
     **{
         f"snapshots/snapshot_series.py:{name}": SAVING
         for name in (

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tfdist._src.sharding import cut
+from tfdist._src.sharding import make_buckets
 
 SIZES = [[1], [2, 3], [0, 5, 0, 1], [1000, 1, 1, 7], [3, 3, 3]]
 
@@ -15,16 +15,16 @@ SIZES = [[1], [2, 3], [0, 5, 0, 1], [1000, 1, 1, 7], [3, 3, 3]]
 def test_every_element_has_one_owner(sizes, ranks):
     groups = [range(len(sizes) - 1, 1, -1), range(min(2, len(sizes)))]
     owned = {(i, e): 0 for i, size in enumerate(sizes) for e in range(size)}
-    for bucket in cut(sizes, groups, ranks):
+    for bucket in make_buckets(sizes, groups, ranks):
         assert bucket.shard_size * ranks == bucket.size + bucket.padding
         assert bucket.padding < ranks
         for rank in range(ranks):
             offset = 0
-            for piece in bucket.pieces(rank):
-                assert piece.offset == offset
-                offset += piece.size
-                for element in range(piece.start, piece.stop):
-                    owned[piece.variable, element] += 1
+            for range_ in bucket.ranges(rank):
+                assert range_.offset == offset
+                offset += range_.size
+                for element in range(range_.start, range_.stop):
+                    owned[range_.variable, element] += 1
             assert offset <= bucket.shard_size
             assert offset == bucket.shard_size or rank >= bucket.size // bucket.shard_size
     assert set(owned.values()) == {1}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tests.harness.tiers import exhaustive
 from tfdist._src.native import load_ops
-from tfdist._src.xla import clusters, compiled_between_collectives, left_to_tensorflow, program
+from tfdist._src.xla import clusters, compiled_between_collectives, program, uncompiled_scope
 
 
 def heavy(x):
@@ -149,7 +149,7 @@ def test_branches_that_communicate_are_compiled_as_well():
 
 def test_what_is_left_to_tensorflow():
     def function(x):
-        with left_to_tensorflow():
+        with uncompiled_scope():
             x = heavy(x)
         return heavy(x)
 

@@ -34,7 +34,7 @@ from tfdist.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardRange:
     """Elements `[start, stop)` of a flat variable.
 
     Attributes:
@@ -67,8 +67,8 @@ class Bucket:
         ranks: the number of shards.
 
     Example:
-        >>> Bucket((0, 1), (5, 2), ranks=2).pieces(1)
-        [Piece(variable=0, start=4, stop=5, offset=0), Piece(variable=1, start=0, stop=2, offset=1)]
+        >>> Bucket((0, 1), (5, 2), ranks=2).ranges(0)
+        [ShardRange(variable=0, start=0, stop=4, offset=0)]
     """
 
     variables: tuple[int, ...]
@@ -95,19 +95,19 @@ class Bucket:
         ends = rank * self.shard_size, (rank + 1) * self.shard_size
         return min(ends[0], self.size), min(ends[1], self.size)
 
-    def pieces(self, rank: int) -> list[Piece]:
+    def ranges(self, rank: int) -> list[ShardRange]:
         """The contents of a rank's shard, in order."""
         first, last = rank * self.shard_size, (rank + 1) * self.shard_size
-        pieces, begin = [], 0
+        ranges, begin = [], 0
         for variable, size in zip(self.variables, self.sizes, strict=True):
             start, stop = max(first, begin), min(last, begin + size)
             if start < stop:
-                pieces.append(Piece(variable, start - begin, stop - begin, start - first))
+                ranges.append(ShardRange(variable, start - begin, stop - begin, start - first))
             begin += size
-        return pieces
+        return ranges
 
 
-def cut(sizes: Sequence[int], groups: Sequence[Sequence[int]], ranks: int) -> list[Bucket]:
+def make_buckets(sizes: Sequence[int], groups: Sequence[Sequence[int]], ranks: int) -> list[Bucket]:
     """Returns the buckets of some variables.
 
     Args:
@@ -197,16 +197,16 @@ class Shard(keras.Variable):  # type: ignore[misc]
 
     Args:
         variable: the model variable.
-        piece: the range of its elements.
+        range_: the range of its elements.
         device: the device that holds them.
     """
 
-    def __init__(self, variable: Any, piece: Piece, device: str) -> None:
-        self.variable, self.piece = variable, piece
+    def __init__(self, variable: Any, range_: ShardRange, device: str) -> None:
+        self.variable, self.range = variable, range_
         with local_variables(device):
             super().__init__(
                 lambda shape, dtype: self.of(variable),
-                (piece.size,),
+                (range_.size,),
                 variable.dtype,
                 name=variable.name.split("/")[-1].split(":")[0],
             )
@@ -215,20 +215,20 @@ class Shard(keras.Variable):  # type: ignore[misc]
     def of(self, whole: Any) -> tf.Tensor:
         """Returns this shard's elements of a value of the full variable's shape."""
         flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
-        return flat[self.piece.start : self.piece.stop]
+        return flat[self.range.start : self.range.stop]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Returns this shard's elements of slices, whose indices may repeat."""
         row = int(self.variable.shape[1:].num_elements())
-        start, stop = self.piece.start, self.piece.stop
+        start, stop = self.range.start, self.range.stop
         rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
         values = tf.reshape(tf.boolean_mask(slices.values, rows), [-1])
         first = tf.cast(tf.boolean_mask(slices.indices, rows), tf.int64) * row
-        places = tf.reshape(first[:, tf.newaxis] + tf.range(row, dtype=tf.int64), [-1])
+        positions = tf.reshape(first[:, tf.newaxis] + tf.range(row, dtype=tf.int64), [-1])
         if start % row or stop % row:
-            inside = tf.logical_and(places >= start, places < stop)
-            values, places = tf.boolean_mask(values, inside), tf.boolean_mask(places, inside)
-        return tf.IndexedSlices(values, places - start, tf.constant([self.piece.size], tf.int64))
+            inside = tf.logical_and(positions >= start, positions < stop)
+            values, positions = tf.boolean_mask(values, inside), tf.boolean_mask(positions, inside)
+        return tf.IndexedSlices(values, positions - start, tf.constant([self.range.size], tf.int64))
 
 
 @contextlib.contextmanager
@@ -243,7 +243,7 @@ def local_variables(device: str) -> Iterator[None]:
         yield
 
 
-class NeighbourCopies:
+class PreviousRankCopies:
     """A copy of the previous rank's slots, from which they are recovered if that rank is lost.
 
     Rank 0 copies the last rank's slots.
@@ -272,7 +272,7 @@ class NeighbourCopies:
         self.rank, self.stale = (rank - 1) % ranks, True
         self._communicator = communicator
         self._sent: dict[tf.DType, list[Any]] = {}
-        self._places: dict[tuple[int, int], tuple[tf.DType, int, int]] = {}
+        self._ranges: dict[tuple[int, int], tuple[tf.DType, int, int]] = {}
         sizes: dict[tf.DType, int] = {}
         for kind, several in enumerate(slots):
             for number, ((bucket, own), dtype) in enumerate(zip(buckets, dtypes, strict=True)):
@@ -280,7 +280,7 @@ class NeighbourCopies:
                 start, stop = bucket.elements(self.rank)
                 begin = sizes.get(dtype, 0)
                 sizes[dtype] = begin + stop - start
-                self._places[kind, number] = dtype, begin, sizes[dtype]
+                self._ranges[kind, number] = dtype, begin, sizes[dtype]
         with local_variables("CPU:0"):
             self._copies = {d: tf.Variable(tf.zeros([n], d)) for d, n in sizes.items()}
 
@@ -303,7 +303,7 @@ class NeighbourCopies:
 
     def of(self, kind: int, bucket: int) -> tf.Tensor:
         """Returns the other rank's slots of a kind in a bucket, concatenated."""
-        dtype, begin, end = self._places[kind, bucket]
+        dtype, begin, end = self._ranges[kind, bucket]
         return self._copies[dtype][begin:end]
 
 
@@ -339,7 +339,7 @@ class ShardedVariables:
         unbuilt: the variables that the optimizer had before it was built for the shards.
     """
 
-    copies: NeighbourCopies | None = None
+    copies: PreviousRankCopies | None = None
     unbuilt: Sequence[Any] = ()
 
     def __init__(self, variables: Sequence[Any], communicator: Communicator, device: str) -> None:
@@ -355,10 +355,10 @@ class ShardedVariables:
             self.rank, self.ranks = communicator.rank, communicator.size
         self.buckets: list[tuple[Bucket, list[int]]] = []
         self.shards: list[Shard] = []
-        for bucket in cut(sizes, groups, self.ranks):
-            pieces = bucket.pieces(self.rank)
+        for bucket in make_buckets(sizes, groups, self.ranks):
+            ranges = bucket.ranges(self.rank)
             first_shard = len(self.shards)
-            self.shards += [Shard(self.variables[p.variable], p, device) for p in pieces]
+            self.shards += [Shard(self.variables[p.variable], p, device) for p in ranges]
             self.buckets.append((bucket, list(range(first_shard, len(self.shards)))))
 
         self._owners = {id(key): s.variable for s in self.shards for key in (s, s.value)}
@@ -368,7 +368,7 @@ class ShardedVariables:
         """The types of the buckets."""
         return [tf.as_dtype(self.variables[b.variables[0]].dtype) for b, _ in self.buckets]
 
-    def note_set(self) -> None:
+    def mark_slots_changed(self) -> None:
         """Records that slots were set outside of a step, on all ranks."""
         if self.copies is not None:
             self.copies.stale = True
@@ -399,21 +399,21 @@ class ShardedVariables:
                 continue
             total = self._communicator.reduce_scatter(self._flatten(bucket, dense))
             for number in shard_numbers:
-                piece = self.shards[number].piece
-                if dense[piece.variable] is not None:
-                    results[number] = total[piece.offset : piece.offset + piece.size]
+                range_ = self.shards[number].range
+                if dense[range_.variable] is not None:
+                    results[number] = total[range_.offset : range_.offset + range_.size]
         sparse = {i: g for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
         slices = {i: all_gather_slices(self._communicator, g) for i, g in sparse.items()}
         for number, shard in enumerate(self.shards):
-            if shard.piece.variable in slices:
-                results[number] = shard.of_slices(slices[shard.piece.variable])
+            if shard.range.variable in slices:
+                results[number] = shard.of_slices(slices[shard.range.variable])
         return results
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         """Returns for each of `shards` its elements of its variable's full value, None for None."""
         results: list[Any] = []
         for shard in self.shards:
-            value = values[shard.piece.variable]
+            value = values[shard.range.variable]
             if isinstance(value, tf.IndexedSlices):
                 results.append(shard.of_slices(value))
             else:
@@ -446,7 +446,7 @@ class ShardedVariables:
         for bucket, shard_numbers, wanted in several:
             dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
             parts = [tf.convert_to_tensor(values[number]) for number in shard_numbers]
-            padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
+            padding = bucket.shard_size - sum(self.shards[n].range.size for n in shard_numbers)
             if padding:
                 parts.append(tf.zeros([padding], dtype))
             # A worker without a shard of the bucket contributes zeros.
@@ -462,7 +462,7 @@ class ShardedVariables:
                 if number in wanted:
                     use(number, tf.reshape(flat, self.variables[number].shape))
 
-    def publish(
+    def gather_and_assign(
         self,
         values: Sequence[Any],
         numbers: set[int] | None = None,
@@ -572,17 +572,17 @@ class FullSlot:
         def assigns(slot: Any) -> Callable[[Any], None]:
             def assign(value: Any) -> None:
                 slot.assign(value)
-                self._sharded.note_set()
+                self._sharded.mark_slots_changed()
 
             return assign
 
-        return [(shard.piece.start, slot, assigns(slot)) for shard, slot in self._parts]
+        return [(shard.range.start, slot, assigns(slot)) for shard, slot in self._parts]
 
     def assign(self, value: Any) -> None:
         """Assigns this rank's shards their elements of a full value."""
         for shard, slot in self._parts:
             slot.assign(shard.of(value))
-        self._sharded.note_set()
+        self._sharded.mark_slots_changed()
 
     def keep(self, value: tf.Tensor) -> None:
         """Stores the full value, which the conversion to a tensor returns."""
@@ -639,7 +639,7 @@ class FullState:
         self._local = dict(zip(found, optimizer.variables, strict=True))
         shards: dict[int | None, list[int]] = {}
         for i, shard in enumerate(sharded.shards):
-            shards.setdefault(shard.piece.variable, []).append(i)
+            shards.setdefault(shard.range.variable, []).append(i)
         self._slots = {
             key: FullSlot(
                 sharded,

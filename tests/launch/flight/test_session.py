@@ -9,7 +9,7 @@ from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, r
 from tfdist._src.cluster import Topology, Worker
 from tfdist._src.cluster.session.shared_state import Awaited
 from tfdist._src.comm.flight_log import ExchangeLog
-from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
+from tfdist._src.launch.flight.findings import Cycle, Mismatch, MissingWorkers
 from tfdist._src.launch.flight.log import parse
 from tfdist._src.launch.flight.report import sentences
 
@@ -47,7 +47,7 @@ def test_who_is_late_to_an_exchange(tmp_path):
         log(2, group(2), session=session(2, exchange(7, 28)), size=3),
     ]
     (found,) = diagnosis(tmp_path, *logs).findings
-    assert isinstance(found, Absence)
+    assert isinstance(found, MissingWorkers)
     assert (found.waiting, [one.worker for one in found.absent]) == ((name(0), name(2)), names(1))
     (text,) = sentences(found)
     assert text.startswith(
@@ -94,7 +94,7 @@ def test_who_waits_for_a_notice_of_rank_0(tmp_path):
         log(2, group(2), session=session(2, notice(2, 7, 8), exchange(6, 5, 6)), size=3),
     ]
     (found,) = diagnosis(tmp_path, *logs).findings
-    assert isinstance(found, Absence) and found.is_message
+    assert isinstance(found, MissingWorkers) and found.is_message
     assert (found.waiting, [one.worker for one in found.absent]) == ((name(1),), names(0))
     assert sentences(found)[0].startswith(
         f"{name(1)} has waited for {name(0)} in notice 'saved' (number 2 of 'session') for 40.0 s "
@@ -152,7 +152,7 @@ def test_many_members_without_a_log(tmp_path):
         "they could not write, or their logs are not in this folder."
     )
     assert lines[0] == (
-        f"{name(2)}: {name(0)} heard of it last at 22:14:00 UTC, when it was in x and had joined "
+        f"{name(2)}: {name(0)} last heard of it at 22:14:00 UTC, when it was in x and had joined "
         "number 5."
     )
     assert (len(lines), lines[-1]) == (17, "and 2 more")

@@ -6,7 +6,7 @@ import random
 
 from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import START, diagnosis, group, log, names, peer, record
-from tfdist._src.launch.flight.findings import Absence, Cycle, Mismatch
+from tfdist._src.launch.flight.findings import Cycle, Mismatch, MissingWorkers
 
 RANKS = 5
 
@@ -59,7 +59,7 @@ def test_nobody_is_accused_wrongly(tmp_path):
         # Shared time is that of the first log, whose Unix time is right.
         for finding in diagnosis(tmp_path, *logs).findings:
             assert not isinstance(finding, (Cycle, Mismatch)), seed
-            if isinstance(finding, Absence):
+            if isinstance(finding, MissingWorkers):
                 for one in finding.absent:
                     rank = names(*range(RANKS)).index(one.worker)
                     joined = joins[finding.operation.number - 1][rank]

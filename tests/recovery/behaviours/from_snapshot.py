@@ -182,7 +182,7 @@ class Spoiling(keras.callbacks.Callback):
 def dying_while_it_looks() -> Any:
     """Has this worker die while all look for a snapshot at the beginning."""
     die = lambda self, model: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
-    return mock.patch.object(SnapshotSeries, "read", die)
+    return mock.patch.object(SnapshotSeries, "loaded_or_newest", die)
 
 
 def coming(_: Any, *arguments: Any) -> Any:

@@ -19,7 +19,7 @@ from tests.recovery.behaviours import surviving
 from tests.strategy.behaviours.common import compile_mlp, rows
 from tfdist._src.comm import tokens
 from tfdist._src.keras.optimizers import sharded_optimizers
-from tfdist._src.sharding import FullState, NeighbourCopies, sharded_by
+from tfdist._src.sharding import FullState, PreviousRankCopies, sharded_by
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.strategy.commit_point import Progress
 from tfdist.errors import UnsupportedError
@@ -91,7 +91,7 @@ def taking(
     strategy: Any, settings: dict[str, Any], faults: dict[int, Any], victim: int, broadcasts: int
 ) -> dict[str, Any]:
     """Trains; a worker dies while shards are taken over, after so many of them."""
-    take = ShardState.take
+    take = ShardState.receive_slots
 
     def take_and_die(self: ShardState, *args: Any) -> None:
         workers, count = strategy.extended.workers, 0
@@ -110,7 +110,7 @@ def taking(
 
     if tfdist.rank() != victim:
         return surviving.trained(strategy, settings, faults)
-    with mock.patch.object(ShardState, "take", take_and_die):
+    with mock.patch.object(ShardState, "receive_slots", take_and_die):
         return surviving.trained(strategy, settings, faults)
 
 
@@ -147,7 +147,7 @@ def in_turn(_: Any) -> list[tuple[int, int, bool]]:
     for callbacks in ([tfdist.callbacks.Elastic(copies=1)], [], [tfdist.callbacks.Elastic()]):
         with (
             mock.patch.object(tokens, "prepares", wraps=tokens.prepares) as prepares,
-            mock.patch.object(NeighbourCopies, "exchange", autospec=True) as exchanges,
+            mock.patch.object(PreviousRankCopies, "exchange", autospec=True) as exchanges,
         ):
             exchanges.side_effect = _exchange
             model.fit(*rows(32), batch_size=8, verbose=0, callbacks=callbacks)
@@ -156,7 +156,7 @@ def in_turn(_: Any) -> list[tuple[int, int, bool]]:
     return seen
 
 
-_exchange = NeighbourCopies.exchange
+_exchange = PreviousRankCopies.exchange
 
 
 def refused(_: Any) -> list[str]:

@@ -21,10 +21,10 @@ from tfdist._src.options import PREEMPTED
 from tfdist._src.recovery.fit_calls import keep_validation
 from tfdist._src.recovery.next_group import ReadsSnapshots
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.snapshots.held_state import Held, held_by, require_variables
 from tfdist._src.snapshots.restore import SnapshotFolder
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
-from tfdist._src.snapshots.training_snapshot import Place, Resumption, take
+from tfdist._src.snapshots.training_snapshot import Resumption, TrainingPosition, take_snapshot
+from tfdist._src.snapshots.worker_state import HeldVariable, held_variables, require_variables
 from tfdist._src.strategy.commit_point import Progress
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
@@ -100,7 +100,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._save_every, self._keep = save_every, keep
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
-        self._held: list[Held] = []
+        self._held: list[HeldVariable] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._not_counted: int | None = None  # steps that this process has not counted
         self._looking = False  # for a snapshot, with the state before the first step
@@ -146,9 +146,9 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         if self.model.stop_training:
             return  # The epoch ends here; a training that resumes stops in the same way.
         if step_exchange.is_granted(Request.SAVE_AND_EXIT):
-            self._leave(Place(self._steps, self._epoch, batch + 1))
+            self._leave(TrainingPosition(self._steps, self._epoch, batch + 1))
         elif self._is_due() and not self._ends_epoch(batch):
-            self._save(Place(self._steps, self._epoch, batch + 1))
+            self._save(TrainingPosition(self._steps, self._epoch, batch + 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
@@ -157,7 +157,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
         # If snapshots are kept, a finished call of `fit` does nothing when it is repeated.
         if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
-            self._save(Place(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
+            self._save(TrainingPosition(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
@@ -166,7 +166,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         mine = "SIGTERM" if preemption.asked else ""
         # Wait until all have trained to the end: a worker that fails now must be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
-            self._leave(Place(self._steps, self.params["epochs"], 0))
+            self._leave(TrainingPosition(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
 
     def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
@@ -174,7 +174,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._held = []
 
     def _on_state_lost(self, standing: int) -> tuple[int, int] | None:
-        found = self._series.find(self.model)
+        found = self._series.load_newest(self.model)
         if found is None:
             intact = self._series.workers.exchange("intact", "yes" if self._looking else "")
             return (0, 0) if all(intact) else None
@@ -192,7 +192,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
             # The epoch's iterator exists, but none of its batches counts.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         stopped = not batches and bool(self.model.stop_training)
-        self._save(Place(self._steps, epoch, batches, stopped), position)
+        self._save(TrainingPosition(self._steps, epoch, batches, stopped), position)
         return self._finish_last()
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,30 +212,33 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         elastic, torn = self._data.reentry is not None, progress.torn
         progress.torn |= elastic  # until the first batch begins on all workers
         self._looking = not torn
-        restored = self._series.read(self.model)
+        restored = self._series.loaded_or_newest(self.model)
         self._looking = False
         if restored is None:
             progress.torn = torn
             return
         workers = self._series.workers
         resume = Resumption(restored, self.model, self._others, workers, elastic=elastic)
-        place = resume.place
-        self._steps = self._last_saved = place.steps
-        record.resumed_at(place.steps)
+        training_position = resume.training_position
+        self._steps = self._last_saved = training_position.steps
+        record.resumed_at(training_position.steps)
         self._series.resume_from(restored.snapshot)
-        set_initial_epoch(self.model, place.epoch)
+        set_initial_epoch(self.model, training_position.epoch)
         resume.load()
         self._validation.resume(resume.validation)
-        if place.batch:
+        if training_position.batch:
             # Loaded again once the epoch has begun, since callbacks change the state at that time.
-            self._steps -= place.batch
+            self._steps -= training_position.batch
             self._data.resume_within_epoch(
-                resume.position, place.epoch, place.batch, lambda: resume.load(self._data.skipped)
+                resume.position,
+                training_position.epoch,
+                training_position.batch,
+                lambda: resume.load(self._data.skipped),
             )
         else:
-            self._data.resume_between_epochs(resume.position, place.epoch)
+            self._data.resume_between_epochs(resume.position, training_position.epoch)
             resume.load()
-            if place.stopped:
+            if training_position.stopped:
                 set_initial_epoch(self.model, self.params["epochs"])
         resume.announce()
 
@@ -248,26 +251,26 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         steps = self.params.get("steps")
         return bool(steps) and batch + 1 >= steps
 
-    def _save(self, place: Place, position: Position | None = None) -> None:
+    def _save(self, training_position: TrainingPosition, position: Position | None = None) -> None:
         self._series.finish_last()
         if not self._held:  # Slow if parts of a whole must be numbered.
-            self._held = held_by(self.model)
-        write = take(
+            self._held = held_variables(self.model)
+        write = take_snapshot(
             self.model,
             self._held,
             self._others,
-            position or self._data.read(epoch_ends=place.batch == 0),
+            position or self._data.read(epoch_ends=training_position.batch == 0),
             self._validation.next,
-            place,
+            training_position,
             self._series,
         )
-        self._last_saved, self._asked = place.steps, False
-        self._series.add(place.steps, write)
+        self._last_saved, self._asked = training_position.steps, False
+        self._series.add(training_position.steps, write)
 
-    def _leave(self, place: Place) -> None:
+    def _leave(self, training_position: TrainingPosition) -> None:
         """Saves and exits, as requested by SIGTERM; does not save if the other workers continue."""
         preemption.release()
-        self._save(place)
+        self._save(training_position)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:
             what = ", to be started again" if code == PREEMPTED else ""

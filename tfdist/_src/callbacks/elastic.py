@@ -14,8 +14,8 @@ from tfdist._src.recovery.next_group import calls_of, membership_of
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import BeginsAnew, Recovery
 from tfdist._src.recovery.standing import OthersLeave
-from tfdist._src.snapshots.held_state import require_variables
 from tfdist._src.snapshots.shard_state import ShardState
+from tfdist._src.snapshots.worker_state import require_variables
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import UnsupportedError
 

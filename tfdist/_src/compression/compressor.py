@@ -23,7 +23,7 @@ from tfdist._src.compression.transport import Exchange, Gradient, State
 from tfdist._src.internals.extended import await_other_replicas
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 from tfdist._src.log import logger
-from tfdist._src.xla import left_to_tensorflow
+from tfdist._src.xla import uncompiled_scope
 
 Route = tuple[object, ...]
 EXACT: Route = ("exact",)
@@ -263,7 +263,7 @@ class Compressor:
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            with left_to_tensorflow():  # Workers may have different parts in this sum.
+            with uncompiled_scope():  # Workers may have different parts in this sum.
                 totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
         # The other gradients are complete only after the backward pass. Summed first, they would

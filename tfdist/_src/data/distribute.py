@@ -205,7 +205,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     _require_batches(dataset)
     if extended.spans_workers and not splits_batches(dataset):
         distributed = get_distributed_dataset(
-            _with_absent(dataset),
+            _with_none_components(dataset),
             extended.input_workers(options),
             extended.strategy,
             num_replicas_in_sync=extended.replica_count,
@@ -225,7 +225,7 @@ def distribute_dataset(extended: Engine, dataset: Any, options: Any) -> Any:
     if context.first_batch is not None:
         watched = context.first_batch.watch(dataset, replicas, per_worker_hint=per_worker_hint)
     shares = split_batches(
-        _with_absent(watched),
+        _with_none_components(watched),
         extended.workers,
         len(extended.worker_devices),
         replicas,
@@ -267,13 +267,13 @@ def distribute_nothing(extended: Engine, dataset: Any) -> Any:
     return distributed
 
 
-class Absent(NamedTuple):
+class NoneComponent(NamedTuple):
     """Represents None in distributed batches, in places where TensorFlow does not accept None."""
 
 
-def without_absent(batch: Any) -> Any:
-    """Restores None in a batch or its spec, in place of `Absent` and optionals."""
-    stand_ins = (Absent, tf.experimental.Optional, tf.OptionalSpec)
+def without_none_components(batch: Any) -> Any:
+    """Restores None in a batch or its spec, in place of `NoneComponent` and optionals."""
+    stand_ins = (NoneComponent, tf.experimental.Optional, tf.OptionalSpec)
 
     def restored(part: Any) -> Any:
         return keras.tree.MAP_TO_NONE if isinstance(part, stand_ins) else None
@@ -281,8 +281,8 @@ def without_absent(batch: Any) -> Any:
     return keras.tree.traverse(restored, batch)
 
 
-def _with_absent(dataset: Any) -> Any:
-    """Replaces None and Keras's empty optionals by `Absent`, if Keras's loops read the dataset."""
+def _with_none_components(dataset: Any) -> Any:
+    """Replaces None and empty optionals by `NoneComponent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
     if current_context().first_batch is None or not any(map(is_for_none, specs)):
         return dataset
@@ -290,7 +290,7 @@ def _with_absent(dataset: Any) -> Any:
     def replace(*batch: Any) -> Any:
         element = as_element(dataset.element_spec, batch)
         return tf.nest.map_structure(
-            lambda spec, part: Absent() if is_for_none(spec) else part,
+            lambda spec, part: NoneComponent() if is_for_none(spec) else part,
             dataset.element_spec,
             element,
         )

@@ -11,8 +11,16 @@ import tensorflow as tf
 
 from tfdist._src.global_view.contents import contents_of
 from tfdist._src.global_view.decision import Call, Decision, Value, dims_of, merged
-from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, SHARED, WHOLE, Dim, Layout, Symbol
-from tfdist._src.global_view.rules import OF_OWN_VALUES, RULES
+from tfdist._src.global_view.layout import (
+    PER_WORKER,
+    SHARED,
+    WHOLE,
+    ZEROED_SUM,
+    Dim,
+    Layout,
+    Symbol,
+)
+from tfdist._src.global_view.rules import PER_WORKER_TYPES, RULES
 from tfdist._src.internals.graphs import called_graph, is_call
 
 
@@ -192,15 +200,15 @@ def decide(call: Call) -> Decision:
         rule = RULES["PartitionedCall"]
     elif call.has("shared") and not _is_inlined(call):
         return _once(call)
-    elif call.has("local") and call.type not in OF_OWN_VALUES:
+    elif call.has("per_worker") and call.type not in PER_WORKER_TYPES:
         rule = None
     if rule is not None:
         decision = rule(call)
         if decision is not None:
             return decision
-    if call.has("local"):
-        inputs = [SETTLED_SUM if v.is_sum and not v.settled else None for v in call.layouts]
-        return Decision(inputs, [LOCAL] * len(call.op.outputs))
+    if call.has("per_worker"):
+        inputs = [ZEROED_SUM if v.is_sum and not v.zeroed else None for v in call.layouts]
+        return Decision(inputs, [PER_WORKER] * len(call.op.outputs))
     if all(layout.kind in ("whole", "unset") for layout in call.layouts):
         return call.all(WHOLE)
     return call.whole("no rule" if rule is None else "rows are coupled")
@@ -220,6 +228,6 @@ def _once(call: Call) -> Decision:
     return decision
 
 
-def by_one_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def by_one_worker(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds the operation for one worker of a process; the others reuse its results."""
-    return lane.once(call.op, inputs)
+    return emitter.once(call.op, inputs)

@@ -122,7 +122,7 @@ def _transfer(
 ) -> Transfer:
     shape = _sizes(value, symbol, batch)
     operation = op.type
-    if value.layout.how == "stack":
+    if value.layout.reduction == "stack":
         shape, operation = (1, *shape[1:]), _MOMENTS
         kind, reason = "gather", STATISTICS
     elif value.layout.kind == "rows" and _is_of_optimizer(op):
@@ -313,7 +313,7 @@ def describe(item: Any) -> str:
     return f"{op.type} ({where(op)})"
 
 
-class Program:
+class StepFingerprints:
     """Fingerprints of the values that a step communicates, writes and returns.
 
     Args:

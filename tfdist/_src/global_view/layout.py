@@ -102,17 +102,17 @@ class Layout:
             "whole": every worker holds the value;
             "rows": each worker holds its own rows, cut along an axis;
             "partial": the value is the reduction of the workers' values;
-            "local": each worker holds a value of its own, such as its rank or its shard of the
-                optimizer state; only collectives of the traced program combine it;
+            "per_worker": each worker holds a value of its own, such as its rank or its shard of
+                the optimizer state; only collectives of the traced program combine it;
             "unset": no value has been written yet, as in a new list of tensors;
             "shared": a resource that the workers of one process share.
         axis: the axis of the rows.
         outer: the number of repetitions of all rows along the axis, which has the size
             `outer * rows * inner`.
         inner: the number of consecutive elements of each row along the axis.
-        how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any"; or
-            "stack" if the workers' values are stacked along the first axis.
-        settled: whether a worker without rows holds zero as its part of a partial sum. Otherwise,
+        reduction: for a partial value, "sum", "min", "max", "product", "all" or "any"; or "stack"
+            if the workers' values are stacked along the first axis.
+        zeroed: whether a worker without rows holds zero as its part of a partial sum. Otherwise,
             it holds a value computed from substitute rows, which must not count.
     """
 
@@ -120,8 +120,8 @@ class Layout:
     axis: int = 0
     outer: Dim = ONE
     inner: Dim = ONE
-    how: str = ""
-    settled: bool = False
+    reduction: str = ""
+    zeroed: bool = False
 
     def moved_to(self, axis: int) -> Layout:
         """Returns the layout of the same rows on another axis."""
@@ -130,26 +130,26 @@ class Layout:
     @property
     def is_sum(self) -> bool:
         """Whether the value is a partial sum."""
-        return self.kind == "partial" and self.how == "sum"
+        return self.kind == "partial" and self.reduction == "sum"
 
     @property
-    def is_plain(self) -> bool:
+    def has_one_element_per_row(self) -> bool:
         """Whether the rows' axis has one element for each row, in order."""
         return self.outer == ONE and self.inner == ONE
 
     def __repr__(self) -> str:
         if self.kind == "rows":
-            around = "" if self.is_plain else f" of {self.outer}, {self.inner}"
+            around = "" if self.has_one_element_per_row else f" of {self.outer}, {self.inner}"
             return f"rows({self.axis}{around})"
-        return f"partial({self.how})" if self.kind == "partial" else self.kind
+        return f"partial({self.reduction})" if self.kind == "partial" else self.kind
 
 
 WHOLE = Layout("whole")
-LOCAL = Layout("local")
+PER_WORKER = Layout("per_worker")
 UNSET = Layout("unset")
 SHARED = Layout("shared")
-PARTIAL_SUM = Layout("partial", how="sum")
-SETTLED_SUM = Layout("partial", how="sum", settled=True)
+PARTIAL_SUM = Layout("partial", reduction="sum")
+ZEROED_SUM = Layout("partial", reduction="sum", zeroed=True)
 
 
 def rows(axis: int = 0, outer: Dim = ONE, inner: Dim = ONE) -> Layout:
@@ -157,9 +157,9 @@ def rows(axis: int = 0, outer: Dim = ONE, inner: Dim = ONE) -> Layout:
     return Layout("rows", axis, outer, inner)
 
 
-def partial(how: str) -> Layout:
+def partial(reduction: str) -> Layout:
     """Returns the layout of a value that is a reduction over the workers."""
-    return Layout("partial", how=how)
+    return Layout("partial", reduction=reduction)
 
 
 def joined(first: Layout, second: Layout) -> Layout:
@@ -169,15 +169,15 @@ def joined(first: Layout, second: Layout) -> Layout:
     if first.kind == "unset":
         return second
     kinds = {first.kind, second.kind}
-    if "local" in kinds:
-        return LOCAL
+    if "per_worker" in kinds:
+        return PER_WORKER
     if kinds == {"whole", "rows"}:
         return first if first.kind == "rows" else second
     if kinds == {"whole", "partial"}:
         one = first if first.kind == "partial" else second
-        return SETTLED_SUM if one.is_sum else WHOLE
+        return ZEROED_SUM if one.is_sum else WHOLE
     if first.is_sum and second.is_sum:
-        return SETTLED_SUM
+        return ZEROED_SUM
     return WHOLE
 
 

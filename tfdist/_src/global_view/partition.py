@@ -13,9 +13,9 @@ import tensorflow as tf
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Decision, Value
 from tfdist._src.global_view.layout import WHOLE, Layout
-from tfdist._src.global_view.resharding import Communication, Resharding, Share, Worker
+from tfdist._src.global_view.resharding import Communication, Resharding, RowShare, WorkerRows
 from tfdist._src.internals.graphs import copy_operation, keep_functions_of
-from tfdist._src.xla.cluster_function import is_left_to_tensorflow
+from tfdist._src.xla.cluster_function import is_uncompiled
 
 _UPDATE = "TfdistUpdateBegins"
 _COLLECTIVES = frozenset(
@@ -47,7 +47,7 @@ class _Emitted:
 Added = list[tuple[list[tf.Tensor], list[tf.Operation]]]
 
 
-class Lane(Worker):
+class WorkerEmitter(WorkerRows):
     """Adds operations for one worker.
 
     Args:
@@ -63,7 +63,7 @@ class Lane(Worker):
 
     def __init__(
         self,
-        share: Share,
+        share: RowShare,
         communication: Communication,
         added: Added | None = None,
         *,
@@ -106,7 +106,7 @@ class Lane(Worker):
         Replicas may add different parts of compressed sums. Each adds at least one, so the first
         one counts as added by all.
         """
-        if not is_left_to_tensorflow(op):
+        if not is_uncompiled(op):
             return True
         before, self._adds_parts = self._adds_parts, True
         return not before
@@ -156,11 +156,11 @@ class Lane(Worker):
                 values[i] = value
             return values
 
-        def goes_on(*given: tf.Tensor) -> tf.Tensor:
+        def loop_condition(*given: tf.Tensor) -> tf.Tensor:
             (result,) = Partition(condition, self).add(all_values(given), [WHOLE])
             return tf.reshape(result, [])
 
-        def again(*given: tf.Tensor) -> list[tf.Tensor]:
+        def loop_body(*given: tf.Tensor) -> list[tf.Tensor]:
             results = Partition(body, self).add(all_values(given), layouts)
             for i in varying:
                 _refine(results[i], graph.inputs[i], layouts[i])
@@ -168,8 +168,8 @@ class Lane(Worker):
 
         shapes = [_invariant(graph.inputs[i], layouts[i]) for i in varying]
         results = tf.while_loop(
-            goes_on,
-            again,
+            loop_condition,
+            loop_body,
             [inputs[i] for i in varying],
             shape_invariants=shapes,
             parallel_iterations=int(call.op.get_attr("parallel_iterations")),
@@ -209,15 +209,18 @@ class Partition:
 
     Args:
         analysis: the graph and its layouts.
-        lane: the worker.
+        emitter: adds the operations for the worker.
         known: the values for the whole batch of some tensors, by their `ref()`s.
     """
 
     def __init__(
-        self, analysis: Analysis, lane: Lane, known: Mapping[Any, tf.Tensor] | None = None
+        self,
+        analysis: Analysis,
+        emitter: WorkerEmitter,
+        known: Mapping[Any, tf.Tensor] | None = None,
     ) -> None:
-        self._analysis, self._lane = analysis, lane
-        self._tensors = Resharding(analysis, lane, known)
+        self._analysis, self._emitter = analysis, emitter
+        self._tensors = Resharding(analysis, emitter, known)
         self._made: dict[Any, list[Any]] = {}
         outputs = {t.op for t in analysis.results}
         self._results = {op for op in outputs if op.type == "Identity"}
@@ -234,11 +237,11 @@ class Partition:
         Returns:
             The values of `analysis.results`.
         """
-        self._lane.graphs.append(self._tensors)
+        self._emitter.graphs.append(self._tensors)
         try:
             return self._add_all(inputs, layouts)
         finally:
-            self._lane.graphs.pop()
+            self._emitter.graphs.pop()
 
     def effects(self) -> list[tf.Operation]:
         """Returns the operations without results that the graph's callers wait for."""
@@ -348,20 +351,20 @@ class Partition:
             if op.device:
                 scopes.enter_context(tf.device(op.device))
             if op.type in _COLLECTIVES:
-                self._lane.emitted.append((self._analysis.graph, op))
-                if self._lane.all_add(op):
-                    self._lane.communication.begin()
+                self._emitter.communicated.append((self._analysis.graph, op))
+                if self._emitter.all_add(op):
+                    self._emitter.communication.begin()
             if decision.emit is None:
-                results = self._lane.copy(op, inputs) if op.outputs else self._effect(op, inputs)
+                results = self._emitter.copy(op, inputs) if op.outputs else self._effect(op, inputs)
             else:
                 values = [self._analysis.value_of(t) for t in op.inputs]
-                self._lane.effects = []
-                results = decision.emit(self._lane, _Emitted(op, values, decision), inputs)
+                self._emitter.effects = []
+                results = decision.emit(self._emitter, _Emitted(op, values, decision), inputs)
                 made = [r.op for r in results if tf.is_symbolic_tensor(r)]
-                self._made[op] = [*made, *self._lane.effects]
+                self._made[op] = [*made, *self._emitter.effects]
         if decision.emit is None and op.outputs:
             self._made[op] = [results[0].op]
-        self._lane.tell_of_rows(lambda: [self._tensors.values[id(t)] for t in op.inputs])
+        self._emitter.report_needed_rows(lambda: [self._tensors.values[id(t)] for t in op.inputs])
         for tensor, value in zip(op.outputs, results, strict=True):
             _refine(value, tensor, self._analysis.value_of(tensor).layout)
             self._tensors.values[id(tensor)] = value

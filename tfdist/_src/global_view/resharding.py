@@ -23,7 +23,7 @@ _CANNOT_CUT = "A batch of one row is broadcast to another size. Use batches of m
 class Communication(Protocol):
     """Combines values across workers. All workers make the same calls in the same order."""
 
-    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], reductions: Sequence[str]) -> list[tf.Tensor]:
         """Reduces tensors over the workers: "sum", "min", "max", "product", …"""
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -48,28 +48,28 @@ class Communication(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class RowShare:
     """One worker's rows of a batch.
 
     Attributes:
         rows: the number of rows that it computes with, at least 1, an int32 scalar.
         total: the number of rows of the batch, an int32 scalar.
         first: the index of its first row, an int32 scalar; arbitrary for a worker without rows.
-        counts: whether its rows are its own, a bool scalar; False if it has none and computes with
-            a substitute. None if it is known to have rows.
-        leads: whether it has the first row of the batch, a bool scalar.
+        has_rows: whether its rows are its own, a bool scalar; False if it has none and computes
+            with a substitute. None if it is known to have rows.
+        has_first_row: whether it has the first row of the batch, a bool scalar.
         is_first: whether it is the first of all workers, a bool scalar.
     """
 
     rows: tf.Tensor
     total: tf.Tensor
     first: tf.Tensor
-    counts: tf.Tensor | None
-    leads: tf.Tensor
+    has_rows: tf.Tensor | None
+    has_first_row: tf.Tensor
     is_first: tf.Tensor
 
 
-class Worker:
+class WorkerRows:
     """A worker's rows of a batch, and values derived from their number, computed once per graph.
 
     Args:
@@ -80,15 +80,15 @@ class Worker:
         share: as given.
         communication: as given.
         graphs: the graphs being added, innermost last.
-        emitted: the communicated values in order: tensors and the program's own collectives, each
-            with its graph.
+        communicated: the communicated values in order: tensors and the program's own collectives,
+            each with its graph.
     """
 
-    def __init__(self, share: Share, communication: Communication) -> None:
+    def __init__(self, share: RowShare, communication: Communication) -> None:
         self.share, self.communication = share, communication
         self.graphs: list[Resharding] = []
-        self.emitted: list[tuple[Any, Any]] = []
-        self._needs_rows = self._has_told = False
+        self.communicated: list[tuple[Any, Any]] = []
+        self._needs_rows = self._has_reported = False
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -104,19 +104,19 @@ class Worker:
                 self._made[key] = make()
         return self._made[key]
 
-    def _of_all(self) -> Share:
+    def _of_all(self) -> RowShare:
         """Returns the share, for values that depend on other workers' rows."""
         self._needs_rows = True
         return self.share
 
-    def tell_of_rows(self, operands: Callable[[], Sequence[tf.Tensor]]) -> None:
+    def report_needed_rows(self, operands: Callable[[], Sequence[tf.Tensor]]) -> None:
         """Reports once that the program needs the number of rows of all workers.
 
         Args:
             operands: returns the operands of the operation just added.
         """
-        if self._needs_rows and not self._has_told:
-            self._has_told = True
+        if self._needs_rows and not self._has_reported:
+            self._has_reported = True
             self.communication.awaits_rows(list(filter(tf.is_symbolic_tensor, operands())))
 
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
@@ -169,8 +169,8 @@ class Worker:
 
         def divide() -> tf.Tensor:
             own = tf.cast(self.share.rows, tf.float64)
-            if self.share.counts is not None:
-                own *= tf.cast(self.share.counts, tf.float64)
+            if self.share.has_rows is not None:
+                own *= tf.cast(self.share.has_rows, tf.float64)
             return tf.cast(own / tf.cast(self._of_all().total, tf.float64), dtype)
 
         return self.constant(("fraction", dtype), divide)
@@ -181,31 +181,33 @@ class Worker:
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the contribution to a sum that must equal `value`, which all workers hold."""
-        return self._chosen(self._of_all().leads, value, "sum")
+        return self._chosen(self._of_all().has_first_row, value, "sum")
 
-    def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
+    def neutral_without_rows(self, value: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
         """Returns this worker's contribution to a reduction: neutral if it has no rows."""
-        if self.share.counts is None:
+        if self.share.has_rows is None:
             return value
-        return self._chosen(self.share.counts, value, how)
+        return self._chosen(self.share.has_rows, value, reduction)
 
-    def _chosen(self, condition: tf.Tensor, value: tf.Tensor, how: str) -> tf.Tensor:
+    def _chosen(self, condition: tf.Tensor, value: tf.Tensor, reduction: str) -> tf.Tensor:
         """Returns the value if the condition holds, else the reduction's neutral element."""
-        neutral = _NEUTRAL[how]
+        neutral = _NEUTRAL[reduction]
         count = value.shape.num_elements()
         if is_compiled_here() or (count is not None and count <= _FEW):
             dtype = value.dtype
-            number = self.constant(("neutral", how, dtype), lambda: neutral(tf.zeros([], dtype)))
+            number = self.constant(
+                ("neutral", reduction, dtype), lambda: neutral(tf.zeros([], dtype))
+            )
             return tf.where(condition, value, number)
         # Unlike `tf.where`, a conditional does not copy a large value.
         chosen = tf.cond(condition, lambda: value, lambda: neutral(value))
         chosen.set_shape(value.shape)
         return chosen
 
-    def all_settled(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Applies `settled` to sums, with one conditional for all."""
-        counts = self.share.counts
-        return list(values) if counts is None else or_zeros(counts, values)
+    def zeros_without_rows(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns contributions to sums, by one conditional: zeros if this worker has no rows."""
+        has_rows = self.share.has_rows
+        return list(values) if has_rows is None else or_zeros(has_rows, values)
 
 
 _NEUTRAL: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -265,7 +267,7 @@ class Resharding:
     """
 
     def __init__(
-        self, analysis: Analysis, worker: Worker, known: Mapping[Any, tf.Tensor] | None = None
+        self, analysis: Analysis, worker: WorkerRows, known: Mapping[Any, tf.Tensor] | None = None
     ) -> None:
         self._analysis, self._worker = analysis, worker
         self.values: dict[int, tf.Tensor] = {}
@@ -308,18 +310,18 @@ class Resharding:
             return tf.raw_ops.OptionalFromValue(
                 components=[self.in_layout(_in_optional(tensor), layout)]
             )
-        if "local" not in (own.kind, layout.kind) and self._is_stackable(tensor):
+        if "per_worker" not in (own.kind, layout.kind) and self._is_stackable(tensor):
             return self._convert_list(tensor, own, value, layout)
-        if tensor.dtype in (tf.variant, tf.resource) or "local" in (own.kind, layout.kind):
-            if layout.kind == "local" or (own.kind == "local" and layout.is_sum):
+        if tensor.dtype in (tf.variant, tf.resource) or "per_worker" in (own.kind, layout.kind):
+            if layout.kind == "per_worker" or (own.kind == "per_worker" and layout.is_sum):
                 return value
             raise UnsupportedError(
                 "A step combines values that differ between the workers. Received: the operation "
                 f"{tensor.op.name!r} of type {tensor.op.type}, {own} where {layout} is needed. "
-                "Compute it in a custom loop, by `strategy.run`."
+                "Compute it in a custom loop, with `strategy.run`."
             )
         if own.is_sum and layout.is_sum:
-            return self._worker.settled(value)
+            return self._worker.neutral_without_rows(value)
         if own.kind != "whole":
             value = self._converted[id(tensor), WHOLE]
         if layout.kind == "whole":
@@ -435,8 +437,8 @@ class Resharding:
                 break
         else:
             raise UnsupportedError(
-                "A step computes with a size that is unknown where rows are put together. "
-                "Compute it in a custom loop, by `strategy.run`."
+                "A step computes with a size that is unknown when rows are gathered. "
+                "Compute it in a custom loop, with `strategy.run`."
             )
         size = tf.shape(graph.values[id(symbol.source)])[symbol.axis]
         layout = graph._analysis.value_of(symbol.source).layout
@@ -544,7 +546,7 @@ class Resharding:
         unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
         inside = {id(value) for _, value in optional if value is not None}
         pairs = [(t, None if id(t) in inside else self._scattered(t)) for t in unique]
-        self._worker.emitted += [(self._analysis.graph, tensor) for tensor in unique]
+        self._worker.communicated += [(self._analysis.graph, tensor) for tensor in unique]
         self._scatter([(tensor, layout) for tensor, layout in pairs if layout is not None])
         unique = [tensor for tensor, layout in pairs if layout is None]
         layouts = [self._analysis.value_of(t).layout for t in unique]
@@ -552,9 +554,9 @@ class Resharding:
         of_rows = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "rows"]
         if parts:
             given = [self._held(t) for t in parts]
-            hows = [layout.how for _, layout in given]
+            reductions = [layout.reduction for _, layout in given]
             values = [self._contribution(*pair) for pair in given]
-            totals = self._worker.communication.reduce(values, hows)
+            totals = self._worker.communication.reduce(values, reductions)
             for tensor, (value, _), total in zip(parts, given, totals, strict=True):
                 total.set_shape(value.shape)
                 self._keep(tensor, total)
@@ -577,7 +579,9 @@ class Resharding:
         self._converted[id(tensor), WHOLE] = whole
 
     def _contribution(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        return value if layout.settled else self._worker.settled(value, layout.how)
+        return (
+            value if layout.zeroed else self._worker.neutral_without_rows(value, layout.reduction)
+        )
 
     def _rows_first(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
         """Returns a tensor with its rows as the first axis, without substitute rows."""
@@ -588,10 +592,10 @@ class Resharding:
             axis += 1
         if axis:
             value = tf.transpose(value, _front(axis, value))
-        counts = worker.share.counts
-        if counts is not None:
+        has_rows = worker.share.has_rows
+        if has_rows is not None:
             size = tf.shape(value)[0]
-            value = value[: tf.where(counts, size, 0)]
+            value = value[: tf.where(has_rows, size, 0)]
         return value
 
     def _from_rows_first(self, value: tf.Tensor, layout: Layout, whole: tf.Tensor) -> tf.Tensor:

@@ -15,7 +15,7 @@ from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.observation import Seen
 from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist._src.launch.flight import findings
-from tfdist._src.launch.flight.findings import Backlog, listed, longest, seconds, workers
+from tfdist._src.launch.flight.findings import UnacknowledgedData, listed, longest, seconds, workers
 from tfdist._src.monitoring import stragglers
 from tfdist._src.options import TLS_VARIABLES
 from tfdist.errors import ClusterError, LaunchError
@@ -368,10 +368,10 @@ def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
     return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
-def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
+def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[UnacknowledgedData, ...]:
     """Finds data that has been in transit to other hosts for long; the longest first."""
     found = longest(
-        Backlog(
+        UnacknowledgedData(
             sender=one.worker,
             receiver=ranks[link.rank].worker,
             bytes=link.pending_bytes,

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector as BaseCollector
 
 from tfdist._src.comm.tracing import Activity
-from tfdist._src.monitoring.snapshot import Snapshot, take
+from tfdist._src.monitoring.metrics_reading import MetricsReading, read_metrics
 from tfdist._src.monitoring.training import BOUNDS, Histogram, record
 from tfdist._version import __version__
 
@@ -35,13 +35,13 @@ class Collector(BaseCollector):
         ```
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot] | None = None) -> None:
-        self._snapshot = snapshot or take
+    def __init__(self, snapshot: Callable[[], MetricsReading] | None = None) -> None:
+        self._read = snapshot or read_metrics
         record.keeps_durations = True
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics; the native core's metrics only if it runs."""
-        now = self._snapshot()
+        now = self._read()
         labels = {
             "version": __version__,
             "rank": str(now.rank),
@@ -52,7 +52,7 @@ class Collector(BaseCollector):
         yield GaugeMetricFamily("tfdist_workers", "Workers in the job.", now.workers)
         yield CounterMetricFamily(
             "tfdist_recoveries",
-            "Times that training went on after a loss.",
+            "Times that training continued after a loss.",
             now.recoveries,
         )
         yield CounterMetricFamily(
@@ -96,7 +96,7 @@ def _steps(seconds: Histogram) -> HistogramMetricFamily:
 
 def _waiting(activity: Activity) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        "tfdist_wait_seconds", "Time in which steps could not go on, by cause.", labels=["for"]
+        "tfdist_wait_seconds", "Time that steps waited, by cause.", labels=["for"]
     )
     for cause in ("input", "workers", "network"):
         family.add_metric([cause], getattr(activity, cause))

@@ -24,12 +24,17 @@ from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.pipeline.runtime.logs import actions_of, gather_timeline
 from tfdist._src.pipeline.runtime.train_step import StepRunner
 from tfdist._src.pipeline.simulation import Timeline
-from tfdist._src.pipeline.state.full_model import Files, FullModel, Untracked, compile_arguments
+from tfdist._src.pipeline.state.full_model import (
+    Files,
+    FullModelMethods,
+    UntrackedFields,
+    compile_arguments,
+)
 from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import UnsupportedError
 
 
-class PipelineModel(FullModel):
+class PipelineModel(FullModelMethods):
     """An ordinary Keras model divided into stages over the workers of a pipeline.
 
     `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
@@ -81,7 +86,7 @@ class PipelineModel(FullModel):
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
         files = Files(full_model, partition, strategy)
         by_time = cuts is None and balance == "time" and strategy.stages > 1
-        self._untracked = Untracked(full_model, partition, remat, files, by_time)
+        self._untracked = UntrackedFields(full_model, partition, remat, files, by_time)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
         # Variables of other layers that a stage reads, for example for a head tied to an embedding.
@@ -118,7 +123,7 @@ class PipelineModel(FullModel):
         if kwargs.get("run_eagerly") is True:
             raise UnsupportedError(
                 "run_eagerly=True is not supported in a pipeline, whose passes are operations of "
-                "one graph. Leave it out."
+                "one graph. Omit it."
             )
         model_agreement.agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)

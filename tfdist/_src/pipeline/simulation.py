@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tfdist._src.pipeline.plan.lowering import Send, lower, walk
-from tfdist._src.pipeline.plan.schedule import Action, Costs, Edge, Kind, Schedule, Value
+from tfdist._src.pipeline.plan.schedule import Action, Costs, Edge, Kind, Schedule, StageInput
 from tfdist._src.pipeline.plan.validation import peak_activations
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def simulate(
     ready = [0.0] * schedule.ranks  # When the output of the last action was ready to send.
     channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
     # The times at which all inputs of an action have arrived from other ranks.
-    arrival: dict[Value | None, float] = defaultdict(float)
+    arrival: dict[StageInput | None, float] = defaultdict(float)
     for rank, step in walk(lower(schedule, edges, differentiable)):
         if isinstance(step, Action):
             start = max(clock[rank], arrival[step.takes])
@@ -163,10 +163,10 @@ class _Channel:
     """The messages in flight from one rank to another."""
 
     sent: deque[float] = field(default_factory=deque)
-    received: deque[tuple[float, Value]] = field(default_factory=deque)
+    received: deque[tuple[float, StageInput]] = field(default_factory=deque)
     free: float = 0.0
 
-    def move(self, seconds: float) -> Iterator[tuple[Value, float]]:
+    def move(self, seconds: float) -> Iterator[tuple[StageInput, float]]:
         """Moves messages that are sent and received; yields each value with its arrival."""
         while self.sent and self.received:
             ready, value = self.received.popleft()

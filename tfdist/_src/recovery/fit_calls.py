@@ -21,7 +21,7 @@ from tfdist._src.group import Group
 from tfdist._src.keras.fit.reentry import Reentry
 from tfdist._src.keras.fit.training_data import TrainingData
 from tfdist._src.keras.fit.validation_data import ValidationData
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.log import logger
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
 from tfdist._src.strategy.extended import extended_of
@@ -143,7 +143,7 @@ def _devices_of(model: keras.Model) -> str:
 
 
 def _weights_of(model: keras.Model) -> str:
-    if in_stages(model):
+    if is_pipeline_model(model):
         return "in stages"  # each worker holds different ones
     weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]

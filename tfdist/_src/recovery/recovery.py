@@ -404,7 +404,7 @@ class Recovery:
         standings = [Standing.from_json(text) for text, _ in answers]
         came = any(one.came_later for one in standings)
         try:
-            with self.shards.following():
+            with self.shards.redistributing():
                 agreement = agree(standings, self._stages.alike())
         except GroupLostError as error:
             self._validation.group_changes(-1, is_new=is_new, others_came=came)
@@ -420,7 +420,7 @@ class Recovery:
         if redoes:
             self._extended.progress.redo()
         if agreement.shards is not None:
-            self.shards.take(agreement.shards, agreement.steps)
+            self.shards.receive_slots(agreement.shards, agreement.steps)
         if agreement.takers:
             self._share_state(agreement, takes=takes, replaced=replaced)
         self._stand_at(agreement.steps)
@@ -455,7 +455,7 @@ class Recovery:
 
     def _stand_at(self, steps: int) -> None:
         self._extended.progress.restore(steps)
-        self.shards.settle()
+        self.shards.drop_earlier()
         before, times = self._changed_at
         self._changed_at = steps, times + 1 if before == steps else 1
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import keras
 
 from tfdist._src.cluster import Membership
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist._src.strategy.commit_point import Progress
 from tfdist._src.strategy.extended import extended_of
@@ -109,7 +109,7 @@ class Stages:
 
     def __init__(self, model: keras.Model) -> None:
         self._strategy = model.distribute_strategy
-        self.divided = in_stages(model)
+        self.divided = is_pipeline_model(model)
         self.group = extended_of(self._strategy).group
         if not self.divided:
             return

@@ -15,8 +15,8 @@ from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.fit.metric_state import MetricTotals
 from tfdist._src.keras.fit.position import Position, SeparateBatches
 from tfdist._src.keras.fit.training_data import TrainingData
-from tfdist._src.snapshots.held_state import held_by, load_states, states_of
-from tfdist._src.snapshots.part_file import Array, PartFile, Piece, part_bytes
+from tfdist._src.snapshots.part_file import Array, PartFile, StoredArray, part_bytes
+from tfdist._src.snapshots.worker_state import held_variables, load_states, states_of
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
 from tfdist.errors import ProgramMismatchError
 
@@ -109,7 +109,7 @@ def enter_at(
     position = Position.from_json(document["position"], state, fresh)
     data.follow(position)
     reentry.logs = document["logs"]
-    variables = [held for held in held_by(callbacks.model) if held.is_common]
+    variables = [held for held in held_variables(callbacks.model) if held.is_common]
     taken_over = [(held, held.read()) for held in variables]
 
     def load_callbacks() -> None:
@@ -160,8 +160,8 @@ def enter_at(
 
 def encode(entry: Entry) -> bytes:
     """Serializes an entry for other workers."""
-    pieces = [Piece(key, values) for key, values in entry.arrays.items()]
-    return part_bytes(pieces, entry.document)
+    stored = [StoredArray(key, values) for key, values in entry.arrays.items()]
+    return part_bytes(stored, entry.document)
 
 
 def decode(contents: bytes) -> Entry:
@@ -223,7 +223,7 @@ def share_state(
     Raises:
         ProgramMismatchError: a worker lacks a variable of the state; the same error on all.
     """
-    held = {one.key: (one.read, one.assign) for one in held_by(model) if one.is_common}
+    held = {one.key: (one.read, one.assign) for one in held_variables(model) if one.is_common}
     kept = {key: (total.read_value, total.assign) for key, total in totals.by_place().items()}
     state = {**held, **kept}
     of_all = _gather_names(list(state), workers)

@@ -85,7 +85,7 @@ _DAMAGES = (
 
 
 @dataclass(frozen=True)
-class Piece:
+class StoredArray:
     """An array of the training's state, or some of its elements.
 
     Attributes:
@@ -103,31 +103,31 @@ class DamagedError(Exception):
     """A part cannot be read; the message names it and gives the reason."""
 
 
-def write_part(path: Path, pieces: Sequence[Piece], document: dict[str, Any]) -> None:
+def write_part(path: Path, stored: Sequence[StoredArray], document: dict[str, Any]) -> None:
     """Writes a part atomically.
 
     Args:
         path: the file.
-        pieces: the arrays, of any type that TensorFlow's variables have.
+        stored: the arrays, of any type that TensorFlow's variables have.
         document: data that JSON can represent.
 
     Raises:
         OSError: the file cannot be written.
     """
-    write_atomically(path, lambda file: _write(file, pieces, document))
+    write_atomically(path, lambda file: _write(file, stored, document))
 
 
-def part_bytes(pieces: Sequence[Piece], document: dict[str, Any]) -> bytes:
+def part_bytes(stored: Sequence[StoredArray], document: dict[str, Any]) -> bytes:
     """Returns a part as bytes, as `write_part` would write it."""
     buffer = io.BytesIO()
-    _write(buffer, pieces, document)
+    _write(buffer, stored, document)
     return buffer.getvalue()
 
 
-def _write(file: BinaryIO, pieces: Sequence[Piece], document: dict[str, Any]) -> None:
-    entries = [[p.key, p.start, p.values.dtype.name] for p in pieces]
+def _write(file: BinaryIO, stored: Sequence[StoredArray], document: dict[str, Any]) -> None:
+    entries = [[p.key, p.start, p.values.dtype.name] for p in stored]
     header = json.dumps({"format": _FORMAT, "pieces": entries, "document": document}).encode()
-    arrays: dict[str, Any] = {str(i): _bits(p.values) for i, p in enumerate(pieces)}
+    arrays: dict[str, Any] = {str(i): _bits(p.values) for i, p in enumerate(stored)}
     arrays[_HEADER] = np.frombuffer(header, np.uint8)
     np.savez(file, **arrays)
 
@@ -161,11 +161,11 @@ class PartFile:
 
     @property
     def keys(self) -> list[tuple[str, int | None]]:
-        """The key and start of each piece."""
+        """The key and start of each stored array."""
         return [(key, start) for key, start, _ in self._entries]
 
     def values(self, number: int) -> Array:
-        """Returns the elements of a piece, by its index in `keys`.
+        """Returns the elements of a stored array, by its index in `keys`.
 
         Raises:
             DamagedError: the checksum does not match, or the file has been deleted.
@@ -196,7 +196,7 @@ def _dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-class Parts:
+class PartIndex:
     """Finds arrays in the parts of a snapshot.
 
     Args:
@@ -207,10 +207,10 @@ class Parts:
     def __init__(self, files: Mapping[int, PartFile], size: int) -> None:
         self.size = size
         self._files = dict(sorted(files.items()))
-        self._places: defaultdict[str, list[tuple[int | None, int, int]]] = defaultdict(list)
+        self._locations: defaultdict[str, list[tuple[int | None, int, int]]] = defaultdict(list)
         for rank, file in self._files.items():
             for number, (key, start) in enumerate(file.keys):
-                self._places[key].append((start, rank, number))
+                self._locations[key].append((start, rank, number))
 
     def document(self, rank: int) -> dict[str, Any] | None:
         """A worker's document; None if its part is missing."""
@@ -225,13 +225,13 @@ class Parts:
     @property
     def keys(self) -> list[str]:
         """The names of the arrays."""
-        return list(self._places)
+        return list(self._locations)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places
+        return key in self._locations
 
     def whole(self, key: str, shape: tuple[int, ...] | None = None) -> Array:
-        """Returns an array that is stored as a whole, or assembles it from flat pieces.
+        """Returns an array that is stored as a whole, or assembles it from flat parts.
 
         Args:
             key: its name.
@@ -241,20 +241,22 @@ class Parts:
             KeyError: the array, or a range of it, is in no part.
             DamagedError: a part cannot be read.
         """
-        places = self._places.get(key)
-        if not places:
+        locations = self._locations.get(key)
+        if not locations:
             raise KeyError(key)
-        start, rank, number = places[0]
+        start, rank, number = locations[0]
         if start is None:
             return self._files[rank].values(number)
-        pieces, end = [], 0
-        for start, rank, number in sorted(places, key=lambda place: (place[0] or 0, place[1])):
+        slices, end = [], 0
+        for start, rank, number in sorted(
+            locations, key=lambda location: (location[0] or 0, location[1])
+        ):
             if (start or 0) > end:
                 raise KeyError(f"{key}[{end}:{start}]")
             values = self._files[rank].values(number)
-            pieces.append(values[end - (start or 0) :])
+            slices.append(values[end - (start or 0) :])
             end = max(end, (start or 0) + values.size)
-        flat = np.concatenate(pieces)
+        flat = np.concatenate(slices)
         fits = shape is not None and flat.size == int(np.prod(shape))
         return flat.reshape(shape) if fits else flat
 
@@ -265,8 +267,8 @@ class Parts:
             KeyError: the elements are in no part.
             DamagedError: a part cannot be read.
         """
-        for place, rank, number in self._places.get(key, []):
-            if place == start:
+        for location, rank, number in self._locations.get(key, []):
+            if location == start:
                 values = self._files[rank].values(number)
                 if values.size == stop - start:
                     return values
@@ -281,9 +283,9 @@ class Parts:
         Raises:
             DamagedError: a part cannot be read.
         """
-        for key, places in self._places.items():
+        for key, locations in self._locations.items():
             if key.startswith(prefixes):
-                for _, rank, number in places:
+                for _, rank, number in locations:
                     self._files[rank].values(number)
 
     def close(self) -> None:

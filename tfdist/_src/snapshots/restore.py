@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdist._src.log import logger
-from tfdist._src.snapshots.held_state import OF_WORKER, Held, fitting, own_key
-from tfdist._src.snapshots.part_file import Array, DamagedError, PartFile, Parts, make_folder
+from tfdist._src.snapshots.part_file import Array, DamagedError, PartFile, PartIndex, make_folder
+from tfdist._src.snapshots.worker_state import OF_WORKER, HeldVariable, fitting, worker_key
 from tfdist._src.snapshots.workers import Workers, broadcast_bytes
 from tfdist.errors import SnapshotError
 
@@ -93,13 +93,13 @@ class SnapshotFolder:
                 found[SnapshotId(int(step), run, int(part[2]))].append(int(part[1]))
         return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
 
-    def forget_earlier_than(self, snapshot: SnapshotId) -> None:
+    def delete_before(self, snapshot: SnapshotId) -> None:
         """Deletes the snapshots before one, including their unfinished files."""
         for path in self._folders():
             if path.name < self._of(snapshot).name:
                 shutil.rmtree(path, ignore_errors=True)
 
-    def forget_later_than(self, snapshot: SnapshotId) -> None:
+    def delete_after(self, snapshot: SnapshotId) -> None:
         """Deletes the snapshots after one; training cannot resume from them."""
         for path in self._folders():
             if path.name > self._of(snapshot).name:
@@ -219,8 +219,8 @@ class Restored:
     snapshot: SnapshotId
     document: dict[str, Any]
     is_own: bool
-    values: list[tuple[Held, Array]]
-    parts: Parts
+    values: list[tuple[HeldVariable, Array]]
+    parts: PartIndex
     lost: list[str]
 
     def assign(self) -> None:
@@ -231,11 +231,11 @@ class Restored:
 
 def read_newest(
     folder: SnapshotFolder,
-    held: Callable[[Container[str]], Sequence[Held]],
+    held: Callable[[Container[str]], Sequence[HeldVariable]],
     workers: Workers,
     optimizers: dict[str, list[str]],
     *,
-    wholes: Collection[str],
+    whole_parts: Collection[str],
 ) -> Restored | None:
     """Reads the newest snapshot that the workers can assemble; called by all of them.
 
@@ -246,7 +246,8 @@ def read_newest(
         held: returns the variables of this worker.
         workers: all workers.
         optimizers: the classes of the model's optimizers, by the optimizers' names.
-        wholes: the names, of `"model"` and the optimizers, whose state each worker holds entirely.
+        whole_parts: the names, of `"model"` and the optimizers, whose state each worker holds
+            entirely.
 
     Returns:
         None if there is no snapshot to resume from.
@@ -268,11 +269,11 @@ def read_newest(
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         logger.warning(
-            "the first snapshot was not finished when the training was interrupted, so "
-            "there is none to resume from."
+            "training was interrupted before the first snapshot was complete, so there is no "
+            "snapshot to resume from."
         )
     for candidate in found:
-        restored, problem = _read(folder, candidate, held, workers, optimizers, wholes)
+        restored, problem = _read(folder, candidate, held, workers, optimizers, whole_parts)
         problems = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
         foreign = [text for kind, text in filter(None, problems) if kind == "foreign"]
         if foreign:
@@ -286,7 +287,7 @@ def read_newest(
         if workers.rank == 0:
             logger.warning(
                 f"the snapshot of step {candidate.snapshot.step} cannot be used: "
-                f"{damages[0]}. The one before is tried."
+                f"{damages[0]}. Trying the previous one."
             )
     if found:
         raise SnapshotError(
@@ -313,10 +314,10 @@ def _last_complete(folder: SnapshotFolder, parts: Mapping[SnapshotId, Sequence[i
 def _read(
     folder: SnapshotFolder,
     candidate: Candidate,
-    held: Callable[[Container[str]], Sequence[Held]],
+    held: Callable[[Container[str]], Sequence[HeldVariable]],
     workers: Workers,
     optimizers: dict[str, list[str]],
-    wholes: Collection[str],
+    whole_parts: Collection[str],
 ) -> tuple[Restored | None, tuple[str, str] | None]:
     """Reads a snapshot; the second value is the kind of problem and its description, if any."""
     snapshot = candidate.snapshot
@@ -326,7 +327,7 @@ def _read(
             rank: PartFile(source, f"the part of worker {rank} in step {snapshot.step}")
             for rank, source in sources.items()
         }
-        parts = Parts(files, snapshot.size)
+        parts = PartIndex(files, snapshot.size)
         is_own = snapshot.size == workers.size and workers.rank in files
         first = next(iter(files.values()))
         document = files[workers.rank].document if is_own else first.document
@@ -335,7 +336,7 @@ def _read(
             raise ValueError(
                 f"they are of {_classes(theirs)}, and this model has {_classes(optimizers)}"
             )
-        lost = [f"what worker {rank} alone held" for rank in candidate.missing]
+        lost = [f"the worker-local state of worker {rank}" for rank in candidate.missing]
         values = []
         mine = held(parts)
         for one in mine:
@@ -344,7 +345,7 @@ def _read(
                 lost.append(one.key)
             else:
                 values.append((one, fitting(one, value)))
-        _check_all_taken(parts, mine, wholes)
+        _check_all_taken(parts, mine, whole_parts)
         parts.check(_READ_LATER)
         return Restored(folder.path, snapshot, document, is_own, values, parts, lost), None
     except (DamagedError, OSError) as error:
@@ -352,7 +353,7 @@ def _read(
     except KeyError as error:
         if candidate.is_complete:
             return None, ("foreign", f"they have no {error.args[0]}")
-        return None, ("damaged", f"{error.args[0]} is in none of the files that are left")
+        return None, ("damaged", f"{error.args[0]} is in none of the remaining files")
     except ValueError as error:
         return None, ("foreign", str(error))
 
@@ -361,7 +362,9 @@ def _classes(optimizers: dict[str, list[str]]) -> str:
     return "the optimizer " + " and ".join("/".join(names) for names in optimizers.values())
 
 
-def _check_all_taken(parts: Parts, held: Sequence[Held], wholes: Collection[str]) -> None:
+def _check_all_taken(
+    parts: PartIndex, held: Sequence[HeldVariable], whole_parts: Collection[str]
+) -> None:
     """Checks that all stored weights and slots of parts held entirely have a local variable.
 
     Raises:
@@ -369,29 +372,29 @@ def _check_all_taken(parts: Parts, held: Sequence[Held], wholes: Collection[str]
     """
     taken = {one.key for one in held}
     keys = {key.partition(OF_WORKER)[0] for key in parts.keys}
-    left = sorted(k for k in keys if k.rpartition("/")[0] in wholes and k not in taken)
+    left = sorted(k for k in keys if k.rpartition("/")[0] in whole_parts and k not in taken)
     if left:
-        raise ValueError(f"they have {left[0]} besides")
+        raise ValueError(f"they also have {left[0]}")
 
 
-def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array | None:
+def _value_of(held: HeldVariable, parts: PartIndex, workers: Workers, is_own: bool) -> Array | None:
     """Returns the value of a variable; None if it was lost with a worker.
 
     Raises:
         KeyError: the snapshot lacks the variable.
     """
-    if held.is_own and is_own and own_key(held, workers.rank) in parts:
-        return parts.whole(own_key(held, workers.rank))
+    if held.is_worker_local and is_own and worker_key(held, workers.rank) in parts:
+        return parts.whole(worker_key(held, workers.rank))
     if held.start is not None:
         return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
-    if held.is_own and held.sum_here is None:
+    if held.is_worker_local and held.receives_sum is None:
         return None
     total = _total(held, parts)
     # A sum over all workers is assigned to one of them.
-    return np.zeros_like(total) if held.is_own and not held.sum_here else total
+    return np.zeros_like(total) if held.is_worker_local and not held.receives_sum else total
 
 
-def _total(held: Held, parts: Parts) -> Array:
+def _total(held: HeldVariable, parts: PartIndex) -> Array:
     """Returns the common value of a variable, or the sum of the workers' values.
 
     Raises:
@@ -399,7 +402,7 @@ def _total(held: Held, parts: Parts) -> Array:
     """
     if held.key in parts:
         return parts.whole(held.key, held.shape)
-    total, found = np.zeros(held.shape, held.variable.dtype.as_numpy_dtype), held.is_own
+    total, found = np.zeros(held.shape, held.variable.dtype.as_numpy_dtype), held.is_worker_local
     for rank in parts.ranks:
         device = 0
         while (key := f"{held.key} of worker {rank}, device {device}") in parts:

@@ -116,9 +116,10 @@ class ShardState:
             self._check_alone()
             if any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
                 raise UnsupportedError(
-                    "Elastic cannot undo a half of what SwapEMAWeights exchanges among workers "
-                    "that shard their optimizer. Omit SwapEMAWeights and set the optimizer's "
-                    "`ema_overwrite_frequency`, or train without `shard_optimizer=True`."
+                    "Elastic cannot undo a partial exchange of weights by SwapEMAWeights among "
+                    "workers that shard their optimizer. Omit SwapEMAWeights and set the "
+                    "optimizer's `ema_overwrite_frequency`, or train without "
+                    "`shard_optimizer=True`."
                 )
             self._extended.progress.redoable = True
             self._divide()
@@ -128,7 +129,7 @@ class ShardState:
         """Updates the copies if slots were set outside of a step; called by all workers."""
         if self._now is None:
             return
-        self.settle()
+        self.drop_earlier()
         self._is_whole = True
         if self._now.copies is not None and self._now.copies.stale:
             self._now.copies.renew()
@@ -154,31 +155,31 @@ class ShardState:
         )
 
     @contextlib.contextmanager
-    def following(self) -> Iterator[None]:
+    def redistributing(self) -> Iterator[None]:
         """Divides the slots among the ranks of the current group.
 
         Within this context, the workers agree on the source of the shards. If shards are lost, the
         shards that this worker held before are dropped.
         """
         if self._now is not None:
-            self._follow(self._now)
+            self._redistribute(self._now)
         try:
             yield
         except GroupLostError:
             self._before.clear()
             raise
 
-    def _follow(self, now: _Division) -> None:
-        place = self._extended.group.topology
+    def _redistribute(self, now: _Division) -> None:
+        topology = self._extended.group.topology
         self._is_whole = False
-        if (now.rank, now.ranks) == (place.rank, place.size):
-            self._now = dataclasses.replace(now, generation=place.generation)
+        if (now.rank, now.ranks) == (topology.rank, topology.size):
+            self._now = dataclasses.replace(now, generation=topology.generation)
             return
         rebuild(self._model.optimizer)
         self._divide()
         self._extended.traces_know_group = True
 
-    def take(self, source: ShardSource, steps: int) -> None:
+    def receive_slots(self, source: ShardSource, steps: int) -> None:
         """Receives this worker's slots in the new division; called by all workers.
 
         Args:
@@ -192,7 +193,7 @@ class ShardState:
         self._steps, self._redoable = steps, False
         mine = next((d for d in self._before if d.generation == source.generation), None)
         me = self._extended.group.topology.rank
-        for kind, number in now.places:
+        for kind, number in now.kinds_and_buckets:
             parts = []
             first, end = now.elements(number, now.rank)
             for rank, sender in enumerate(source.senders):
@@ -213,7 +214,7 @@ class ShardState:
         # Once this completes, every worker knows that all workers have their slots.
         workers.all_reduce([tf.zeros([])], "shards are taken over")
 
-    def settle(self) -> None:
+    def drop_earlier(self) -> None:
         """Drops the shards of earlier divisions, before training continues."""
         self._before.clear()
         self._steps = None
@@ -233,7 +234,7 @@ class ShardState:
         if self._keeps_copies and sharded.ranks > 1:
             communicator = self._extended.workers
             assert isinstance(communicator, CoreCommunicator)
-            sharded.copies = sharding.NeighbourCopies(
+            sharded.copies = sharding.PreviousRankCopies(
                 slots, sharded.buckets, sharded.dtypes, sharded.rank, communicator
             )
         self._now = _Division(self._extended.group.generation, sharded, slots)
@@ -246,9 +247,9 @@ class ShardState:
                 id(variable) in trained for variable in others
             ):
                 raise UnsupportedError(
-                    "Elastic passes on the shards of the model's own optimizer only. Received: "
-                    f"{optimizer.name!r}, which is sharded and trains variables of "
-                    f"{self._model.name!r}, too. Train without `shard_optimizer=True`."
+                    "Elastic transfers only the shards of the model's own optimizer. Received: "
+                    f"{optimizer.name!r}, which is sharded and also trains "
+                    f"variables of {self._model.name!r}. Train without `shard_optimizer=True`."
                 )
 
 
@@ -267,7 +268,7 @@ class _Division:
     slots: list[list[Any]]
 
     @property
-    def copies(self) -> sharding.NeighbourCopies | None:
+    def copies(self) -> sharding.PreviousRankCopies | None:
         return self.sharded.copies
 
     @property
@@ -285,7 +286,7 @@ class _Division:
         return (self.rank,) if copies is None or copies.stale else (self.rank, copies.rank)
 
     @property
-    def places(self) -> list[tuple[int, int]]:
+    def kinds_and_buckets(self) -> list[tuple[int, int]]:
         """The pairs of a kind of slot and a bucket number."""
         return [(k, b) for k in range(len(self.slots)) for b in range(len(self.sharded.buckets))]
 
@@ -306,5 +307,5 @@ class _Division:
         """Sets this rank's slots of a kind in a bucket."""
         _, own = self.sharded.buckets[number]
         for i in own:
-            piece = self.sharded.shards[i].piece
-            self.slots[kind][i].assign(values[piece.offset : piece.offset + piece.size])
+            range_ = self.sharded.shards[i].range
+            self.slots[kind][i].assign(values[range_.offset : range_.offset + range_.size])

@@ -10,9 +10,13 @@ from pathlib import Path
 import keras
 
 from tfdist._src.log import logger
-from tfdist._src.snapshots.held_state import held_as_wholes, held_by, optimizer_classes
 from tfdist._src.snapshots.restore import Restored, SnapshotFolder, SnapshotId, new_run, read_newest
-from tfdist._src.snapshots.workers import Workers, workers_of, writes_for_others
+from tfdist._src.snapshots.worker_state import (
+    held_variables,
+    optimizer_classes,
+    parts_held_entirely,
+)
+from tfdist._src.snapshots.workers import Workers, workers_of, writes_shared_state
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist.errors import SnapshotError
 
@@ -49,8 +53,8 @@ class SnapshotWriter:
                 logger.error(
                     f"the snapshot of step {step} could not be written: "
                     f"{type(error).__name__}: {error}. "
-                    "Training goes on, and later snapshots are tried. Free space, or correct the "
-                    "directory of tfdist.callbacks.BackupAndRestore."
+                    "Training continues, and later snapshots will be attempted. Free space, or "
+                    "correct the directory of tfdist.callbacks.BackupAndRestore."
                 )
 
         # At exit, Python waits for threads that are not daemons.
@@ -95,45 +99,45 @@ class SnapshotSeries:
         self._run = ""
         self._last: SnapshotId | None = None
         self._complete: list[SnapshotId] = []
-        self._found: Restored | None = None
+        self._loaded: Restored | None = None
 
     def begin(self, extended: ReplicatedExtended) -> None:
         """Begins a training; called by all workers."""
         self._complete = []
         self.call = _calls[self.folder.path] + 1
-        self._meet(extended, new_run())
+        self._set_workers(extended, new_run())
 
     def change_workers(self, extended: ReplicatedExtended) -> None:
         """Continues with other workers; called by all of them."""
         self._writer.wait()
-        self._meet(extended, self._run, goes_on=True)
+        self._set_workers(extended, self._run, tolerate_failure=True)
 
-    def find(self, model: keras.Model) -> SnapshotId | None:
-        """Reads the newest usable snapshot, which `read` then returns; called by all workers.
+    def load_newest(self, model: keras.Model) -> SnapshotId | None:
+        """Reads the newest usable snapshot, for `loaded_or_newest`; called by all workers.
 
         Raises:
             SnapshotError: the snapshots are of another model, or all are damaged.
         """
-        if self._found is not None:
-            self._found.parts.close()
-        self._found = read_newest(
+        if self._loaded is not None:
+            self._loaded.parts.close()
+        self._loaded = read_newest(
             self.folder,
-            lambda stored: held_by(model, stored),
+            lambda stored: held_variables(model, stored),
             self.workers,
             optimizer_classes(model),
-            wholes=held_as_wholes(model),
+            whole_parts=parts_held_entirely(model),
         )
-        return None if self._found is None else self._found.snapshot
+        return None if self._loaded is None else self._loaded.snapshot
 
-    def read(self, model: keras.Model) -> Restored | None:
-        """Returns the snapshot that has been found, or the newest one; called by all workers.
+    def loaded_or_newest(self, model: keras.Model) -> Restored | None:
+        """Returns the loaded snapshot, or loads the newest one; called by all workers.
 
         Raises:
-            SnapshotError: see `find`; also if the snapshot is of a later call of `fit`.
+            SnapshotError: see `load_newest`; also if the snapshot is of a later call of `fit`.
         """
-        if self._found is None:
-            self.find(model)
-        restored, self._found = self._found, None
+        if self._loaded is None:
+            self.load_newest(model)
+        restored, self._loaded = self._loaded, None
         if restored is not None:
             call = restored.document["call"]
             if call > self.call:
@@ -148,7 +152,7 @@ class SnapshotSeries:
 
     def resume_from(self, snapshot: SnapshotId) -> None:
         """Continues after a snapshot of an earlier call."""
-        self.folder.forget_later_than(snapshot)
+        self.folder.delete_after(snapshot)
         self._complete = [snapshot]
 
     @property
@@ -181,7 +185,7 @@ class SnapshotSeries:
         def write_and_prune() -> None:
             write(self.folder, snapshot)
             for kept in oldest:
-                self.folder.forget_earlier_than(kept)
+                self.folder.delete_before(kept)
 
         self._last = snapshot
         self._writer.submit(step, write_and_prune)
@@ -200,13 +204,15 @@ class SnapshotSeries:
         if delete:
             self.folder.clear()
 
-    def _meet(self, extended: ReplicatedExtended, run: str, *, goes_on: bool = False) -> None:
+    def _set_workers(
+        self, extended: ReplicatedExtended, run: str, *, tolerate_failure: bool = False
+    ) -> None:
         self.workers, self._last = workers_of(extended), None
         answers = self.workers.exchange("run", f"{self.call} {run}")
         self._run = answers[0].partition(" ")[2]
         # A process that joined later has not made all the calls.
         self.call = max(int(answer.partition(" ")[0]) for answer in answers)
         _calls[self.folder.path] = self.call
-        self.writes_shared = writes_for_others(
-            self.folder.path, self.workers, extended, goes_on=goes_on
+        self.writes_shared = writes_shared_state(
+            self.folder.path, self.workers, extended, tolerate_failure=tolerate_failure
         )

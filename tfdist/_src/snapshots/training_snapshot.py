@@ -13,15 +13,15 @@ import numpy as np
 from tfdist._src.keras.fit.position import Position
 from tfdist._src.keras.fit.validation_data import NextValidation
 from tfdist._src.log import logger
-from tfdist._src.snapshots import held_state, restore
-from tfdist._src.snapshots.part_file import Array, Parts, Piece, write_part
+from tfdist._src.snapshots import restore, worker_state
+from tfdist._src.snapshots.part_file import Array, PartIndex, StoredArray, write_part
 from tfdist._src.snapshots.snapshot_series import SnapshotSeries
 from tfdist._src.snapshots.workers import Workers
 from tfdist._src.strategy.multi_worker import random_states, set_random_states
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPosition:
     """A position between two steps of a training.
 
     Attributes:
@@ -37,13 +37,13 @@ class Place:
     stopped: bool = False
 
 
-def take(
+def take_snapshot(
     model: keras.Model,
-    held: Sequence[held_state.Held],
+    held: Sequence[worker_state.HeldVariable],
     callbacks: Sequence[Any],
     position: Position,
     validation: NextValidation,
-    place: Place,
+    training_position: TrainingPosition,
     series: SnapshotSeries,
 ) -> Callable[[restore.SnapshotFolder, restore.SnapshotId], None]:
     """Takes the state without waiting for a copy of it.
@@ -54,16 +54,16 @@ def take(
         callbacks: all callbacks, in their order.
         position: the position in the data.
         validation: the input of the next validation.
-        place: the position in the training.
+        training_position: the position in the training.
         series: the series that the snapshot belongs to.
 
     Returns:
         A function that writes this worker's part, from any thread.
     """
     rank, shared = series.workers.rank, series.writes_shared
-    read = held_state.read_all(held, rank, shared=shared)
-    states, arrays = held_state.states_of(callbacks)
-    own = {**held_state.codec_arrays(model, rank), **(arrays if shared else {})}
+    read = worker_state.read_all(held, rank, shared=shared)
+    states, arrays = worker_state.states_of(callbacks)
+    own = {**worker_state.codec_arrays(model, rank), **(arrays if shared else {})}
     positions = {
         restore.POSITION: position.state,
         restore.FRESH: position.fresh,
@@ -75,8 +75,8 @@ def take(
     document = {
         "complete": series.complete,
         "call": series.call,
-        "optimizers": held_state.optimizer_classes(model),
-        "place": dataclasses.asdict(place),
+        "optimizers": worker_state.optimizer_classes(model),
+        "place": dataclasses.asdict(training_position),
         "callbacks": states,
         "position": position.to_json(),
         "validation": {"again": validation.again, "made": validation.made},
@@ -84,9 +84,12 @@ def take(
     }
 
     def write(folder: restore.SnapshotFolder, snapshot: restore.SnapshotId) -> None:
-        pieces = [*held_state.as_pieces(read), *(Piece(key, value) for key, value in own.items())]
+        stored = [
+            *worker_state.stored_arrays(read),
+            *(StoredArray(key, value) for key, value in own.items()),
+        ]
         folder.prepare(snapshot)
-        write_part(folder.part(snapshot, rank), pieces, document)
+        write_part(folder.part(snapshot, rank), stored, document)
 
     return write
 
@@ -102,7 +105,7 @@ class Resumption:
         elastic: whether the group of workers may change.
 
     Attributes:
-        place: the position at which training continues.
+        training_position: the position at which training continues.
         position: the position at which the data continues.
         validation: the input of the next validation.
     """
@@ -118,7 +121,7 @@ class Resumption:
     ) -> None:
         self._restored, self._model, self._callbacks = restored, model, callbacks
         self._workers, rank = workers, workers.rank
-        self.place = Place(**restored.document["place"])
+        self.training_position = TrainingPosition(**restored.document["place"])
         parts = restored.parts
         states = restored.document["callbacks"]
         self._weights = {key: parts.whole(key) for key in parts.keys if key.startswith("callback ")}
@@ -144,15 +147,15 @@ class Resumption:
         """Reports on rank 0 the position at which training continues, and any lost state."""
         if self._workers.rank:
             return
-        place, restored = self.place, self._restored
+        reached, restored = self.training_position, self._restored
         logger.info(
-            f"training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
-            f"after {place.steps} steps, from the snapshots in {restored.folder}."
+            f"training resumes at epoch {reached.epoch + 1}, batch {reached.batch + 1}, "
+            f"after {reached.steps} steps, from the snapshots in {restored.folder}."
         )
         if restored.lost:
             logger.warning(
-                f"the snapshot is of {restored.snapshot.size} workers, and these are "
-                f"{self._workers.size}; not taken over: {restore.names(restored.lost)}."
+                f"the snapshot is of {restored.snapshot.size} workers, and there are now "
+                f"{self._workers.size}; not restored: {restore.names(restored.lost)}."
             )
 
     def load(self, skipped: tuple[int, float] | None = None) -> None:
@@ -163,16 +166,16 @@ class Resumption:
                 that it took.
         """
         self._restored.assign()
-        held_state.load_codec_arrays(self._model, self._workers.rank, self._codecs)
-        held_state.load_states(self._callbacks, self._states, self._weights.__getitem__)
+        worker_state.load_codec_arrays(self._model, self._workers.rank, self._codecs)
+        worker_state.load_states(self._callbacks, self._states, self._weights.__getitem__)
         set_random_states(self._restored.document["random"])
         if skipped is not None and self._workers.rank == 0:
             batches, seconds = skipped
             logger.warning(
                 f"the position in the data could not be saved; {batches} batches were read "
-                f"again to get there, which took {seconds:.1f} s."
+                f"again to reach it, which took {seconds:.1f} s."
             )
 
 
-def _has_position(parts: Parts, rank: int) -> bool:
+def _has_position(parts: PartIndex, rank: int) -> bool:
     return any(f"{name} {rank}" in parts for name in (restore.POSITION, restore.VALIDATION))

@@ -63,8 +63,12 @@ def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
     return b"".join(pieces)
 
 
-def writes_for_others(
-    directory: Path, workers: Workers, extended: ReplicatedExtended, *, goes_on: bool = False
+def writes_shared_state(
+    directory: Path,
+    workers: Workers,
+    extended: ReplicatedExtended,
+    *,
+    tolerate_failure: bool = False,
 ) -> bool:
     """Returns whether this worker writes state that other workers also hold, on their behalf.
 
@@ -75,8 +79,8 @@ def writes_for_others(
         directory: this worker's directory, which is created.
         workers: all workers.
         extended: the strategy's engine.
-        goes_on: whether training continues, with a message, on workers that cannot write to their
-            directory; each of them then tries to write by itself later.
+        tolerate_failure: whether training continues, with a message, on workers that cannot write
+            to their directory; each of them then tries to write by itself later.
 
     Raises:
         ValueError: a worker cannot write to its directory, for another reason than a full disk;
@@ -91,14 +95,14 @@ def writes_for_others(
         problem, is_full = error.strerror or str(error), error.errno in _FULL
     texts = workers.exchange("directory", json.dumps([token, problem, is_full]))
     answers = [json.loads(text) for text in texts]
-    if problem and (goes_on or is_full):
+    if problem and (tolerate_failure or is_full):
         logger.error(
-            f"worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
-            "on, and later snapshots are tried. Free space, or correct the directory of "
-            "tfdist.callbacks.BackupAndRestore."
+            f"worker {workers.rank} cannot write to {directory}: {problem}. Training "
+            "continues, and later snapshots will be attempted. Free space, or correct the "
+            "directory of tfdist.callbacks.BackupAndRestore."
         )
     for rank, (_, text, full) in enumerate(answers):
-        if text and not (goes_on or full):
+        if text and not (tolerate_failure or full):
             with contextlib.suppress(OSError):
                 mark.unlink()
             raise ValueError(

@@ -25,7 +25,7 @@ from tfdist._src.launch.job.worker import Watchdog, WorkerPlan, WorkerProcess
 from tfdist._src.options import InternalVariable, Variable
 from tfdist._src.spark.dataset_shard import Lengths, description, merge, write_rows
 from tfdist._src.spark.driver_log import DriverLogClient
-from tfdist._src.spark.program import Program
+from tfdist._src.spark.program import WorkerProgram
 
 SCHEMA = "chunk binary"
 _CHUNK_BYTES = 1 << 20
@@ -49,7 +49,7 @@ class BarrierTask:
         with_rows: whether the worker needs the rows.
     """
 
-    program: Program = field(repr=False)
+    program: WorkerProgram = field(repr=False)
     secret: str = field(repr=False)
     settings: dict[str, str] = field(repr=False)
     use_gpu: bool
@@ -121,7 +121,7 @@ class BarrierTask:
             log.close()
         if status:
             how = f"exit code {status}" if status > 0 else f"signal {-status}"
-            last = f"It printed last:\n{tail}" if tail else "It has printed nothing."
+            last = f"Its last output:\n{tail}" if tail else "It printed nothing."
             raise RuntimeError(f"worker {rank} {_ENDED} {how}. {last}\n{_END}")
 
 

@@ -20,12 +20,12 @@ from tfdist._src.launch.job.worker import forwarded
 from tfdist._src.spark.barrier_task import SCHEMA, BarrierTask, failure_in
 from tfdist._src.spark.dataset_shard import check_columns
 from tfdist._src.spark.driver_log import DriverLog
-from tfdist._src.spark.program import Program
+from tfdist._src.spark.program import WorkerProgram
 
 _TAIL_LINES = 30
 
 
-def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: int) -> Any:
+def run_locally(program: WorkerProgram, count: int, *, use_gpu: bool, max_restarts: int) -> Any:
     """Runs the workers, shows their output, and returns the function's return value on rank 0.
 
     Raises:
@@ -57,7 +57,7 @@ def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: in
                 raise
         if process.returncode:
             raise RuntimeError(
-                f"the training failed with exit code {process.returncode}. It printed last:\n"
+                f"the training failed with exit code {process.returncode}. Its last output:\n"
                 + "".join(lines)
             )
         return program.result(program.saved_result(folder))
@@ -141,7 +141,7 @@ class Distributor:
             ValueError: the function cannot be pickled, or keyword arguments are given for a script.
             RuntimeError: a worker has failed; the message contains its last lines of output.
         """
-        program = Program.made(train_object, args, kwargs)
+        program = WorkerProgram.made(train_object, args, kwargs)
         if self._session is None:
             return run_locally(
                 program, self._count, use_gpu=self._use_gpu, max_restarts=self._max_restarts
@@ -199,10 +199,10 @@ class Distributor:
                 f"a {type(dataframe).__name__}"
             )
         check_columns(dataframe.schema)
-        program = Program.made(train_object, args, kwargs)
+        program = WorkerProgram.made(train_object, args, kwargs)
         return self._run(program, dataframe.repartition(self._count), with_rows=True)
 
-    def _run(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
+    def _run(self, program: WorkerProgram, rows: DataFrame, *, with_rows: bool) -> Any:
         restarts = 0
         while True:
             try:
@@ -219,7 +219,7 @@ class Distributor:
                 else:
                     raise
 
-    def _run_stage(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
+    def _run_stage(self, program: WorkerProgram, rows: DataFrame, *, with_rows: bool) -> Any:
         assert self._session is not None
         secret = new_secret()
         # With Spark Connect, the driver known to the executors is another machine.

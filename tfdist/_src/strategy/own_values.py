@@ -11,7 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.global_view.rules import AVERAGE, ENTER, EQUAL, LEAVE, STACK, SUM
+from tfdist._src.global_view.rules import (
+    AVERAGE,
+    EQUAL,
+    PER_WORKER_BEGIN,
+    PER_WORKER_END,
+    STACK,
+    SUM,
+)
 from tfdist._src.internals.graphs import identities, marking_operations, of_unknown_sizes
 
 
@@ -39,7 +46,7 @@ def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         like: a tensor with the same rows, such as the value itself.
         axes: the axes that may be cut. The result's sizes along these axes are unknown.
     """
-    with marking_operations(ENTER, axes):
+    with marking_operations(PER_WORKER_BEGIN, axes):
         result = identities([value, like], "TfdistEnter")[0]
     # Otherwise TensorFlow would use the static sizes in gradients.
     return of_unknown_sizes(result, axes)
@@ -47,7 +54,7 @@ def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 def enter_whole(value: tf.Tensor) -> tf.Tensor:
     """Returns a value that is the same on all replicas, such as a weight."""
-    with marking_operations(ENTER, []):
+    with marking_operations(PER_WORKER_BEGIN, []):
         (result,) = identities([value], "TfdistEnterWhole")
     return result
 
@@ -60,7 +67,7 @@ def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
         like: a tensor of the program with the same rows and the same shape.
         axes: the axes that may be cut.
     """
-    with marking_operations(LEAVE, axes):
+    with marking_operations(PER_WORKER_END, axes):
         result = identities([value, like], "TfdistLeave")[0]
     result.set_shape(like.shape)
     return result
@@ -96,7 +103,7 @@ def stack(value: tf.Tensor) -> tf.Tensor:
 
 @tf.RegisterGradient("TfdistEnter")  # type: ignore[untyped-decorator]
 def _gradient_of_enter(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor) -> list[Any]:
-    return [leave(gradient, op.inputs[1], op.get_attr(ENTER)), None]
+    return [leave(gradient, op.inputs[1], op.get_attr(PER_WORKER_BEGIN)), None]
 
 
 @tf.RegisterGradient("TfdistEnterWhole")  # type: ignore[untyped-decorator]
@@ -107,7 +114,7 @@ def _gradient_of_enter_whole(op: tf.Operation, gradient: tf.Tensor) -> list[Any]
 
 @tf.RegisterGradient("TfdistLeave")  # type: ignore[untyped-decorator]
 def _gradient_of_leave(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor) -> list[Any]:
-    return [enter(gradient, op.inputs[1], op.get_attr(LEAVE)), None]
+    return [enter(gradient, op.inputs[1], op.get_attr(PER_WORKER_END)), None]
 
 
 @tf.RegisterGradient("TfdistSum")  # type: ignore[untyped-decorator]

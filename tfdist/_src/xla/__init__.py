@@ -16,8 +16,8 @@ from __future__ import annotations
 from tfdist._src.xla.cluster_function import (
     has_rows,
     is_compiled_here,
-    left_to_tensorflow,
     or_zeros,
+    uncompiled_scope,
 )
 from tfdist._src.xla.rebuild import compiled_between_collectives
 
@@ -25,6 +25,6 @@ __all__ = [
     "compiled_between_collectives",
     "has_rows",
     "is_compiled_here",
-    "left_to_tensorflow",
     "or_zeros",
+    "uncompiled_scope",
 ]

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.internals.graphs import in_xla_context, mark_what_is_only_read, marking_operations
-from tfdist._src.xla.program import Program
+from tfdist._src.xla.program import TracedProgram
 
-_LEFT_OUT = "_tfdist_left_out"
+_UNCOMPILED = "_tfdist_left_out"
 _HAS_ROWS = "TfdistHasRows"
 
 
@@ -28,19 +28,19 @@ def is_compiled_here() -> bool:
 
 
 @contextlib.contextmanager
-def left_to_tensorflow() -> Iterator[None]:
+def uncompiled_scope() -> Iterator[None]:
     """Excludes operations that are added to the default graph in this context from compilation.
 
     For results that workers with different programs must compute bit-identically: XLA's rounding
     depends on the rest of the program.
     """
-    with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_LEFT_OUT):
+    with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_UNCOMPILED):
         yield
 
 
-def is_left_to_tensorflow(operation: Any) -> bool:
-    """Whether an operation was added within `left_to_tensorflow`."""
-    return _LEFT_OUT in operation.node_def.attr
+def is_uncompiled(operation: Any) -> bool:
+    """Whether an operation was added within `uncompiled_scope`."""
+    return _UNCOMPILED in operation.node_def.attr
 
 
 def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -168,7 +168,10 @@ class Cluster:
     """
 
     def __init__(
-        self, program: Program, operations: Sequence[Any], is_used: Callable[[tf.Tensor], bool]
+        self,
+        program: TracedProgram,
+        operations: Sequence[Any],
+        is_used: Callable[[tf.Tensor], bool],
     ) -> None:
         self._program, self._operations = program, operations
         inside = {*operations, *program.constant}
@@ -282,7 +285,7 @@ def _calling(function: Any) -> Any:
 
 
 def add_operations(
-    program: Program,
+    program: TracedProgram,
     operations: Sequence[Any],
     given: dict[str, tf.Tensor],
     values: Mapping[Any, Any] = {},
@@ -294,7 +297,7 @@ def add_operations(
         program: the program.
         operations: its operations, in order.
         given: the values of the tensors that they take, by name; their results are added.
-        values: see `Program.definition`.
+        values: see `TracedProgram.definition`.
         constants: results of constant operations, which are also added.
 
     Returns:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._src.comm import tokens
 from tfdist._src.xla import cluster_function
-from tfdist._src.xla.program import Program, called_by, has_shape
+from tfdist._src.xla.program import TracedProgram, called_by, has_shape
 
 _COMMUNICATES = ("Tfdist", "Collective")
 # Operations that run on the host, outside the graph.
@@ -45,34 +45,34 @@ def node_communicates(node: Any) -> bool:
     return bool(node.op.startswith(_COMMUNICATES))
 
 
-def left_out(program: Program, *, within: bool = False) -> set[Any]:
+def excluded_operations(program: TracedProgram, *, is_branch: bool = False) -> set[Any]:
     """The operations that XLA does not compile.
 
     Args:
         program: the program.
-        within: whether it is a branch of another program. A value without a static shape may then
-            be equal on all workers, such as an input with rows of all workers. It must be compiled
-            on all workers or on none; it is compiled on none.
+        is_branch: whether it is a branch of another program. A value without a static shape may
+            then be equal on all workers, such as an input with rows of all workers. It must be
+            compiled on all workers or on none; it is compiled on none.
 
     Raises:
         UnsupportedError: collectives are in a function that is to be compiled as a whole.
     """
     _refuse_compiled_collectives(program)
-    functions = program.functions_with(_is_no_part)
+    functions = program.functions_with(_is_excluded_node)
     found: set[Any] = set()
     # Operations whose results contain a varying number of other workers' rows.
     gathered: set[Any] = set()
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
         theirs = communicates(op) or any(t.op in gathered for t in op.inputs if _varies(t))
-        if varies and (theirs or within):
+        if varies and (theirs or is_branch):
             gathered.add(op)
-        if theirs or op in gathered or _stays(program, op, functions):
+        if theirs or op in gathered or _is_excluded(program, op, functions):
             found.add(op)
     return found
 
 
-def has_several_of_a_kind(program: Program) -> bool:
+def has_several_of_a_kind(program: TracedProgram) -> bool:
     """Whether a program runs on several CPUs or several GPUs."""
     kinds = [name.partition(":")[0] for name in set(map(program.device_of, program.operations))]
     return len(kinds) > len(set(kinds))
@@ -82,7 +82,7 @@ def _is_compiled(node: Any) -> bool:
     return "_XlaMustCompile" in node.attr and bool(node.attr["_XlaMustCompile"].b)
 
 
-def _refuse_compiled_collectives(program: Program) -> None:
+def _refuse_compiled_collectives(program: TracedProgram) -> None:
     communicating = program.functions_with(node_communicates, kept=False)
     if not communicating:
         return
@@ -96,7 +96,7 @@ def _refuse_compiled_collectives(program: Program) -> None:
             raise tokens.refusal_to_compile(op.name)
 
 
-def _is_no_part(node: Any) -> bool:
+def _is_excluded_node(node: Any) -> bool:
     """Whether a node of a function cannot be compiled, or is compiled separately."""
     attributes = node.attr.values()
     types = [kind for a in attributes for kind in (a.type, *a.list.type)]
@@ -110,14 +110,14 @@ def _is_no_part(node: Any) -> bool:
     )
 
 
-def _stays(program: Program, op: Any, functions: set[str]) -> bool:
+def _is_excluded(program: TracedProgram, op: Any, functions: set[str]) -> bool:
     if (
         op.type == "Placeholder"
         or op.type.startswith(_HOST)
         or cluster_function.draws_other_numbers(op)
     ):
         return True
-    if cluster_function.is_left_to_tensorflow(op) or functions.intersection(called_by(op.node_def)):
+    if cluster_function.is_uncompiled(op) or functions.intersection(called_by(op.node_def)):
         return True
     if op.type in CONDITIONALS and cluster_function.is_has_rows(op.inputs[0].op):
         return True  # Its branches have different numbers of rows.
@@ -152,7 +152,7 @@ _MAY_KEEP = frozenset(
 
 
 def own_operations(
-    program: Program, given: Collection[Any], results: Sequence[tf.Tensor]
+    program: TracedProgram, given: Collection[Any], results: Sequence[tf.Tensor]
 ) -> set[Any]:
     """The operations whose results may differ between workers in their last bits.
 
@@ -172,7 +172,7 @@ def own_operations(
     }
 
 
-def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
+def _computed_from(program: TracedProgram, given: Collection[Any]) -> set[Any]:
     """Operations that compute with a worker's own values, other than by communication."""
     found = set(given)
     for op in program.operations:
@@ -183,7 +183,7 @@ def _computed_from(program: Program, given: Collection[Any]) -> set[Any]:
     return found
 
 
-def _only_for(program: Program, own: Collection[Any], wanted: Collection[Any]) -> set[Any]:
+def _only_for(program: TracedProgram, own: Collection[Any], wanted: Collection[Any]) -> set[Any]:
     """Operations without effects that only a worker's own operations use, such as a mask.
 
     Operations that call functions do not count: a branch of a conditional may use their inputs for
@@ -206,7 +206,7 @@ def _only_for(program: Program, own: Collection[Any], wanted: Collection[Any]) -
 
 
 def _kept_as_they_are(
-    program: Program, users: Mapping[Any, Sequence[Any]], wanted: Collection[Any]
+    program: TracedProgram, users: Mapping[Any, Sequence[Any]], wanted: Collection[Any]
 ) -> set[Any]:
     """The operations whose results may arrive in a variable, in a function or as a result."""
     found: set[Any] = set()
@@ -222,8 +222,8 @@ def _has_effects(op: Any) -> bool:
     return bool(op.op_def.is_stateful) and op.type != _READ and not communicates(op)
 
 
-_LEAST_OPERATIONS = 8
-_LEAST_SMALL_ONES = 64
+_MIN_OPERATIONS = 8
+_MIN_SMALL_OPERATIONS = 64
 _SMALL = 32  # elements
 _LARGE = 1 << 14
 _ROWS = 8  # assumed if their number is unknown
@@ -248,33 +248,33 @@ class Unit:
     own: bool = False
 
 
-def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
-    """Divides operations into clusters and operations left out, in an order to run them.
+def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Unit]:
+    """Divides operations into clusters and excluded operations, in an order to run them.
 
-    An operation belongs to the cluster of the first left-out operation, in the program's order,
-    that needs it. Operations that no left-out operation needs form the last cluster. So a cluster
-    waits only for operations that its left-out operation would wait for anyway, and no two clusters
+    An operation belongs to the cluster of the first excluded operation, in the program's order,
+    that needs it. Operations that no excluded operation needs form the last cluster. So a cluster
+    waits only for operations that its excluded operation would wait for anyway, and no two clusters
     wait for each other. A worker's own operations are separated from operations whose results may
     have to be equal on all workers: workers may differ in whether they compile their own.
 
     Args:
         program: the program.
-        left_out: its operations that XLA does not compile.
+        excluded: its operations that XLA does not compile.
         own: its operations that compute a worker's own values.
     """
     number = {op: i for i, op in enumerate(program.operations)}
     marks = {op for op in program.operations if op.type == "TfdistReady"}
-    left_out = left_out | _ends(program, left_out, marks)
-    first = _needed_first(program, left_out - marks)
-    levels = _levels(program, first, left_out, own)
+    excluded = excluded | _ends(program, excluded, marks)
+    first = _needed_first(program, excluded - marks)
+    levels = _levels(program, first, excluded, own)
     groups: dict[tuple[int, int, str], list[Any]] = {}
     for op in program.operations:
-        if op not in left_out:
+        if op not in excluded:
             groups.setdefault((first[op], levels[op], program.device_of(op)), []).append(op)
     # An operation follows the cluster that it needs; the cluster's reads of variables precede both.
     placed: list[tuple[tuple[int, int, int, str, int], Unit]] = []
     for op in program.operations:
-        if op in left_out:
+        if op in excluded:
             position, behind = (first[op], 1) if op in marks else (number[op], 2)
             placed.append(((position, behind, 0, "", 0), Unit([op], compiled=False)))
     for (position, level, device), members in groups.items():
@@ -287,7 +287,7 @@ def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
     return [unit for _, unit in sorted(placed, key=lambda item: item[0])]
 
 
-def _needed_first(program: Program, boundaries: set[Any]) -> dict[Any, int]:
+def _needed_first(program: TracedProgram, boundaries: set[Any]) -> dict[Any, int]:
     """For each operation, the number of the first boundary that needs it."""
     first = dict.fromkeys(program.operations, len(program.operations))
     for number, op in reversed(list(enumerate(program.operations))):
@@ -297,7 +297,7 @@ def _needed_first(program: Program, boundaries: set[Any]) -> dict[Any, int]:
     return first
 
 
-def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
+def _ends(program: TracedProgram, excluded: set[Any], marks: set[Any]) -> set[Any]:
     """Operations at the end of a function that wait for marks, and so must not end a cluster.
 
     Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark is
@@ -305,7 +305,7 @@ def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
     """
     ends: set[Any] = set()
     for op in program.operations:
-        if op not in left_out and not marks.isdisjoint(program.before[op]):
+        if op not in excluded and not marks.isdisjoint(program.before[op]):
             if op.type in ("Identity", "NoOp"):
                 ends.add(op)
             else:
@@ -318,8 +318,8 @@ def _is_worth_it(operations: Sequence[Any]) -> bool:
     computing = [op for op in operations if op.type not in _NOTHING]
     sizes = [max((_elements(t) for t in op.outputs), default=0) for op in computing]
     return (
-        len(computing) >= _LEAST_SMALL_ONES
-        or sum(size >= _SMALL for size in sizes) >= _LEAST_OPERATIONS
+        len(computing) >= _MIN_SMALL_OPERATIONS
+        or sum(size >= _SMALL for size in sizes) >= _MIN_OPERATIONS
         or max(sizes, default=0) >= _LARGE
         or any(op.type.startswith(_HEAVY) for op in operations)
     )
@@ -332,7 +332,7 @@ def _elements(tensor: tf.Tensor) -> int:
 
 
 def exchanging_lists(
-    program: Program, units: Sequence[Unit], results: Sequence[tf.Tensor]
+    program: TracedProgram, units: Sequence[Unit], results: Sequence[tf.Tensor]
 ) -> set[Any]:
     """The operations that pass lists of tensors from or to a cluster, which XLA cannot do.
 
@@ -343,14 +343,14 @@ def exchanging_lists(
     for op in program.operations:
         for tensor in op.inputs:
             if tensor.dtype == tf.variant and tensor.op in clusters:
-                places = clusters[op], clusters[tensor.op]
-                if places[0] is not places[1]:
-                    found |= {o for o, place in zip((op, tensor.op), places, strict=True) if place}
+                of_both = clusters[op], clusters[tensor.op]
+                if of_both[0] is not of_both[1]:
+                    found |= {o for o, place in zip((op, tensor.op), of_both, strict=True) if place}
     return found
 
 
 def _levels(
-    program: Program, first: dict[Any, int], left_out: set[Any], own: set[Any]
+    program: TracedProgram, first: dict[Any, int], excluded: set[Any], own: set[Any]
 ) -> dict[Any, int]:
     """For each operation, a level that rises at each change from own operations to others or back.
 
@@ -359,7 +359,7 @@ def _levels(
     """
     levels: dict[Any, int] = {}
     for op in program.operations:
-        if op in left_out:
+        if op in excluded:
             continue
         levels[op] = int(op in own)
         for source in program.before[op]:
@@ -369,7 +369,7 @@ def _levels(
     return levels
 
 
-def _only_read(program: Program, members: Sequence[Any]) -> list[Any]:
+def _only_read(program: TracedProgram, members: Sequence[Any]) -> list[Any]:
     """The reads of variables that a cluster does not write.
 
     XLA would copy these variables, whereas it updates in place the variables that a cluster writes.

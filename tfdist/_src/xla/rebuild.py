@@ -20,14 +20,14 @@ from tfdist._src.internals.graphs import (
 )
 from tfdist._src.xla import clusters
 from tfdist._src.xla.cluster_function import Cluster, add_operations
-from tfdist._src.xla.program import Program, called_by, has_shape
+from tfdist._src.xla.program import TracedProgram, called_by, has_shape
 from tfdist.errors import NativeUnavailableError
 
 _INPUT = "Placeholder"
 _numbers = itertools.count()
 
 
-class Rebuilt:
+class ClusteredGraph:
     """A graph that is divided into clusters, to add to the default graph.
 
     Args:
@@ -41,7 +41,7 @@ class Rebuilt:
         copies: whether variables have equal copies on several devices of one kind. Then operations
             whose results may have to be equal are not compiled, because the devices' programs may
             differ.
-        within: as for `left_out`.
+        is_branch: as for `excluded_operations`.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Rebuilt:
         *,
         own: Collection[str],
         copies: bool = False,
-        within: bool = False,
+        is_branch: bool = False,
     ) -> None:
         self._graph, self._fits = graph, fits
         self._results = list(results)
-        self._program = Program(graph, results)
+        self._program = TracedProgram(graph, results)
         given_here = {op for op in self._program.operations if op.type == _INPUT}
         own_inputs = {op for op in given_here if op.outputs[0].name in own}
         self._own = clusters.own_operations(self._program, own_inputs, self._results)
         self._copies = copies or clusters.has_several_of_a_kind(self._program)
-        self._left_out = clusters.left_out(self._program, within=within)
+        self._excluded = clusters.excluded_operations(self._program, is_branch=is_branch)
         if self._copies:
-            self._left_out |= set(self._program.operations) - self._own
-        self._units = clusters.divide(self._program, self._left_out, self._own)
+            self._excluded |= set(self._program.operations) - self._own
+        self._units = clusters.divide(self._program, self._excluded, self._own)
         while lists := clusters.exchanging_lists(self._program, self._units, results):
-            self._left_out |= lists
-            self._units = clusters.divide(self._program, self._left_out, self._own)
+            self._excluded |= lists
+            self._units = clusters.divide(self._program, self._excluded, self._own)
         self._given: dict[str, tf.Tensor] = dict(given)
         self._made: dict[Any, Any] = {}  # operation -> its equivalent in the new graph
         self._users: dict[str, set[Any]] = {}
@@ -90,29 +90,29 @@ class Rebuilt:
                     if op.type == _INPUT:
                         continue
                     if self._has_collectives(op):
-                        self._add_left_out(together)
+                        self._add_uncompiled(together)
                         together = []
                         self._add_conditional(op)
                     else:
                         together.append(op)
                 continue
-            self._add_left_out(together)
+            self._add_uncompiled(together)
             together = []
             self._add_cluster(unit)
         constant = [t for t in self._results if t.op in self._program.constant]
-        self._add_left_out(together, constant)
+        self._add_uncompiled(together, constant)
         ends = [self._made[op] for op in self._graph.control_outputs if op in self._made]
         with tf.control_dependencies(list(dict.fromkeys(ends))):
             return [*(tf.identity(self._given[t.name]) for t in self._results), tf.zeros([])]
 
-    def _add_left_out(self, operations: Sequence[Any], constant: Sequence[Any] = ()) -> None:
+    def _add_uncompiled(self, operations: Sequence[Any], constant: Sequence[Any] = ()) -> None:
         made = add_operations(self._program, operations, self._given, constants=constant)
         inside = set(operations)
         for op, new in zip(operations, made, strict=True):
             self._made[op] = new
         for op in operations:
             before = [o for o in op.control_inputs if o not in inside]
-            add_control_inputs(self._made[op], self._standing_for(before))
+            add_control_inputs(self._made[op], self._equivalents_of(before))
 
     def _add_cluster(self, unit: clusters.Unit) -> None:
         inside = set(unit.operations)
@@ -127,7 +127,7 @@ class Rebuilt:
         tensors = [self._given[t.name] for t in cluster.feeds]
         before = [o for op in unit.operations for o in op.control_inputs if o not in inside]
         with (
-            tf.control_dependencies(self._standing_for(before)),
+            tf.control_dependencies(self._equivalents_of(before)),
             tf.device(self._program.device_of(unit.operations[0])),
         ):
             # Results that have to be equal must be compiled on all workers or on none.
@@ -146,7 +146,7 @@ class Rebuilt:
 
     def _add_conditional(self, op: Any) -> None:
         """Adds a conditional with collectives in its branches, which are rebuilt with clusters."""
-        self._add_left_out([], [t for t in op.inputs if t.op in self._program.constant])
+        self._add_uncompiled([], [t for t in op.inputs if t.op in self._program.constant])
         condition, *arguments = [self._given[t.name] for t in op.inputs]
 
         def branch(graph: Any) -> Any:
@@ -157,27 +157,27 @@ class Rebuilt:
                 here = tf.compat.v1.get_default_graph()
                 values = [here.capture(value) for value in arguments]
                 given = {t.name: value for t, value in zip(graph.inputs, values, strict=True)}
-                inner = Rebuilt(
+                inner = ClusteredGraph(
                     graph,
                     graph.outputs,
                     given,
                     self._fits,
                     own=own,
                     copies=self._copies,
-                    within=True,
+                    is_branch=True,
                 )
                 return inner.add()
 
             return build
 
-        with tf.control_dependencies(self._standing_for(op.control_inputs)):
+        with tf.control_dependencies(self._equivalents_of(op.control_inputs)):
             results = tf.cond(condition, *map(branch, branches_of(op)))
         for tensor, value in zip(op.outputs, results, strict=False):
             value.set_shape(tensor.shape)
             self._given[tensor.name] = value
         self._made[op] = results[-1].op
 
-    def _standing_for(self, operations: Sequence[Any]) -> list[Any]:
+    def _equivalents_of(self, operations: Sequence[Any]) -> list[Any]:
         running = [op for op in operations if op in self._program.before and op.type != _INPUT]
         return list(dict.fromkeys(self._made[op] for op in running))
 
@@ -201,7 +201,7 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
         given = {inside.name: outer.capture(outside) for outside, inside in graph.captures}
         own = {inside.name for outside, inside in graph.captures if _is_own(outside)}
         tensors = [t for t in flat if isinstance(t, tf.Tensor)]
-        results = iter(Rebuilt(graph, tensors, given, _fits(given), own=own).add())
+        results = iter(ClusteredGraph(graph, tensors, given, _fits(given), own=own).add())
         flat = [next(results) if isinstance(t, tf.Tensor) else t for t in flat]
         return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
 

@@ -20,13 +20,13 @@ from tfdist._src.global_view.decision import (
     merged,
     outside,
 )
-from tfdist._src.global_view.layout import SETTLED_SUM, UNSET, WHOLE, Dim, Layout, Symbol
-from tfdist._src.global_view.rules.table import RULES, is_plain, rule
+from tfdist._src.global_view.layout import UNSET, WHOLE, ZEROED_SUM, Dim, Layout, Symbol
+from tfdist._src.global_view.rules.table import RULES, is_whole, rule
 
 # Functions.
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall", own_values=True)
+@rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall", per_worker=True)
 def function_call(call: Call) -> Decision | None:
     """Inlines a function call and partitions its operations."""
     name = call.attr("f").name if call.type in RULES else call.type
@@ -41,7 +41,7 @@ def function_call(call: Call) -> Decision | None:
     )
 
 
-def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def inline(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds a function's operations in place of its call."""
     (part,) = call.decision.parts
     wanted = [
@@ -51,13 +51,13 @@ def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     if call.op.node_def.attr["_XlaMustCompile"].b and not part.communicated(wanted):
         # XLA compiles operations for which TensorFlow has no kernels, such as grouped convolutions.
         def run(*given: tf.Tensor) -> list[tf.Tensor]:
-            return list(lane.inline(part, given, wanted))
+            return list(emitter.inline(part, given, wanted))
 
         return list(tf.function(run, autograph=False, jit_compile=True)(*inputs))
-    return lane.inline(part, inputs, wanted)
+    return emitter.inline(part, inputs, wanted)
 
 
-@rule("If", "StatelessIf", "Case", "StatelessCase", own_values=True)
+@rule("If", "StatelessIf", "Case", "StatelessCase", per_worker=True)
 def conditional(call: Call) -> Decision | None:
     """Selects a function by a condition that is the same on all workers."""
     if call.type.endswith("Case"):
@@ -71,7 +71,7 @@ def conditional(call: Call) -> Decision | None:
         for i, tensor in enumerate(call.op.outputs)
     ]
     first = call.layouts[0]
-    inputs: list[Layout | None] = [None if is_plain(first) or first.kind == "local" else WHOLE]
+    inputs: list[Layout | None] = [None if is_whole(first) or first.kind == "per_worker" else WHOLE]
     inputs += [None] * (len(call.values) - 1)
     return Decision(inputs, [v.layout for v in values], values=values, parts=parts, emit=branch)
 
@@ -87,15 +87,15 @@ def _joined_branches(values: Sequence[Value], tensor: Any) -> Value:
     return result
 
 
-def branch(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def branch(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds a conditional with partitioned branches."""
-    return lane.branch(call, inputs)
+    return emitter.branch(call, inputs)
 
 
 _ROUNDS = 8
 
 
-@rule("While", "StatelessWhile", own_values=True)
+@rule("While", "StatelessWhile", per_worker=True)
 def loop(call: Call) -> Decision | None:
     """Repeats a function; the layouts of the loop's variables are a fixed point of its analysis."""
     body = call.attr("body").name
@@ -115,7 +115,7 @@ def loop(call: Call) -> Decision | None:
         values = changed
         part = call.analysis.part(call.op, body, values)
     else:
-        values = [_unsettled(part, i, before) for i, before in enumerate(values)]
+        values = [_without_fixed_point(part, i, before) for i, before in enumerate(values)]
         part = call.analysis.part(call.op, body, values)
     condition = call.analysis.part(call.op, call.attr("cond").name, values)
     results = outside(values, part.graph, call.op.outputs)
@@ -194,7 +194,7 @@ def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
     return Value(layout, dims, content)
 
 
-def _unsettled(part: Any, i: int, before: Value) -> Value:
+def _without_fixed_point(part: Any, i: int, before: Value) -> Value:
     """Returns the facts about a loop variable if no fixed point was found."""
     tensor = part.graph.inputs[i]
     if part.graph.outputs[i] is tensor:
@@ -204,19 +204,19 @@ def _unsettled(part: Any, i: int, before: Value) -> Value:
     return Value(WHOLE, dims_of(tensor))
 
 
-def repeat(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def repeat(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds a loop with partitioned functions."""
-    return lane.repeat(call, inputs)
+    return emitter.repeat(call, inputs)
 
 
 # Lists of tensors. A list or an optional has the layout of its elements. Elements that are partial
-# sums are settled.
+# sums are zeroed.
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def new_list(call: Call) -> Decision | None:
     """Makes an empty list."""
-    inputs = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs = [None if is_whole(v) else WHOLE for v in call.layouts]
     element = Value(UNSET, _shape_of_elements(call.content(0), call.op.outputs[0]))
     return Decision(inputs, [UNSET], values=[_list_of(UNSET, element)], emit=any_shape_at(0))
 
@@ -230,10 +230,10 @@ def any_shape_at(where: int) -> Callable[..., Any]:
         where: the index of the operand with the element's shape.
     """
 
-    def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    def add(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
         changed = list(inputs)
         changed[where] = tf.constant(-1, changed[where].dtype)
-        return lane.copy(call.op, changed)
+        return emitter.copy(call.op, changed)
 
     return add
 
@@ -281,10 +281,10 @@ def list_of_scattered(call: Call) -> Decision | None:
 
 def _of_slices(call: Call, shape_at: int) -> Decision | None:
     """Makes a list from the slices of the first operand along its first axis."""
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     wanted, layout = _layout_of_slices(call, 0)
-    inputs: list[Layout | None] = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs: list[Layout | None] = [None if is_whole(v) else WHOLE for v in call.layouts]
     inputs[0] = None if wanted == call.layouts[0] else wanted
     dims = call.dims(0)
     element = Value(layout, None if dims is None else dims[1:])
@@ -300,14 +300,14 @@ def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
             return WHOLE, WHOLE
         return layout, layout.moved_to(layout.axis - 1)
     if layout.kind == "partial":
-        layout = SETTLED_SUM if layout.is_sum else WHOLE
+        layout = ZEROED_SUM if layout.is_sum else WHOLE
     return layout, layout
 
 
 def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None:
     """Reads one or all elements of a list."""
     layout, element = call.layouts[at], call.content(at)
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     tensor = call.op.outputs[output]
     made = WHOLE if layout.kind == "unset" else layout
@@ -324,7 +324,7 @@ def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None
         layout_out = made.moved_to(made.axis + 1) if made.kind == "rows" else made
         value = Value(layout_out, value.dims)
     inputs: list[Layout | None] = [
-        None if i == at or is_plain(v) else WHOLE for i, v in enumerate(call.layouts)
+        None if i == at or is_whole(v) else WHOLE for i, v in enumerate(call.layouts)
     ]
     values = [value]
     if len(call.op.outputs) > 1:
@@ -372,25 +372,25 @@ def element_of_shape(
         stacked: whether the result stacks all elements along a new axis.
     """
 
-    def size(lane: Any, axis: int, dim: Dim, dtype: Any) -> Any:
+    def size(emitter: Any, axis: int, dim: Dim, dtype: Any) -> Any:
         if layout.kind == "rows" and axis == layout.axis:
             rest = (layout.outer * layout.inner).value
-            return -1 if rest is None else lane.own_rows(dtype, rest)
+            return -1 if rest is None else emitter.own_rows(dtype, rest)
         if dim == Dim(1, (batch,)):
-            return lane.all_rows(dtype)
+            return emitter.all_rows(dtype)
         return -1 if dim.value is None else dim.value
 
-    def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    def add(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
         changed = list(inputs)
         dtype = changed[where].dtype
         if dims is not None:
-            sizes = [size(lane, axis, dim, dtype) for axis, dim in enumerate(dims)]
+            sizes = [size(emitter, axis, dim, dtype) for axis, dim in enumerate(dims)]
             changed[where] = (
                 tf.stack([tf.cast(n, dtype) for n in sizes]) if sizes else (tf.zeros([0], dtype))
             )
         elif layout.kind == "rows":
             changed[where] = tf.constant(-1, dtype)
-        results = list(lane.copy(call.op, changed))
+        results = list(emitter.copy(call.op, changed))
         tensor = call.op.outputs[output]
         if layout.kind == "rows" and tensor.dtype != tf.variant and tensor.shape.rank is not None:
             shape = tensor.shape.as_list()
@@ -439,7 +439,7 @@ def list_scatter(call: Call) -> Decision | None:
 
 def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision | None:
     held, given = call.values[0], call.values[item]
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     if stacked:
         _, slices = _layout_of_slices(call, item)
@@ -449,13 +449,13 @@ def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision |
     if layout.kind == "unset":
         layout = given.layout
         if layout.kind == "partial":
-            layout = SETTLED_SUM if layout.is_sum else WHOLE
+            layout = ZEROED_SUM if layout.is_sum else WHOLE
     elif layout.kind == "rows" and not _has_rows(given, layout, known):
         layout = WHOLE
     elif layout.kind == "whole" and given.layout.kind == "rows" and known is not None:
         layout = given.layout if _has_rows(known, given.layout, given) else WHOLE
     wanted = layout.moved_to(layout.axis + 1) if stacked and layout.kind == "rows" else layout
-    inputs: list[Layout | None] = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs: list[Layout | None] = [None if is_whole(v) else WHOLE for v in call.layouts]
     inputs[0] = None if held.layout.kind == "unset" or held.layout == layout else layout
     inputs[item] = None if call.layouts[item] == wanted else wanted
     element = dataclasses.replace(given, layout=layout)
@@ -483,9 +483,9 @@ def list_concat(call: Call) -> Decision | None:
     """Concatenates a list's elements along their first axis; also returns their lengths."""
     layout, element = call.layouts[0], call.content(0)
     joined_, lengths = call.op.outputs
-    if call.has("local") or layout.kind not in ("rows", "partial"):
+    if call.has("per_worker") or layout.kind not in ("rows", "partial"):
         return None
-    inputs = [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])]
+    inputs = [None, *(None if is_whole(v) else WHOLE for v in call.layouts[1:])]
     count = Value(WHOLE, dims_of(lengths))
     if layout.is_sum:
         return Decision(inputs, [layout, WHOLE], values=[Value(layout, dims_of(joined_)), count])
@@ -503,15 +503,15 @@ def list_concat(call: Call) -> Decision | None:
     return Decision(inputs, [made, WHOLE], values=[value, count], emit=concat_own_rows)
 
 
-def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def concat_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Concatenates elements that hold a worker's rows; returns lengths for the whole batch."""
     elements, shape, lengths = inputs
     made, tensor = call.decision.outputs[0], call.op.outputs[0]
     along = call.layouts[0].axis == 0  # The rows are joined.
-    own, whole = lane.own_rows(tf.int64), lane.all_rows(tf.int64)
+    own, whole = emitter.own_rows(tf.int64), emitter.all_rows(tf.int64)
     if along:
         lengths = lengths // whole * own
-    result, found = lane.copy(call.op, [elements, tf.constant(-1, shape.dtype), lengths])
+    result, found = emitter.copy(call.op, [elements, tf.constant(-1, shape.dtype), lengths])
     if tensor.shape.rank is not None:
         sizes = tensor.shape.as_list()
         sizes[made.axis] = None
@@ -523,16 +523,16 @@ def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 def list_split(call: Call) -> Decision | None:
     """Splits a tensor along its first axis into parts of given lengths."""
     layout, dims, lengths = call.layouts[0], call.dims(0), call.content(2)
-    if call.has("local") or dims is None:
+    if call.has("per_worker") or dims is None:
         return None
     if layout.kind not in ("rows", "partial"):
-        return call.all(WHOLE) if all(map(is_plain, call.layouts)) else None
+        return call.all(WHOLE) if all(map(is_whole, call.layouts)) else None
     inputs: list[Layout | None] = [
         None,
-        *(None if is_plain(v) else WHOLE for v in call.layouts[1:]),
+        *(None if is_whole(v) else WHOLE for v in call.layouts[1:]),
     ]
     if layout.kind == "partial":
-        wanted = SETTLED_SUM if layout.is_sum else WHOLE
+        wanted = ZEROED_SUM if layout.is_sum else WHOLE
         inputs[0] = None if layout == wanted else wanted
         return Decision(inputs, [wanted], values=[_list_of(wanted, None)])
     if layout.axis:
@@ -565,17 +565,17 @@ def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
     return times if same else None
 
 
-def split_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def split_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Splits this worker's rows."""
     tensor, shape, lengths = inputs
-    own, whole = lane.own_rows(lengths.dtype), lane.all_rows(lengths.dtype)
-    return lane.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
+    own, whole = emitter.own_rows(lengths.dtype), emitter.all_rows(lengths.dtype)
+    return emitter.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
 
 
 @rule("TensorListLength", "TensorListElementShape")
 def about_list(call: Call) -> Decision | None:
     """Returns the length of a list, or the shape of its elements."""
-    if call.type == "TensorListLength" or call.has("local"):
+    if call.type == "TensorListLength" or call.has("per_worker"):
         return Decision([None], [WHOLE])
     element = call.content(0)
     if call.layouts[0].kind != "rows" or not isinstance(element, Value) or element.dims is None:
@@ -588,7 +588,7 @@ def about_list(call: Call) -> Decision | None:
 @rule("TensorListResize")
 def list_resize(call: Call) -> Decision | None:
     """Resizes a list."""
-    inputs = [None, None if is_plain(call.layouts[1]) else WHOLE]
+    inputs = [None, None if is_whole(call.layouts[1]) else WHOLE]
     layout = call.layouts[0]
     value = _list_of(layout, _without_content(call.content(0)))
     return Decision(inputs, [layout], values=[value])
@@ -596,7 +596,7 @@ def list_resize(call: Call) -> Decision | None:
 
 def of_lists(call: Call) -> Decision | None:
     """Passes on a list or an optional, adds lists, or makes zeros like one."""
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
     layout = _of_all_lists(values)
@@ -624,7 +624,7 @@ def _of_all_lists(values: Sequence[Value]) -> Layout:
         return layouts[0]
     cut = next((v for v in values if v.layout.kind == "rows"), None)
     if cut is None:
-        return SETTLED_SUM if all(v.kind == "whole" or v.is_sum for v in layouts) else WHOLE
+        return ZEROED_SUM if all(v.kind == "whole" or v.is_sum for v in layouts) else WHOLE
     elements = [v.content if isinstance(v.content, Value) else Value(v.layout) for v in values]
     known = cut.content if isinstance(cut.content, Value) else None
     same = all(_has_rows(element, cut.layout, known) for element in elements)
@@ -634,12 +634,12 @@ def _of_all_lists(values: Sequence[Value]) -> Layout:
 @rule("OptionalFromValue")
 def optional(call: Call) -> Decision | None:
     """Wraps a value in an optional."""
-    if len(call.values) != 1 or call.has("local"):
+    if len(call.values) != 1 or call.has("per_worker"):
         return None
     given = call.values[0]
     layout = given.layout
     if layout.kind == "partial":
-        layout = SETTLED_SUM if layout.is_sum else WHOLE
+        layout = ZEROED_SUM if layout.is_sum else WHOLE
     element = dataclasses.replace(given, layout=layout)
     wanted = None if layout == given.layout else layout
     return Decision([wanted], [layout], values=[_list_of(layout, element)])
@@ -660,7 +660,7 @@ def has_value(call: Call) -> Decision | None:
 @rule("OptionalGetValue")
 def value_of_optional(call: Call) -> Decision | None:
     """Unwraps an optional."""
-    if len(call.op.outputs) != 1 or call.has("local"):
+    if len(call.op.outputs) != 1 or call.has("per_worker"):
         return None
     layout, element, tensor = call.layouts[0], call.content(0), call.op.outputs[0]
     made = WHOLE if layout.kind == "unset" else layout
@@ -673,7 +673,7 @@ def value_of_optional(call: Call) -> Decision | None:
     return Decision([None], [made], values=[value], emit=with_unknown_rows)
 
 
-def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def with_unknown_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Unwraps an optional, whose value has an unknown number of this worker's rows."""
     layout, tensor = call.decision.outputs[0], call.op.outputs[0]
     shape = tensor.shape

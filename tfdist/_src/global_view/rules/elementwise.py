@@ -11,7 +11,7 @@ from tfdist._src.global_view.contents import Axes, broadcast
 from tfdist._src.global_view.decision import Call, Decision, as_ints, merged
 from tfdist._src.global_view.layout import ONE, PARTIAL_SUM, WHOLE, Dim, Layout, partial
 from tfdist._src.global_view.rules.control_flow import of_lists
-from tfdist._src.global_view.rules.table import is_plain, names, rule, sums
+from tfdist._src.global_view.rules.table import is_whole, names, rule, sums
 
 # Elementwise operations, with broadcasting.
 
@@ -58,7 +58,7 @@ def elementwise(call: Call) -> Decision | None:
     """Computes each element independently; operands are broadcast."""
     if call.op.outputs[0].dtype == tf.variant:
         return of_lists(call)
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     if call.type == "Bitcast" and call.rank(0) != call.out_rank():
         return None  # The last axis is added or removed.
@@ -92,13 +92,13 @@ def _broadcast_dims(call: Call) -> tuple[Dim, ...] | None:
 
 def _of_partials(call: Call) -> Decision | None:
     """Handles operands that are whole or partial."""
-    hows = {v.how for v in call.layouts if v.kind == "partial"}
+    reductions = {v.reduction for v in call.layouts if v.kind == "partial"}
     result = next(v for v in call.layouts if v.kind == "partial")
     dims = _broadcast_dims(call)
     more: dict[str, Any] = {} if dims is None else {"dims": [dims]}
     if call.type in _CONSTANT:
         return call.all(WHOLE, **more)
-    if len(hows) > 1:
+    if len(reductions) > 1:
         return None
     if call.type in ("Identity", "Snapshot", "StopGradient", "PreventGradient"):
         return call.all(result, **more)
@@ -165,7 +165,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
             inputs.append(None)
             continue
         if -axis > len(dims) or dims[axis] == ONE:
-            inputs.append(None if is_plain(own) else WHOLE)
+            inputs.append(None if is_whole(own) else WHOLE)
             continue
         if row is not None and row.value is None and dims[axis].value is not None:
             return None  # They match only for one particular number of rows.
@@ -189,7 +189,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
     )
 
 
-def relax_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def relax_shape(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds an operation, with the number of this worker's rows left open in its `shape`."""
     shape = tf.TensorShape(call.op.get_attr("shape"))
     axis = call.decision.outputs[0].axis
@@ -234,7 +234,7 @@ _REDUCTIONS = {
 def reduction(call: Call) -> Decision | None:
     """Reduces over axes."""
     dims, layout = call.dims(0), call.layouts[0]
-    if call.has("local") or not is_plain(call.layouts[1]):
+    if call.has("per_worker") or not is_whole(call.layouts[1]):
         return None
     axes = call.content(1)
     rank = None if dims is None else len(dims)
@@ -261,10 +261,10 @@ def reduction(call: Call) -> Decision | None:
     if layout.axis not in known:
         moved = layout.axis if keep else layout.axis - sum(a < layout.axis for a in known)
         return call.all(layout.moved_to(moved), **more)
-    how = _REDUCTIONS[call.type]
-    if not how:
+    reduction = _REDUCTIONS[call.type]
+    if not reduction:
         return None
-    if how == "mean":
+    if reduction == "mean":
         if not (call.op.inputs[0].dtype.is_floating or call.op.inputs[0].dtype.is_complex):
             return None
         return call.all(PARTIAL_SUM, emit=mean_of_rows, **more)
@@ -307,10 +307,10 @@ def _reduced(call: Call) -> Layout:
     return partial(_REDUCTIONS[call.type])
 
 
-def mean_of_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def mean_of_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Returns a worker's contribution to a mean: the mean over its rows times their share."""
-    (mean,) = lane.copy(call.op, inputs)
-    return [mean * lane.fraction(mean.dtype)]
+    (mean,) = emitter.copy(call.op, inputs)
+    return [mean * emitter.fraction(mean.dtype)]
 
 
 @rule("BiasAddGrad")
@@ -339,7 +339,7 @@ def l2_loss(call: Call) -> Decision | None:
 def matmul(call: Call) -> Decision | None:
     """Multiplies matrices."""
     left, right = call.dims(0), call.dims(1)
-    if left is None or right is None or call.has("local"):
+    if left is None or right is None or call.has("per_worker"):
         return None
     plain = call.type == "MatMul"
     first = bool(call.attr("transpose_a" if plain else "adj_x"))
@@ -364,7 +364,7 @@ def einsum(call: Call) -> Decision | None:
     given, _, result = equation.partition("->")
     terms = given.split(",")
     ranks = [call.rank(i) for i in range(len(terms))]
-    if None in ranks or call.has("local"):
+    if None in ranks or call.has("per_worker"):
         return None
     missing = [
         rank - (len(term) - 3) if "..." in term else 0  # type: ignore[operator]
@@ -439,7 +439,7 @@ def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any])
             wanted = target.moved_to(list(labels[i]).index(label))
             inputs.append(None if layout == wanted else wanted)
         else:
-            inputs.append(None if is_plain(layout) else WHOLE)
+            inputs.append(None if is_whole(layout) else WHOLE)
     reason = ""
     if len(candidates) > 1 and any(v is WHOLE for v in inputs):
         reason = "pairs of rows"

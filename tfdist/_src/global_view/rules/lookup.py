@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tfdist._src.global_view.decision import Call, Decision, merged
-from tfdist._src.global_view.layout import PARTIAL_SUM, SETTLED_SUM, WHOLE, Layout, partial
-from tfdist._src.global_view.rules.table import is_plain, names, rule, same_rows, sums
+from tfdist._src.global_view.layout import PARTIAL_SUM, WHOLE, ZEROED_SUM, Layout, partial
+from tfdist._src.global_view.rules.table import is_whole, names, rule, same_rows, sums
 
 # Looking up.
 
@@ -14,16 +14,16 @@ def gather(call: Call) -> Decision | None:
     """Takes slices along an axis."""
     params, indices = call.layouts[0], call.layouts[1]
     axis, rank, index_rank = call.ints(2), call.rank(0), call.rank(1)
-    if axis is None or rank is None or index_rank is None or call.has("local"):
+    if axis is None or rank is None or index_rank is None or call.has("per_worker"):
         return None
     at, batch = axis[0] % rank, int(call.attr("batch_dims"))
     given, wanted = call.dims(0), call.dims(1)
     assert given is not None and wanted is not None
     out = [*given[:at], *wanted[batch:], *given[at + 1 :]]
     dims = [merged(call.op.outputs[0], out)] if call.out_rank() in (None, len(out)) else None
-    if params.is_sum and is_plain(indices):
+    if params.is_sum and is_whole(indices):
         return call.all(params, dims=dims)
-    if is_plain(params) and is_plain(indices):
+    if is_whole(params) and is_whole(indices):
         return call.all(WHOLE, dims=dims)
     if params.kind == "rows" and params.axis < batch:
         other = params if indices != params else None
@@ -31,10 +31,10 @@ def gather(call: Call) -> Decision | None:
     if indices.kind == "rows" and indices.axis < batch:
         return Decision([indices, None, None], [indices], dims=dims)
     if indices.kind == "rows":
-        inputs = [None if is_plain(params) else WHOLE, None, None]
+        inputs = [None if is_whole(params) else WHOLE, None, None]
         moved = at + indices.axis - batch
         return Decision(inputs, [indices.moved_to(moved)], dims=dims)
-    if params.kind == "rows" and params.axis != at and is_plain(indices):
+    if params.kind == "rows" and params.axis != at and is_whole(indices):
         moved = params.axis if params.axis < at else params.axis - 1 + index_rank - batch
         return call.all(params.moved_to(moved), dims=dims)
     return None
@@ -44,7 +44,7 @@ def gather(call: Call) -> Decision | None:
 def gather_nd(call: Call) -> Decision | None:
     """Takes elements or slices at given indices."""
     params, indices, rank = call.layouts[0], call.layouts[1], call.rank(1)
-    if rank is None or call.has("local"):
+    if rank is None or call.has("per_worker"):
         return None
     if indices.kind == "rows" and indices.axis < rank - 1:
         wanted, given = call.dims(1), call.dims(0)
@@ -52,9 +52,9 @@ def gather_nd(call: Call) -> Decision | None:
         count, dims = wanted[-1].value, None
         if given is not None and count is not None:
             dims = [merged(call.op.outputs[0], [*wanted[:-1], *given[count:]])]
-        return Decision([None if is_plain(params) else WHOLE, None], [indices], dims=dims)
-    if not is_plain(indices) or params.kind == "partial":
-        return call.all(params) if params.is_sum and is_plain(indices) else None
+        return Decision([None if is_whole(params) else WHOLE, None], [indices], dims=dims)
+    if not is_whole(indices) or params.kind == "partial":
+        return call.all(params) if params.is_sum and is_whole(indices) else None
     places, given = call.dims(1), call.dims(0)
     depth = None if places is None else places[-1].value
     if params.kind != "rows" or given is None or depth is None or params.axis < depth:
@@ -69,12 +69,12 @@ def gather_nd(call: Call) -> Decision | None:
 def resource_gather(call: Call) -> Decision | None:
     """Looks up slices of a variable."""
     variable, indices = call.layouts
-    if variable.kind == "local":
+    if variable.kind == "per_worker":
         return None
     if variable.kind == "partial":
-        return Decision([None, None if is_plain(indices) else WHOLE], [variable])
+        return Decision([None, None if is_whole(indices) else WHOLE], [variable])
     if indices.kind != "rows":
-        return call.all(WHOLE) if is_plain(indices) else None
+        return call.all(WHOLE) if is_whole(indices) else None
     wanted = call.dims(1)
     batch = int(call.attr("batch_dims"))
     if batch:
@@ -90,13 +90,13 @@ def resource_gather(call: Call) -> Decision | None:
 def resource_gather_nd(call: Call) -> Decision | None:
     """Looks up elements or slices of a variable at given indices."""
     variable, indices = call.layouts
-    if variable.kind == "local":
+    if variable.kind == "per_worker":
         return None
     if variable.kind == "partial":
-        return Decision([None, None if is_plain(indices) else WHOLE], [variable])
+        return Decision([None, None if is_whole(indices) else WHOLE], [variable])
     rank = call.rank(1)
     if indices.kind != "rows" or rank is None or indices.axis >= rank - 1:
-        return call.all(WHOLE) if is_plain(indices) else None
+        return call.all(WHOLE) if is_whole(indices) else None
     return call.all(indices)
 
 
@@ -113,23 +113,23 @@ def unsorted_segment(call: Call) -> Decision | None:
     """Reduces slices with the same segment number."""
     data, ids, count = call.layouts
     rank = call.rank(1)
-    if rank is None or not is_plain(count) or call.has("local"):
+    if rank is None or not is_whole(count) or call.has("per_worker"):
         return None
     target, given, size = same_rows(call, (0, 1)), call.dims(0), call.content(2)
-    how = _SEGMENTS[call.type]
+    reduction = _SEGMENTS[call.type]
     dims = None
     if given is not None:
         first = None if size is None else size.item()
         dims = [merged(call.op.outputs[0], [first, *given[rank:]])]
     if target is None:
-        linear = data.is_sum and how == "sum" and is_plain(ids)
+        linear = data.is_sum and reduction == "sum" and is_whole(ids)
         return call.all(data, dims=dims) if linear else None
     if target.axis >= rank:
-        if not is_plain(ids):
+        if not is_whole(ids):
             return None
         return call.all(data.moved_to(data.axis - rank + 1), dims=dims)
     inputs = [None if v == target else target for v in (data, ids)]
-    return Decision([*inputs, None], [partial(how)], dims=dims)
+    return Decision([*inputs, None], [partial(reduction)], dims=dims)
 
 
 @rule("ScatterNd")
@@ -137,11 +137,11 @@ def scatter_nd(call: Call) -> Decision | None:
     """Adds slices into zeros at given indices."""
     indices, updates, shape = call.layouts
     rank = call.rank(0)
-    if rank is None or not is_plain(shape) or call.has("local"):
+    if rank is None or not is_whole(shape) or call.has("per_worker"):
         return None
     target = same_rows(call, (0, 1))
     if target is None:
-        return call.all(updates) if updates.is_sum and is_plain(indices) else None
+        return call.all(updates) if updates.is_sum and is_whole(indices) else None
     if target.axis >= rank - 1:
         return None
     inputs = [None if v == target else target for v in (indices, updates)]
@@ -158,7 +158,7 @@ def tensor_scatter(call: Call) -> Decision | None:
     """Combines slices of a tensor with updates."""
     tensor, indices, updates = call.layouts
     dims, places, rank = call.dims(0), call.dims(1), call.rank(2)
-    if dims is None or places is None or rank is None or call.has("local"):
+    if dims is None or places is None or rank is None or call.has("per_worker"):
         return None
     depth = places[-1].value
     if depth is None:
@@ -167,7 +167,7 @@ def tensor_scatter(call: Call) -> Decision | None:
     if not call.has("rows"):
         if (
             call.type == "TensorScatterAdd"
-            and is_plain(indices)
+            and is_whole(indices)
             and tensor.is_sum
             and updates.is_sum
         ):
@@ -180,14 +180,14 @@ def tensor_scatter(call: Call) -> Decision | None:
         # Each worker adds its own rows; one worker adds the tensor itself.
         return Decision(
             [
-                None if tensor == SETTLED_SUM else SETTLED_SUM,
+                None if tensor == ZEROED_SUM else ZEROED_SUM,
                 None,
                 None if updates == indices else indices,
             ],
             [PARTIAL_SUM],
             dims=known,
         )
-    if not is_plain(indices):
+    if not is_whole(indices):
         return None
     # The rows are inside the slices, and the same in all operands.
     shift = len(places) - 1 - depth
@@ -205,7 +205,7 @@ def dense_bincount(call: Call) -> Decision | None:
     """Counts integers, per row or over all rows."""
     layout = call.layouts[0]
     weights = call.dims(2)
-    if layout.kind != "rows" or layout.axis != 0 or not is_plain(call.layouts[1]):
+    if layout.kind != "rows" or layout.axis != 0 or not is_whole(call.layouts[1]):
         return None
     has_weights = weights is not None and weights[0].value != 0
     inputs: list[Layout | None] = [None, None, None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist._src.global_view.decision import Call, Decision, dims_of, merged
 from tfdist._src.global_view.layout import ONE, PARTIAL_SUM, WHOLE, Dim, Layout, product, rows
-from tfdist._src.global_view.rules.table import is_plain, names, rule, same_rows
+from tfdist._src.global_view.rules.table import is_whole, names, rule, same_rows
 
 # Operations on each row, which may be cut along any of the leading axes.
 
@@ -22,7 +22,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
         outputs: the results that have rows; all by default.
     """
     target = same_rows(call, batched)
-    if target is None or call.has("local"):
+    if target is None or call.has("per_worker"):
         return None
     source = next(i for i in batched if call.layouts[i].kind == "rows")
     rank = call.rank(source)
@@ -34,7 +34,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
         if i in batched and own is not None and own[target.axis] != ONE:
             inputs.append(None if layout == target else target)
         else:  # An operand with one row is broadcast.
-            inputs.append(None if is_plain(layout) else WHOLE)
+            inputs.append(None if is_whole(layout) else WHOLE)
     made = [target] * len(call.op.outputs)
     dims = []
     given = call.dims(source)
@@ -101,12 +101,12 @@ def on_last_axes(call: Call) -> Decision | None:
 def set_diagonal(call: Call) -> Decision | None:
     """Replaces diagonals."""
     target, rank, diagonal = same_rows(call, (0, 1)), call.rank(0), call.rank(1)
-    if target is None or rank is None or diagonal is None or call.has("local"):
+    if target is None or rank is None or diagonal is None or call.has("per_worker"):
         return None
     if target.axis >= min(rank - 2, diagonal - 1):
         return None
     inputs: list[Layout | None] = [None if v == target else target for v in call.layouts[:2]]
-    inputs += [None if is_plain(v) else WHOLE for v in call.layouts[2:]]
+    inputs += [None if is_whole(v) else WHOLE for v in call.layouts[2:]]
     return Decision(inputs, [target], dims=[call.dims(0)])
 
 
@@ -114,10 +114,10 @@ def set_diagonal(call: Call) -> Decision | None:
 def in_top(call: Call) -> Decision | None:
     """Whether each row's class is among the classes with the highest scores."""
     target = same_rows(call, (0, 1))
-    if target is None or target.axis != 0 or call.has("local"):
+    if target is None or target.axis != 0 or call.has("per_worker"):
         return None
     inputs: list[Layout | None] = [None if v == target else target for v in call.layouts[:2]]
-    inputs += [None if is_plain(v) else WHOLE for v in call.layouts[2:]]
+    inputs += [None if is_whole(v) else WHOLE for v in call.layouts[2:]]
     return Decision(inputs, [target], dims=[call.dims(1)])
 
 
@@ -127,13 +127,13 @@ def look_up(call: Call) -> Decision | None:
     keys, dims = call.layouts[1], call.dims(1)
     if keys.kind != "rows" or dims is None or call.out_rank() != len(dims):
         return None
-    inputs = [None, None, None if is_plain(call.layouts[2]) else WHOLE]
+    inputs = [None, None, None if is_whole(call.layouts[2]) else WHOLE]
     return Decision(inputs, [keys], dims=[dims], emit=with_the_rank_of_keys)
 
 
-def with_the_rank_of_keys(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def with_the_rank_of_keys(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Looks up in a table whose copied handle lacks the shapes of its values."""
-    results = lane.copy(call.op, inputs)
+    results = emitter.copy(call.op, inputs)
     results[0].set_shape(inputs[1].shape)
     return results
 
@@ -164,7 +164,7 @@ def arg(call: Call) -> Decision | None:
 def one_hot(call: Call) -> Decision | None:
     """Encodes integers along a new axis."""
     dims, layout = call.dims(0), call.layouts[0]
-    if dims is None or call.has("local") or not all(map(is_plain, call.layouts[1:])):
+    if dims is None or call.has("per_worker") or not all(map(is_whole, call.layouts[1:])):
         return None
     axis = int(call.attr("axis")) % (len(dims) + 1)
     depth = call.content(1)
@@ -222,7 +222,7 @@ def on_each_row(call: Call) -> Decision | None:
     """Computes each row independently."""
     batched, shapes = _LEADING[call.type]
     target = same_rows(call, batched)
-    if target is None or target.axis != 0 or call.has("local"):
+    if target is None or target.axis != 0 or call.has("per_worker"):
         return None
     if call.type == "MaxPoolWithArgmax" and call.attr("include_batch_in_index"):
         return None
@@ -232,7 +232,7 @@ def on_each_row(call: Call) -> Decision | None:
             one_for_all = (call.dims(i) or (None,))[0] == ONE and layout.kind == "whole"
             inputs.append(None if layout == target or one_for_all else target)
         else:
-            inputs.append(None if is_plain(layout) else WHOLE)
+            inputs.append(None if is_whole(layout) else WHOLE)
     if call.type.startswith("ImageProjectiveTransform"):
         inputs[1] = _transforms(call, target)
     source = next(i for i in batched if call.layouts[i] == target)
@@ -257,7 +257,7 @@ def _transforms(call: Call, target: Layout) -> Layout | None:
     """Returns the layout needed for the transforms: one for all images, or one for each."""
     dims = call.dims(1)
     if dims is not None and dims[0] == ONE:
-        return None if is_plain(call.layouts[1]) else WHOLE
+        return None if is_whole(call.layouts[1]) else WHOLE
     return None if call.layouts[1] == target else target
 
 
@@ -278,7 +278,7 @@ def filter_gradient(call: Call) -> Decision | None:
     target = same_rows(call, (first, second))
     if target is None or target.axis != 0:
         return None
-    inputs: list[Layout | None] = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs: list[Layout | None] = [None if is_whole(v) else WHOLE for v in call.layouts]
     for i in (first, second):
         inputs[i] = None if call.layouts[i] == target else target
     return Decision(inputs, [PARTIAL_SUM])
@@ -291,7 +291,7 @@ def dilation_gradient(call: Call) -> Decision | None:
     if target is None or target.axis != 0:
         return None
     inputs = [None if v == target else target for v in call.layouts]
-    inputs[1] = None if is_plain(call.layouts[1]) else WHOLE
+    inputs[1] = None if is_whole(call.layouts[1]) else WHOLE
     return Decision(inputs, [target], dims=[call.dims(0)])
 
 
@@ -301,7 +301,7 @@ def between_space_and_batch(call: Call) -> Decision | None:
     dims, layout, block = call.dims(0), call.layouts[0], call.ints(1)
     if dims is None or layout.kind != "rows" or layout.axis != 0 or block is None:
         return None
-    if not all(map(is_plain, call.layouts[1:])):
+    if not all(map(is_whole, call.layouts[1:])):
         return None
     size = product(map(Dim, block))
     leaves = call.type == "SpaceToBatchND"

@@ -11,8 +11,8 @@ from tfdist._src.global_view.contents import Axes
 from tfdist._src.global_view.decision import Call, Decision, dims_of, merged
 from tfdist._src.global_view.layout import (
     ONE,
-    SETTLED_SUM,
     WHOLE,
+    ZEROED_SUM,
     Dim,
     Layout,
     Symbol,
@@ -20,33 +20,33 @@ from tfdist._src.global_view.layout import (
     product,
     rows,
 )
-from tfdist._src.global_view.rules.table import is_plain, rule, same_rows, sums
+from tfdist._src.global_view.rules.table import is_whole, rule, same_rows, sums
 
 # Shapes.
 
 
-@rule("Shape", "ShapeN", "Size", "Rank", own_values=True)
+@rule("Shape", "ShapeN", "Size", "Rank", per_worker=True)
 def shape_of(call: Call) -> Decision | None:
     """Returns the shape for the whole batch."""
-    if call.has("local") and not all(t.shape.is_fully_defined() for t in call.op.inputs):
+    if call.has("per_worker") and not all(t.shape.is_fully_defined() for t in call.op.inputs):
         return None
     if not call.has("rows") or call.type == "Rank":
         return call.all(WHOLE)
     return call.all(WHOLE, emit=whole_shapes)
 
 
-def whole_shapes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def whole_shapes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Returns the shapes of tensors that hold this worker's rows, scaled to all rows."""
     if call.op.type == "Size":
-        (own,) = lane.copy(call.op, inputs)
-        return [own // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)]
+        (own,) = emitter.copy(call.op, inputs)
+        return [own // emitter.own_rows(own.dtype) * emitter.all_rows(own.dtype)]
     return [
-        _whole_shape(lane, tensor, layout, result.dtype)
+        _whole_shape(emitter, tensor, layout, result.dtype)
         for tensor, layout, result in zip(inputs, call.layouts, call.op.outputs, strict=True)
     ]
 
 
-def _whole_shape(lane: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
+def _whole_shape(emitter: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
     if layout.kind != "rows":
         return tf.shape(tensor, dtype)
     axis, sizes = layout.axis, tensor.shape
@@ -54,11 +54,11 @@ def _whole_shape(lane: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
     if sizes.rank is not None:
         others = tuple(size for k, size in enumerate(sizes) if k != axis)
         if times is not None and None not in others:
-            return lane.whole_shape(dtype, tuple(sizes), axis, times)
+            return emitter.whole_shape(dtype, tuple(sizes), axis, times)
     own = tf.shape(tensor, dtype)
-    size = lane.all_rows(dtype)
-    if not layout.is_plain:
-        size = own[axis] // lane.own_rows(dtype) * size
+    size = emitter.all_rows(dtype)
+    if not layout.has_one_element_per_row:
+        size = own[axis] // emitter.own_rows(dtype) * size
     if sizes.rank is None:
         return tf.tensor_scatter_nd_update(own, [[axis]], [size])
     parts = [size if k == axis else own[k] if n is None else n for k, n in enumerate(sizes)]
@@ -69,7 +69,7 @@ def _whole_shape(lane: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
 def reshape(call: Call) -> Decision | None:
     """Reshapes a tensor."""
     layout, dims, shape = call.layouts[0], call.dims(0), call.content(1)
-    if call.has("local") or not is_plain(call.layouts[1]):
+    if call.has("per_worker") or not is_whole(call.layouts[1]):
         return None
     after = _reshaped(call)
     more: dict[str, Any] = {} if after is None else {"dims": [after]}
@@ -108,7 +108,7 @@ def _reshaped(call: Call) -> tuple[Dim, ...] | None:
 def expand_dims(call: Call) -> Decision | None:
     """Inserts an axis."""
     axis, dims, layout = call.ints(1), call.dims(0), call.layouts[0]
-    if axis is None or dims is None or call.has("local"):
+    if axis is None or dims is None or call.has("per_worker"):
         return None
     at = axis[0] % (len(dims) + 1)
     new = (*dims[:at], ONE, *dims[at:])
@@ -121,7 +121,7 @@ def expand_dims(call: Call) -> Decision | None:
 def squeeze(call: Call) -> Decision | None:
     """Removes axes of size one."""
     dims, layout = call.dims(0), call.layouts[0]
-    if dims is None or call.has("local"):
+    if dims is None or call.has("per_worker"):
         return None
     axes = [a % len(dims) for a in call.attr("squeeze_dims")]
     if not axes:
@@ -137,7 +137,7 @@ def squeeze(call: Call) -> Decision | None:
     return call.all(layout, dims=[new], emit=emit)
 
 
-def squeeze_axes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def squeeze_axes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Squeezes the axes that have size one in the whole batch."""
     axes = [i for i, d in enumerate(call.values[0].dims) if d == ONE]
     return [tf.squeeze(inputs[0], axes)]
@@ -147,7 +147,7 @@ def squeeze_axes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 def transpose(call: Call) -> Decision | None:
     """Permutes axes."""
     dims, layout, order = call.dims(0), call.layouts[0], call.ints(1)
-    if dims is None or call.has("local"):
+    if dims is None or call.has("per_worker"):
         return None
     if order is None:
         return None if layout.kind == "rows" else call.all(layout)
@@ -173,7 +173,7 @@ def fill(call: Call) -> Decision | None:
 def empty(call: Call) -> Decision | None:
     """Makes an uninitialized tensor."""
     shape = call.content(0)
-    if shape is None or not is_plain(call.layouts[0]):
+    if shape is None or not is_whole(call.layouts[0]):
         return None
     new = merged(call.op.outputs[0], list(shape.ravel()))
     axis = _axis_with_rows(call, new)
@@ -187,8 +187,13 @@ def empty(call: Call) -> Decision | None:
 def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
     """Decides an operation that repeats operand `given` to the shape in operand `shape_at`."""
     shape, layout, dims = call.content(shape_at), call.layouts[given], call.dims(given)
-    if call.has("local") or not is_plain(call.layouts[shape_at]) or shape is None or dims is None:
-        return None if call.has("rows") or call.has("local") else call.all(layout)
+    if (
+        call.has("per_worker")
+        or not is_whole(call.layouts[shape_at])
+        or shape is None
+        or dims is None
+    ):
+        return None if call.has("rows") or call.has("per_worker") else call.all(layout)
     new = merged(call.op.outputs[0], list(shape.ravel()))
     rank = len(new)
     if layout.kind == "rows":
@@ -235,7 +240,7 @@ def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
 def tile(call: Call) -> Decision | None:
     """Repeats a tensor along its axes."""
     layout, dims, times = call.layouts[0], call.dims(0), call.content(1)
-    if call.has("local") or not is_plain(call.layouts[1]) or dims is None:
+    if call.has("per_worker") or not is_whole(call.layouts[1]) or dims is None:
         return None
     if times is None or isinstance(times, Axes):
         return None if layout.kind == "rows" else call.all(layout)
@@ -267,7 +272,7 @@ def tile(call: Call) -> Decision | None:
 def pack(call: Call) -> Decision | None:
     """Stacks tensors along a new axis."""
     target = same_rows(call, range(len(call.values)))
-    if call.has("local"):
+    if call.has("per_worker"):
         return None
     rank = call.rank(0)
     if rank is None:
@@ -287,7 +292,7 @@ def _linear_parts(call: Call, dims: Any = None, last: int | None = None) -> Deci
     parts = call.layouts if last is None else call.layouts[:last]
     if any(v.kind == "rows" for v in parts):
         return None
-    if all(is_plain(v) for v in parts):
+    if all(is_whole(v) for v in parts):
         return call.all(WHOLE, dims=None if dims is None else [dims])
     if not all(v.is_sum for v in parts if v.kind == "partial"):
         return None
@@ -300,7 +305,7 @@ def _linear_parts(call: Call, dims: Any = None, last: int | None = None) -> Deci
 def unpack(call: Call) -> Decision | None:
     """Unstacks a tensor along an axis."""
     dims, layout = call.dims(0), call.layouts[0]
-    if dims is None or call.has("local"):
+    if dims is None or call.has("per_worker"):
         return None
     axis = int(call.attr("axis")) % len(dims)
     new = tuple(d for i, d in enumerate(dims) if i != axis)
@@ -316,7 +321,7 @@ def concat(call: Call) -> Decision | None:
     """Concatenates tensors along an axis."""
     axis, rank = call.ints(len(call.values) - 1), call.rank(0)
     parts = range(len(call.values) - 1)
-    if axis is None or rank is None or call.has("local"):
+    if axis is None or rank is None or call.has("per_worker"):
         return None
     at = axis[0] % rank
     sizes = [call.dims(i) for i in parts]
@@ -366,7 +371,7 @@ def split(call: Call) -> Decision | None:
     """Splits a tensor along an axis."""
     data, axis_at = (1, 0) if call.type == "Split" else (0, 2)
     dims, layout, axis = call.dims(data), call.layouts[data], call.ints(axis_at)
-    if dims is None or axis is None or call.has("local"):
+    if dims is None or axis is None or call.has("per_worker"):
         return None
     at = axis[0] % len(dims)
     count = len(call.op.outputs)
@@ -393,11 +398,11 @@ def split(call: Call) -> Decision | None:
     return Decision([None] * len(call.values), layouts, dims=new, emit=emit)
 
 
-def split_in_sizes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def split_in_sizes(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Splits repetitions of this worker's rows."""
     data, sizes, axis = inputs
-    own = sizes // lane.all_rows(sizes.dtype) * lane.own_rows(sizes.dtype)
-    return lane.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
+    own = sizes // emitter.all_rows(sizes.dtype) * emitter.own_rows(sizes.dtype)
+    return emitter.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
 
 
 @rule("Slice")
@@ -405,7 +410,7 @@ def slice_(call: Call) -> Decision | None:
     """Slices a range along each axis."""
     dims, layout = call.dims(0), call.layouts[0]
     begin, size = call.content(1), call.content(2)
-    if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
+    if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
     new: list[Any] = list(call.op.outputs[0].shape) if call.out_rank() is not None else []
     if size is not None:
@@ -538,7 +543,7 @@ def _slicing(call: Call, dims: Any, at: int) -> _Slicing | None:
 def strided_slice(call: Call) -> Decision | None:
     """Slices like Python."""
     dims, layout = call.dims(0), call.layouts[0]
-    if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
+    if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
     if layout.kind in ("whole", "partial", "unset"):
         made = _slicing(call, dims, 1)
@@ -575,13 +580,13 @@ def _first_element(call: Call, slicing: _Slicing, known: Any) -> Decision | None
         is_first = slicing.ranges.get(layout.axis) == (Dim(0), ONE)
     if not is_first:
         return None
-    return call.all(SETTLED_SUM, dims=[known], emit=of_the_first_row)
+    return call.all(ZEROED_SUM, dims=[known], emit=of_the_first_row)
 
 
-def of_the_first_row(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def of_the_first_row(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Returns a value of the batch's first row, contributed by the worker that holds it."""
-    (value,) = lane.copy(call.op, inputs)
-    return [lane.contribution_of_whole(value)]
+    (value,) = emitter.copy(call.op, inputs)
+    return [emitter.contribution_of_whole(value)]
 
 
 def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
@@ -648,7 +653,7 @@ def _sliced_dims(call: Call, slicing: _Slicing, dims: Any) -> tuple[Dim, ...] | 
 def strided_slice_gradient(call: Call) -> Decision | None:
     """Puts a gradient back into zeros at the positions of the slice."""
     shape, layout = call.content(0), call.layouts[4]
-    if call.has("local") or not all(map(is_plain, call.layouts[:4])):
+    if call.has("per_worker") or not all(map(is_whole, call.layouts[:4])):
         return None
     if layout.kind in ("whole", "partial"):
         return call.all(layout) if layout.kind == "whole" or layout.is_sum else None
@@ -698,7 +703,7 @@ def _gradient_of_repetitions(
 def pad(call: Call) -> Decision | None:
     """Adds elements around each axis."""
     dims, layout = call.dims(0), call.layouts[0]
-    if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
+    if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
     if layout.kind == "partial":
         zero = call.type == "Pad"
@@ -731,12 +736,12 @@ def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | N
     )
 
 
-def pad_repetitions(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def pad_repetitions(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Pads with a number of elements that is a multiple of the rows."""
     around, axis = inputs[1], call.layouts[0].axis
-    own = around[axis] // lane.all_rows(around.dtype) * lane.own_rows(around.dtype)
+    own = around[axis] // emitter.all_rows(around.dtype) * emitter.own_rows(around.dtype)
     local = tf.concat([around[:axis], own[None], around[axis + 1 :]], axis=0)
-    return lane.copy(call.op, [inputs[0], local, *inputs[2:]])
+    return emitter.copy(call.op, [inputs[0], local, *inputs[2:]])
 
 
 def _is_unpadded(call: Call, axis: int) -> bool:
@@ -761,7 +766,7 @@ def along_axes(call: Call) -> Decision | None:
     """Acts along some axes, separately for each slice along the others."""
     dims, layout = call.dims(0), call.layouts[0]
     axes = call.ints(len(call.values) - 1)
-    if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
+    if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
     if layout.kind == "partial":
         linear = call.type in ("ReverseV2", "Roll", "Cumsum") and layout.is_sum

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist._src.global_view.decision import Call, Decision, Value, merged
-from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, partial, rows
+from tfdist._src.global_view.layout import PER_WORKER, WHOLE, ZEROED_SUM, Dim, Layout, partial, rows
 from tfdist._src.global_view.rules import table
 
 
@@ -28,24 +28,26 @@ def border(call: Call) -> Decision | None:
 def _enter(call: Call) -> Decision:
     """Turns rows, or a whole value, into a worker's own value."""
     own = call.layouts[0]
-    wanted = _outside(call, table.ENTER) if len(call.values) > 1 else WHOLE
+    wanted = _outside(call, table.PER_WORKER_BEGIN) if len(call.values) > 1 else WHOLE
     is_there = (
-        own.kind == "local" or own == wanted or (table.is_plain(own) and table.is_plain(wanted))
+        own.kind == "per_worker"
+        or own == wanted
+        or (table.is_whole(own) and table.is_whole(wanted))
     )
     inputs: list[Layout | None] = [None if is_there else wanted]
     inputs += [None] * (len(call.values) - 1)
-    values = [Value(LOCAL), *call.values[1:]]
+    values = [Value(PER_WORKER), *call.values[1:]]
     return Decision(inputs, [v.layout for v in values], values=values, emit=pass_all)
 
 
 def _leave(call: Call) -> Decision:
     """Turns a worker's own value into its rows, or into a value equal on all workers."""
     own, like = call.layouts[0], call.values[1]
-    if like.layout.kind == "local":
-        layout = LOCAL  # Between an outer ENTER and LEAVE.
+    if like.layout.kind == "per_worker":
+        layout = PER_WORKER  # Between an outer PER_WORKER_BEGIN and PER_WORKER_END.
     else:
-        layout = _outside(call, table.LEAVE)
-    is_there = own.kind == "local" or own == layout
+        layout = _outside(call, table.PER_WORKER_END)
+    is_there = own.kind == "per_worker" or own == layout
     values = [Value(layout, like.dims), like]
     inputs = [None if is_there else layout, None]
     return Decision(inputs, [v.layout for v in values], values=values, emit=pass_all)
@@ -57,45 +59,49 @@ def _outside(call: Call, mark: str) -> Layout:
     return like if like.kind == "rows" and like.axis in call.attr(mark) else WHOLE
 
 
-def pass_all(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def pass_all(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Passes on all operands."""
     return list(inputs)
 
 
 def _sum(call: Call) -> Decision:
     """Turns the workers' own values into parts of a sum."""
-    if call.layouts[0].kind != "local":
-        return Decision([None if call.layouts[0] == SETTLED_SUM else SETTLED_SUM], [SETTLED_SUM])
-    return call.all(SETTLED_SUM, emit=settle)
+    if call.layouts[0].kind != "per_worker":
+        return Decision([None if call.layouts[0] == ZEROED_SUM else ZEROED_SUM], [ZEROED_SUM])
+    return call.all(ZEROED_SUM, emit=zero_without_rows)
 
 
-def settle(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def zero_without_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Returns a worker's own value; zeros if it has no rows."""
-    return [lane.settled(inputs[0]) if call.layouts[0].kind == "local" else inputs[0]]
+    return [
+        emitter.neutral_without_rows(inputs[0])
+        if call.layouts[0].kind == "per_worker"
+        else inputs[0]
+    ]
 
 
 def _average(call: Call) -> Decision:
     """Turns the workers' own values into parts of their mean, weighted by rows."""
-    if call.layouts[0].kind != "local":
+    if call.layouts[0].kind != "per_worker":
         return call.all(call.layouts[0], emit=pass_all)
-    return call.all(SETTLED_SUM, emit=weigh)
+    return call.all(ZEROED_SUM, emit=weigh)
 
 
-def weigh(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def weigh(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Multiplies a worker's own value by its share of all rows."""
-    return [lane.settled(inputs[0] * lane.fraction(inputs[0].dtype))]
+    return [emitter.neutral_without_rows(inputs[0] * emitter.fraction(inputs[0].dtype))]
 
 
 def _stack(call: Call) -> Decision:
     """Stacks the workers' own values along their first axis, which has size one."""
-    if call.layouts[0].kind != "local":
+    if call.layouts[0].kind != "per_worker":
         return call.all(call.layouts[0], emit=pass_all)
     return call.all(partial("stack"))
 
 
 _BORDERS = {
-    table.ENTER: _enter,
-    table.LEAVE: _leave,
+    table.PER_WORKER_BEGIN: _enter,
+    table.PER_WORKER_END: _leave,
     table.SUM: _sum,
     table.AVERAGE: _average,
     table.STACK: _stack,
@@ -114,7 +120,7 @@ _RANDOM = table.names(
 def random_numbers(call: Call) -> Decision | None:
     """Draws numbers; each row gets the same numbers as in the whole batch."""
     shape = call.content(0)
-    if not all(map(table.is_plain, call.layouts)) or shape is None or shape.ndim != 1:
+    if not all(map(table.is_whole, call.layouts)) or shape is None or shape.ndim != 1:
         return None
     dims = merged(call.op.outputs[0], list(shape))
     algorithm = tf.get_static_value(call.op.inputs[3])
@@ -133,18 +139,18 @@ _PHILOX = (1, 3)
 _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
 
 
-def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def skip_ahead(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Draws the numbers of this worker's rows, by skipping those of the rows before (Philox)."""
     shape, key, counter, *rest = inputs
     dtype = call.op.outputs[0].dtype
     count = tf.reduce_prod(tf.cast(shape, tf.int64))
-    skipped = lane.first_row(tf.int64) * (count // lane.own_rows(tf.int64))
+    skipped = emitter.first_row(tf.int64) * (count // emitter.own_rows(tf.int64))
     block = _PER_COUNT.get(dtype, 4)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
     # A few more than needed, since a block may begin before the first number of the rows: XLA does
     # not allow an amount that depends on the position.
     long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
-    (numbers,) = lane.copy(call.op, [long, key, counter, *rest])
+    (numbers,) = emitter.copy(call.op, [long, key, counter, *rest])
     own = tf.slice(numbers, [skipped % block], [count])
     return [tf.reshape(own, shape)]
 
@@ -177,41 +183,41 @@ def _by_one(call: Call, reason: str) -> Decision:
     """Returns the decision to use one worker's result, if its type can be communicated."""
     decision = call.whole(reason)
     numeric = [t.dtype.is_floating or t.dtype.is_integer for t in call.op.outputs]
-    decision.outputs = [SETTLED_SUM if sums else WHOLE for sums in numeric]
+    decision.outputs = [ZEROED_SUM if sums else WHOLE for sums in numeric]
     decision.emit = by_the_first
     return decision
 
 
-def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def by_the_first(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Uses one worker's results for all."""
-    results = zip(lane.once(call.op, inputs), call.decision.outputs, strict=True)
-    return [lane.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
+    results = zip(emitter.once(call.op, inputs), call.decision.outputs, strict=True)
+    return [emitter.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
 
 
 # Variables.
 
 
-@table.rule("ReadVariableOp", own_values=True)
+@table.rule("ReadVariableOp", per_worker=True)
 def read_variable(call: Call) -> Decision | None:
     """Reads a variable in its declared layout."""
     return call.all(call.layouts[0])
 
 
-@table.rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
+@table.rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", per_worker=True)
 def about_variable(call: Call) -> Decision | None:
     """Queries a variable without changing its value."""
     return call.all(WHOLE)
 
 
-@table.rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", own_values=True)
+@table.rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", per_worker=True)
 def assign_variable(call: Call) -> Decision | None:
     """Writes a variable."""
     variable, value = call.layouts
-    if variable.kind == "local":
-        return call.all(LOCAL)
+    if variable.kind == "per_worker":
+        return call.all(PER_WORKER)
     if variable.kind == "partial":
         return Decision([None, None if value == variable else variable], [])
-    return Decision([None, None if table.is_plain(value) else WHOLE], [])
+    return Decision([None, None if table.is_whole(value) else WHOLE], [])
 
 
 @table.rule(
@@ -224,17 +230,17 @@ def scatter_add_variable(call: Call) -> Decision | None:
         return None
     # The first axes of indices and updates are the same.
     are_rows = updates.kind == "rows" and updates.axis == 0
-    are_rows = are_rows and (table.is_plain(indices) or indices == updates)
+    are_rows = are_rows and (table.is_whole(indices) or indices == updates)
     if are_rows and (call.rank(1) or 0) > ("Nd" in call.type):
         inputs = [None, None if indices == updates else updates, None]
         return Decision(inputs, [], emit=scatter_of_own_rows)
-    return Decision([None, None if table.is_plain(indices) else WHOLE, SETTLED_SUM], [])
+    return Decision([None, None if table.is_whole(indices) else WHOLE, ZEROED_SUM], [])
 
 
-def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def scatter_of_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds this worker's rows to its part of a variable."""
     variable, indices, updates = inputs
-    return lane.copy(call.op, [variable, indices, lane.settled(updates)])
+    return emitter.copy(call.op, [variable, indices, emitter.neutral_without_rows(updates)])
 
 
 @table.rule("ResourceScatterUpdate", "ResourceScatterNdUpdate")
@@ -242,7 +248,7 @@ def scatter_variable(call: Call) -> Decision | None:
     """Sets elements of a variable."""
     if call.layouts[0].kind != "partial":
         return None
-    return Decision([None, None if table.is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
+    return Decision([None, None if table.is_whole(call.layouts[1]) else WHOLE, ZEROED_SUM], [])
 
 
 @table.rule("ResourceStridedSliceAssign")
@@ -251,7 +257,7 @@ def assign_slice(call: Call) -> Decision | None:
     if call.layouts[0].kind != "partial":
         return None
     return Decision(
-        [None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:4]), SETTLED_SUM], []
+        [None, *(None if table.is_whole(v) else WHOLE for v in call.layouts[1:4]), ZEROED_SUM], []
     )
 
 
@@ -260,7 +266,7 @@ def scale_variable(call: Call) -> Decision | None:
     """Multiplies elements of a variable."""
     if call.layouts[0].kind != "partial":
         return None
-    return Decision([None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:])], [])
+    return Decision([None, *(None if table.is_whole(v) else WHOLE for v in call.layouts[1:])], [])
 
 
 _EXTREMES = {
@@ -276,23 +282,23 @@ def scatter_extremes(call: Call) -> Decision | None:
     """Sets elements of a variable to the maximum or minimum of two numbers."""
     if call.layouts[0].kind != "partial":
         return None
-    inputs = [None, *(None if table.is_plain(v) else WHOLE for v in call.layouts[1:])]
+    inputs = [None, *(None if table.is_whole(v) else WHOLE for v in call.layouts[1:])]
     return Decision(inputs, [], emit=scatter_into_the_sum)
 
 
-def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def scatter_into_the_sum(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Changes the sum of a variable's parts; afterwards, the first worker holds all of it."""
     variable, indices, updates = inputs
     part = tf.raw_ops.ReadVariableOp(resource=variable, dtype=updates.dtype)
-    total = lane.sum_now(part)
+    total = emitter.sum_now(part)
     if "Nd" not in call.op.type:
         updates = tf.broadcast_to(
             updates, tf.concat([tf.shape(indices), tf.shape(total)[1:]], axis=0)
         )
         indices = indices[..., tf.newaxis]
     changed = _EXTREMES[call.op.type](total, indices, updates)
-    own = tf.where(lane.is_first(), changed, tf.zeros_like(changed))
-    lane.effects = [tf.raw_ops.AssignVariableOp(resource=variable, value=own)]
+    own = tf.where(emitter.is_first(), changed, tf.zeros_like(changed))
+    emitter.effects = [tf.raw_ops.AssignVariableOp(resource=variable, value=own)]
     return []
 
 
@@ -305,17 +311,17 @@ def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     "TfdistReduceScatter",
     "CollectiveReduceV2",
     "CollectiveReduceV3",
-    own_values=True,
+    per_worker=True,
 )
 def all_reduce(call: Call) -> Decision | None:
     """Sums partial values, or the workers' own values, over all or some workers."""
     local = call.type == "TfdistReduceScatter" or any(
-        call.layouts[i].kind == "local" for i in _reduced_operands(call)
+        call.layouts[i].kind == "per_worker" for i in _reduced_operands(call)
     )
-    result = LOCAL if local else WHOLE
+    result = PER_WORKER if local else WHOLE
     inputs: list[Layout | None] = [None] * len(call.layouts)
     for i in _reduced_operands(call):
-        inputs[i] = None if call.layouts[i].kind == "local" else SETTLED_SUM
+        inputs[i] = None if call.layouts[i].kind == "per_worker" else ZEROED_SUM
     return Decision(inputs, [result] * len(call.op.outputs))
 
 
@@ -329,62 +335,64 @@ def _reduced_operands(call: Call) -> list[int]:
     return [i for i, dtype in enumerate(dtypes) if dtype != tf.resource]
 
 
-@table.rule("IdentityN", own_values=True)
+@table.rule("IdentityN", per_worker=True)
 def identities(call: Call) -> Decision | None:
     """Passes values on, or marks them as contributions to sums or as sums."""
     decision = border(call)
     if decision is not None:
         return decision
     if table.EQUAL in call.op.node_def.attr:
-        inputs = [None if table.is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
+        inputs = [
+            None if table.is_whole(v) or v.kind == "per_worker" else WHOLE for v in call.layouts
+        ]
         return Decision(inputs, [WHOLE] * len(inputs), emit=as_they_are)
     if table.CONTRIBUTION in call.op.node_def.attr:
-        inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
-        return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
+        inputs = [None if v.kind == "per_worker" or v.is_sum else ZEROED_SUM for v in call.layouts]
+        return Decision(inputs, [PER_WORKER] * len(inputs), emit=contribute)
     return Decision(
         [None] * len(call.values), call.layouts, values=call.values, emit=each_by_itself
     )
 
 
-def as_they_are(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def as_they_are(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Passes on values, each as soon as it is available."""
     return list(inputs)
 
 
-def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def contribute(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Passes on this worker's contributions to sums, zeros if it has no rows."""
     results = list(inputs)
-    which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.settled]
-    for i, value in zip(which, lane.all_settled([inputs[i] for i in which]), strict=True):
+    which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.zeroed]
+    for i, value in zip(which, emitter.zeros_without_rows([inputs[i] for i in which]), strict=True):
         results[i] = value
     return results
 
 
-def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def each_by_itself(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Passes on each value by itself: only the gradient of the operation needed all of them."""
     return [tf.identity(x) for x in inputs]
 
 
-@table.rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
+@table.rule("TfdistAllGather", "CollectiveGatherV2", per_worker=True)
 def all_gather(call: Call) -> Decision | None:
     """Concatenates the parts of all workers along the first axis."""
     (index,) = _reduced_operands(call)
-    if call.layouts[index].kind == "local":
-        return call.all(LOCAL)
+    if call.layouts[index].kind == "per_worker":
+        return call.all(PER_WORKER)
     inputs: list[Layout | None] = [None] * len(call.layouts)
-    inputs[index] = None if table.is_plain(call.layouts[index]) else WHOLE
+    inputs[index] = None if table.is_whole(call.layouts[index]) else WHOLE
     return Decision(inputs, [WHOLE], emit=pass_on)
 
 
-def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def pass_on(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Returns the operand to gather, which is already whole."""
     return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
-@table.rule("TfdistAwait", own_values=True)
+@table.rule("TfdistAwait", per_worker=True)
 def await_launched(call: Call) -> Decision | None:
     """Waits for collectives."""
-    return call.all(LOCAL if call.has("local") else WHOLE)
+    return call.all(PER_WORKER if call.has("per_worker") else WHOLE)
 
 
 @table.rule(
@@ -395,23 +403,23 @@ def await_launched(call: Call) -> Decision | None:
     "TfdistKeep",
     "TfdistPrepares",
     "TfdistConfirms",
-    own_values=True,
+    per_worker=True,
 )
 def mark(call: Call) -> Decision | None:
     """Marks a point in the step."""
     return call.all(WHOLE)
 
 
-@table.rule("TfdistUpdateBegins", own_values=True)
+@table.rule("TfdistUpdateBegins", per_worker=True)
 def update_begins(call: Call) -> Decision | None:
     """Marks the point after which nothing is communicated."""
     return call.all(WHOLE)
 
 
-@table.rule("TfdistGroupShape", own_values=True)
+@table.rule("TfdistGroupShape", per_worker=True)
 def group_shape(call: Call) -> Decision | None:
     """Returns this worker's rank and the number of workers."""
-    return call.all(LOCAL)
+    return call.all(PER_WORKER)
 
 
 # Effects.
@@ -423,14 +431,14 @@ def assertion(call: Call) -> Decision | None:
     condition = call.layouts[0]
     if condition.kind == "whole":
         return Decision([None] * len(call.values), [])
-    if condition.how == "all":
+    if condition.reduction == "all":
         return Decision([None] * len(call.values), [], emit=assert_of_own_rows)
     return None
 
 
-def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def assert_of_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Asserts a condition on this worker's rows, if it has any."""
-    return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
+    return emitter.copy(call.op, [emitter.neutral_without_rows(inputs[0], "all"), *inputs[1:]])
 
 
 @table.rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
@@ -444,27 +452,27 @@ def nothing(call: Call) -> Decision | None:
         "Print PrintV2 WriteAudioSummary WriteGraphSummary WriteHistogramSummary WriteImageSummary "
         "WriteRawProtoSummary WriteScalarSummary WriteSummary"
     ),
-    own_values=True,
+    per_worker=True,
 )
 def print_once(call: Call) -> Decision | None:
     """Prints or writes on one worker only."""
     decision = call.whole("printed")
     decision.inputs = [
-        None if v.kind == "local" else wanted
+        None if v.kind == "per_worker" else wanted
         for v, wanted in zip(call.layouts, decision.inputs, strict=True)
     ]
     decision.emit = on_the_first_worker
     return decision
 
 
-def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+def on_the_first_worker(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Runs an operation with an effect on the first worker only."""
     if call.op.outputs:
-        return lane.copy(call.op, inputs)
+        return emitter.copy(call.op, inputs)
 
     def run() -> tf.Tensor:
-        lane.copy(call.op, inputs)
+        emitter.copy(call.op, inputs)
         return tf.constant(0)
 
-    lane.effects = [tf.cond(lane.is_first(), run, lambda: tf.constant(0)).op]
+    emitter.effects = [tf.cond(emitter.is_first(), run, lambda: tf.constant(0)).op]
     return []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfdist._src.global_view.decision import Call, Decision
-from tfdist._src.global_view.layout import PARTIAL_SUM, SETTLED_SUM, Layout
+from tfdist._src.global_view.layout import PARTIAL_SUM, ZEROED_SUM, Layout
 
 CONTRIBUTION = "_tfdist_contribution"
 """Marks operations whose results are a worker's contributions to the program's sums."""
@@ -14,11 +14,11 @@ CONTRIBUTION = "_tfdist_contribution"
 EQUAL = "_tfdist_equal"
 """Marks operations whose results are equal on all workers, such as the program's sums."""
 
-ENTER = "_tfdist_enter"
-"""Marks the start of a worker's own computation, with the axes along which rows may be cut."""
+PER_WORKER_BEGIN = "_tfdist_enter"
+"""Marks the start of a per-worker computation, with the axes along which rows may be cut."""
 
-LEAVE = "_tfdist_leave"
-"""Marks the end of a worker's own computation, where its values become its rows."""
+PER_WORKER_END = "_tfdist_leave"
+"""Marks the end of a per-worker computation, where its values become its rows."""
 
 SUM = "_tfdist_sum"
 """Marks operations whose results are sums of the workers' own values."""
@@ -31,23 +31,23 @@ STACK = "_tfdist_stack"
 
 Rule = Callable[[Call], "Decision | None"]
 RULES: dict[str, Rule] = {}
-OF_OWN_VALUES: set[str] = set()
+PER_WORKER_TYPES: set[str] = set()
 """Types of operations whose rules accept a worker's own values; others are copied as they are."""
 
 
-def rule(*types: str, own_values: bool = False) -> Callable[[Rule], Rule]:
+def rule(*types: str, per_worker: bool = False) -> Callable[[Rule], Rule]:
     """Registers a rule for types of operations.
 
     Args:
         types: the types.
-        own_values: whether the rule accepts operands that are a worker's own values.
+        per_worker: whether the rule accepts operands that are a worker's own values.
     """
 
     def register(function: Rule) -> Rule:
         for name in types:
             assert name not in RULES, name
             RULES[name] = function
-        OF_OWN_VALUES.update(types if own_values else ())
+        PER_WORKER_TYPES.update(types if per_worker else ())
         return function
 
     return register
@@ -58,7 +58,7 @@ def names(text: str) -> list[str]:
     return text.split()
 
 
-def is_plain(layout: Layout) -> bool:
+def is_whole(layout: Layout) -> bool:
     """Whether a value means the same on each worker as on the whole batch."""
     return layout.kind in ("whole", "unset")
 
@@ -71,7 +71,7 @@ def sums(layouts: Sequence[Layout]) -> tuple[list[Layout | None], Layout]:
     """
     if all(v == PARTIAL_SUM for v in layouts):
         return [None] * len(layouts), PARTIAL_SUM
-    return [None if v == SETTLED_SUM else SETTLED_SUM for v in layouts], SETTLED_SUM
+    return [None if v == ZEROED_SUM else ZEROED_SUM for v in layouts], ZEROED_SUM
 
 
 def same_rows(call: Call, which: Any) -> Layout | None:

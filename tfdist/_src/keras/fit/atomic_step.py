@@ -60,7 +60,7 @@ class AtomicStep:
         run = self._eagerly if self._model.run_eagerly else self._in_graph
         return run(*arguments)
 
-    def puts_update_off(self, *arguments: Any) -> bool:
+    def trace_and_check_deferral(self, *arguments: Any) -> bool:
         """Traces the step for these arguments; returns whether its update is deferred."""
         self._trace(*arguments)
         return self._trial is not None

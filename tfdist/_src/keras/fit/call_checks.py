@@ -28,7 +28,7 @@ from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.compilation import compilation_of
 from tfdist._src.keras.fit.training_data import current_data
 from tfdist._src.keras.patching import patch
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.sharding import check_elementwise, is_sharded
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist._src.strategy.multi_worker import share_randomness
@@ -270,7 +270,7 @@ def refuse_in_one_piece(model: Any, call: str) -> None:
     extended = extended_if_ours(strategy)
     if extended is None or not extended.in_stages:
         return
-    if strategy.pipeline_size > 1 and not in_stages(model):
+    if strategy.pipeline_size > 1 and not is_pipeline_model(model):
         raise UnsupportedError(
             f"`{call}` under a {type(strategy).__name__} of {strategy.pipeline_size} workers per "
             f"pipeline requires a model in stages. Received: the model {model.name!r}, of which "

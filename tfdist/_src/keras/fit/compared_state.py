@@ -35,7 +35,12 @@ from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.keras.fit.step_exchange import last_programs
 from tfdist._src.keras.optimizers.applying import optimizers_of, own_state, replicated_variables
 from tfdist._src.keras.saving.compression_files import compressor_of
-from tfdist._src.keras.saving.files import awaits_admission, group_of, in_stages, needs_gathering
+from tfdist._src.keras.saving.files import (
+    awaits_admission,
+    group_of,
+    is_pipeline_model,
+    needs_gathering,
+)
 from tfdist._src.log import logger
 from tfdist._src.strategy.commit_point import READS
 from tfdist._src.strategy.extended import extended_of
@@ -497,7 +502,7 @@ class BeginTogether(Callback):
         places = [(epoch, updates) for epoch, updates, _ in map(json.loads, texts)]
         if not any(json.loads(text)[2] for text in texts) and len(set(places)) == 1:
             return
-        kind = StageComparison if in_stages(self.model) else StateComparison
+        kind = StageComparison if is_pipeline_model(self.model) else StateComparison
         compared = kind(self.model)
         found = compared.difference()
         if found or len(set(places)) > 1:

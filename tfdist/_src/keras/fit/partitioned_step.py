@@ -21,19 +21,19 @@ from tfdist._src.data.distribute import as_tensors, form_of
 from tfdist._src.data.shares import BatchForm
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Value, dims_of
-from tfdist._src.global_view.explain import Program, transfers
+from tfdist._src.global_view.explain import StepFingerprints, transfers
 from tfdist._src.global_view.layout import (
-    LOCAL,
-    SETTLED_SUM,
+    PER_WORKER,
     SHARED,
     WHOLE,
+    ZEROED_SUM,
     Dim,
     Layout,
     Symbol,
     rows,
 )
-from tfdist._src.global_view.partition import Added, Lane, Partition
-from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.partition import Added, Partition, WorkerEmitter
+from tfdist._src.global_view.resharding import RowShare
 from tfdist._src.global_view.transfer import Transfer, bytes_text, largest_first, report, total
 from tfdist._src.internals.extended import copy_here
 from tfdist._src.internals.graphs import trace_into_graph
@@ -303,9 +303,9 @@ def _run(
     communication = ReplicaCommunication(extended, counted.counts)
     leads = get_current_replica_id_as_int() == 0
     several = len(extended.worker_devices) > 1
-    lane = Lane(share, communication, added if several else None, leads=leads)
+    emitter = WorkerEmitter(share, communication, added if several else None, leads=leads)
     given = [*_components(leaves), *traced.captured]
-    partition = Partition(traced.analysis, lane)
+    partition = Partition(traced.analysis, emitter)
     outputs = partition.add(given, [WHOLE] * len(traced.analysis.outputs))
     elastic = extended.group.elastic
     if not elastic and extended.worker_count > 1:
@@ -314,7 +314,7 @@ def _run(
         own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
-        _tell(extended, program_told, traced, lane, (form, trains))
+        _tell(extended, program_told, traced, emitter, (form, trains))
     return traced.packed(outputs)
 
 
@@ -322,7 +322,7 @@ def _tell(
     extended: ReplicatedExtended,
     program: step_exchange.TracedProgram,
     traced: _Traced,
-    lane: Lane,
+    emitter: WorkerEmitter,
     traced_for: Any,
 ) -> None:
     """Makes the step send a description of its program to the other workers.
@@ -331,7 +331,7 @@ def _tell(
         extended: the strategy's.
         program: the program's description that the step sends.
         traced: the program.
-        lane: the lane that has added it.
+        emitter: the emitter that added it.
         traced_for: the conditions of the trace, besides the shapes and types of the inputs.
     """
     graph = traced.analysis.graph
@@ -351,9 +351,11 @@ def _tell(
     # The sums of compressed gradients and of sharded updates are split differently per worker.
     compresses = extended.compressor is not None and extended.compressor.active
     same = not compresses and not extended.shards_optimizers
-    emitted = [one for one in lane.emitted if same or isinstance(one[1], tf.Tensor)]
+    communicated = [one for one in emitter.communicated if same or isinstance(one[1], tf.Tensor)]
     try:
-        found = Program(emitted, graph, traced.analysis.results, captured, updates=same)
+        found = StepFingerprints(
+            communicated, graph, traced.analysis.results, captured, updates=same
+        )
     except ValueError:  # The graph is too large for a message.
         return
     shapes = [(str(t.shape), t.dtype.name) for t in graph.inputs[: -len(graph.captures) or None]]
@@ -546,19 +548,19 @@ def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> di
         for v in extended.variables
         if isinstance(v, SummedVariable) and v.aggregation == tf.VariableAggregation.SUM
     ]
-    note(summed, SETTLED_SUM)
+    note(summed, ZEROED_SUM)
     for outermost in optimizers_of(model).values():
         if accumulates_own(outermost, extended):
             for optimizer in updating_optimizers(outermost):
-                note(accumulators(optimizer), SETTLED_SUM)
+                note(accumulators(optimizer), ZEROED_SUM)
     for optimizer in sharded_optimizers():
         sharded = sharded_by(optimizer)
         if sharded is not None:
-            note([v for v in optimizer.variables if len(v.shape)], LOCAL)
-            note(sharded.shards, LOCAL)
-            note([] if sharded.copies is None else sharded.copies.variables, LOCAL)
+            note([v for v in optimizer.variables if len(v.shape)], PER_WORKER)
+            note(sharded.shards, PER_WORKER)
+            note([] if sharded.copies is None else sharded.copies.variables, PER_WORKER)
     if extended.compressor is not None:
-        note(extended.compressor.variables, LOCAL)
+        note(extended.compressor.variables, PER_WORKER)
     return found
 
 
@@ -590,19 +592,19 @@ def _own_resources(extended: ReplicatedExtended) -> set[int]:
     }
 
 
-def _share(extended: ReplicatedExtended, counted: RowCounts, known_rows: int | None) -> Share:
+def _share(extended: ReplicatedExtended, counted: RowCounts, known_rows: int | None) -> RowShare:
     replicas = None if extended.group.elastic else extended.replica_count
     all_have = known_rows is not None and replicas is not None and known_rows >= replicas
     counts = None if all_have else has_rows(counted.rows)
     leads = tf.equal(counted.first_row, 0)
-    return Share(
+    return RowShare(
         rows=counted.rows if counts is None else tf.maximum(counted.rows, 1),
         total=counted.total,
         first=counted.first_row
         if counts is None
         else tf.minimum(counted.first_row, counted.total - 1),
-        counts=counts,
-        leads=leads if counts is None else leads & counts,
+        has_rows=counts,
+        has_first_row=leads if counts is None else leads & counts,
         is_first=_is_first(extended),
     )
 
@@ -619,10 +621,10 @@ class ReplicaCommunication:
     def __init__(self, extended: ReplicatedExtended, counts: tf.Tensor | None = None) -> None:
         self._extended, self._counts = extended, counts
 
-    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], reductions: Sequence[str]) -> list[tf.Tensor]:
         results = list(tensors)
         extended = self._extended
-        stacked = [i for i, how in enumerate(hows) if how == "stack"]
+        stacked = [i for i, how in enumerate(reductions) if how == "stack"]
         if extended.group.elastic:
             for i in stacked:
                 results[i] = self._gather(tensors[i])
@@ -630,16 +632,16 @@ class ReplicaCommunication:
             place, replicas = extended.place_here()[0], extended.replica_count
             for i in stacked:
                 results[i] = _placed(tensors[i], place, replicas)
-            hows = ["sum" if how == "stack" else how for how in hows]
-        sums = [i for i, how in enumerate(hows) if how == "sum"]
-        others = [i for i, how in enumerate(hows) if how not in ("sum", "stack")]
+            reductions = ["sum" if how == "stack" else how for how in reductions]
+        sums = [i for i, how in enumerate(reductions) if how == "sum"]
+        others = [i for i, how in enumerate(reductions) if how not in ("sum", "stack")]
         if sums:
             totals = extended.sum_over_replicas([results[i] for i in sums], "metrics")
             for i, total in zip(sums, totals, strict=True):
                 results[i] = total
         for i in others:
             everyone = self._gather(tensors[i][tf.newaxis])
-            results[i] = _REDUCTIONS[hows[i]](everyone, axis=0)
+            results[i] = _REDUCTIONS[reductions[i]](everyone, axis=0)
         return results
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

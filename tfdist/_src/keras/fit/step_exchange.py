@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist._src.comm import tokens
 from tfdist._src.comm.tracing import overlapping
-from tfdist._src.global_view.explain import Program
+from tfdist._src.global_view.explain import StepFingerprints
 from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.step import RowCounts
 
@@ -140,7 +140,7 @@ class TracedProgram:
     def __init__(self) -> None:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
 
-    def note(self, traced_for: str, program: Program) -> None:
+    def note(self, traced_for: str, program: StepFingerprints) -> None:
         """Sets the program that the step contributes each time it runs.
 
         Args:
@@ -227,7 +227,7 @@ def _host() -> str:
 step_exchange = StepExchange()
 """This process's."""
 
-last_programs: dict[str, Program] = {}
+last_programs: dict[str, StepFingerprints] = {}
 """The programs traced since the last step, by their `traced_for`."""
 
 

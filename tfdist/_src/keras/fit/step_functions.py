@@ -228,14 +228,18 @@ class _ModelStep:
     def _run(self, batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not self.is_alone:
             batch, told = without_rows(batch)
-            whole = distribute.without_absent(batch)
+            whole = distribute.without_none_components(batch)
             return run_eager_step(self._model, self._step_function, whole, told, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if self.is_alone:
-                return self._step_function(distribute.without_absent(shard)), [], tf.constant([0])
+                return (
+                    self._step_function(distribute.without_none_components(shard)),
+                    [],
+                    tf.constant([0]),
+                )
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, self._strategy)
             return partitioned_step.run_partitioned_step(
@@ -512,14 +516,14 @@ class _PredictStep:
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
             return run_eager_prediction(
-                self._model, distribute.without_absent(batch), told, shared=form.shared
+                self._model, distribute.without_none_components(batch), told, shared=form.shared
             )
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return self._model.predict_step(distribute.without_absent(shard))
+                return self._model.predict_step(distribute.without_none_components(shard))
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, self._strategy)
             return partitioned_step.run_partitioned_prediction(
@@ -620,7 +624,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
-    shard = distribute.without_absent(shard)
+    shard = distribute.without_none_components(shard)
     extended = extended_of(strategy)
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard

@@ -101,7 +101,7 @@ def _publish(optimizer: Any, values: Any) -> None:
     sharded = sharding.sharded_by(optimizer)
     assert sharded is not None
     workers = extended_of(strategy_of(optimizer)).workers
-    sharded.publish(values, communicator=workers)
+    sharded.gather_and_assign(values, communicator=workers)
 
 
 def _install_optimizers() -> None:
@@ -227,7 +227,9 @@ def _apply(
     def publish() -> None:
         # Moving averages may also overwrite variables without a gradient.
         some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
-        sharded.publish(sharded.shards, some, announce=announce_update, before_last=prepare)
+        sharded.gather_and_assign(
+            sharded.shards, some, announce=announce_update, before_last=prepare
+        )
         for variable in variables:
             if getattr(variable, "constraint", None) is not None:
                 variable.assign(variable.constraint(variable))
@@ -277,10 +279,10 @@ def clip_shards(
         return list(clip(optimizer, gradients))
     sums = [tf.zeros([])] * len(sharded.variables)
     for gradient, shard in zip(gradients, shards, strict=True):
-        sums[shard.piece.variable] += sum_of_squares([gradient])
+        sums[shard.range.variable] += sum_of_squares([gradient])
     norms = tf.sqrt(sharded.total(tf.stack(sums)))
     factors = optimizer.clipnorm / tf.maximum(norms, optimizer.clipnorm)
     return [
-        tf.convert_to_tensor(gradient) * tf.cast(factors[shard.piece.variable], gradient.dtype)
+        tf.convert_to_tensor(gradient) * tf.cast(factors[shard.range.variable], gradient.dtype)
         for gradient, shard in zip(gradients, shards, strict=True)
     ]

@@ -124,7 +124,7 @@ def group_of(model: Any) -> Group | None:
     extended = extended_if_ours(getattr(model, "_distribute_strategy", None))
     if extended is not None and extended.process_count > 1:
         # The full model of a PipelineModel exists only on the chief.
-        return None if extended.in_stages and not in_stages(model) else extended.group
+        return None if extended.in_stages and not is_pipeline_model(model) else extended.group
     return None
 
 
@@ -328,10 +328,10 @@ def _send_files(
 
 def needs_gathering(model: Any) -> bool:
     """Whether the model or its optimizer is sharded, so that all workers take part in saving."""
-    return in_stages(model) or has_sharded_optimizer(model)
+    return is_pipeline_model(model) or has_sharded_optimizer(model)
 
 
-class InStages:
+class PipelineModelBase:
     """Marker base class of models whose stages are held by different workers.
 
     This is a class, since a user's model may define any attribute.
@@ -351,14 +351,14 @@ class InStages:
         raise NotImplementedError
 
 
-def in_stages(model: Any) -> bool:
+def is_pipeline_model(model: Any) -> bool:
     """Whether the model is split into stages held by different workers."""
-    return isinstance(model, InStages)
+    return isinstance(model, PipelineModelBase)
 
 
 def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
     """The model to write; if it is sharded, the full model on the chief and None elsewhere."""
-    if in_stages(model):
+    if is_pipeline_model(model):
         return model.full_model()  # type: ignore[no-any-return]
     if has_sharded_optimizer(model):
         return with_full_optimizer(model)

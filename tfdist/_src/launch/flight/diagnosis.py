@@ -10,35 +10,35 @@ from operator import attrgetter
 from pathlib import Path
 
 from tfdist._src.launch.flight.findings import (
-    Absence,
-    Absent,
-    Backlog,
     Call,
     Cycle,
     Diagnosis,
     Failure,
     Finding,
-    Heard,
-    Last,
+    LastOperation,
+    LastReport,
     Link,
+    LogReason,
     Mismatch,
+    MissingWorker,
+    MissingWorkers,
     Operation,
-    Silent,
     State,
     Transfer,
-    Unclear,
-    Written,
+    UnacknowledgedData,
+    UnknownParticipants,
+    WorkerWithoutLog,
     longest,
 )
 from tfdist._src.launch.flight.log import Record
-from tfdist._src.launch.flight.merge import Group, Job, Member, Worker, add_up, doubt_ns
+from tfdist._src.launch.flight.merge import Group, Job, Member, Worker, add_up, uncertainty_ns
 from tfdist._src.launch.flight.step_communication import communicated
 
 _THREAD = re.compile(r"^(?:Current t|T)hread \S+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/|^<frozen ")
 _OWN = f"{Path(__file__).parents[3]}/"
-_MOST = 3
+_MAX_FRAMES = 3
 
 
 def user_frames(stacks: str, program: str) -> tuple[str, ...]:
@@ -57,7 +57,9 @@ def user_frames(stacks: str, program: str) -> tuple[str, ...]:
     last = threads[-1] if threads else []
     main = next((frames for frames in reversed(threads) if _runs_script(frames)), last)
     own = [frame for frame in main if Path(frame[0]).name == program or not _is_library(frame[0])]
-    return tuple(f"{function} ({file}:{line})" for file, line, function in (own or main)[:_MOST])
+    return tuple(
+        f"{function} ({file}:{line})" for file, line, function in (own or main)[:_MAX_FRAMES]
+    )
 
 
 def _runs_script(frames: list[tuple[str, str, str]]) -> bool:
@@ -68,12 +70,14 @@ def _is_library(file: str) -> bool:
     return bool(_LIBRARY.search(file)) or file.startswith(_OWN)
 
 
-def last(member: Member, record: Record) -> Last:
+def last(member: Member, record: Record) -> LastOperation:
     """Describes a record as of the end of its log."""
     state = "failed" if record.failed else "ended" if record.ended_ns else "waiting"
     time = record.ended_ns or record.begun_ns
     operation = Operation(record.what, member.communicator.name, record.sequence)
-    return Last(operation, state, member.time(time) / 1e9, (member.log.steady_ns - time) / 1e9)
+    return LastOperation(
+        operation, state, member.time(time) / 1e9, (member.log.steady_ns - time) / 1e9
+    )
 
 
 def states(job: Job) -> tuple[State, ...]:
@@ -91,9 +95,9 @@ def _state(worker: Worker, first: Worker) -> State:
         program=log.program,
         steps=log.steps,
         written=worker.written / 1e9,
-        clock="compared" if worker.clock.island == first.clock.island else "unix",
+        clock="compared" if worker.clock.clock_group == first.clock.clock_group else "unix",
         reasons=tuple(
-            Written(r.kind, r.communicator, r.message, worker.time(r.steady_ns) / 1e9)
+            LogReason(r.kind, r.communicator, r.message, worker.time(r.steady_ns) / 1e9)
             for r in log.reasons
         ),
         last=_last(worker),
@@ -102,7 +106,7 @@ def _state(worker: Worker, first: Worker) -> State:
     )
 
 
-def _last(worker: Worker) -> tuple[Last, ...]:
+def _last(worker: Worker) -> tuple[LastOperation, ...]:
     current = [last(m, m.current) for m in worker.members if m.current is not None]
     if current:
         return tuple(current)
@@ -193,7 +197,7 @@ def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
     return frozenset(
         member.communicator.rank
         for member, record in inside
-        if member.time(record.begun_ns) - doubt_ns(member.clock, first.clock)
+        if member.time(record.begun_ns) - uncertainty_ns(member.clock, first.clock)
         > first.time(end.ended_ns)
     )
 
@@ -210,7 +214,9 @@ def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
         seen.append((group.outside[rank].written, group.outside[rank].clock))
     elif group.members[rank].joined is not None:
         seen.append((group.members[rank].written, group.members[rank].clock))
-    return max(((at - doubt_ns(clock, first.clock), at) for at, clock in seen), default=(0, 0))
+    return max(
+        ((at - uncertainty_ns(clock, first.clock), at) for at, clock in seen), default=(0, 0)
+    )
 
 
 def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
@@ -230,7 +236,7 @@ def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
             if own.kind == _OTHER_SIDE[record.kind] and own.peer == member.communicator.rank
         ]
         is_wrapped = bool(records) and records[0].number > 1
-        surely = other.written - doubt_ns(other.clock, member.clock)
+        surely = other.written - uncertainty_ns(other.clock, member.clock)
         if max(begun, default=0) >= record.sequence:
             pass
         elif (is_wrapped and not begun) or surely - since < (1 if record.failed else _LONG_NS):
@@ -346,7 +352,7 @@ def _current(calls: list[tuple[Member, Record]]) -> list[tuple[Member, Record]]:
     return [
         (member, own)
         for member, own in calls
-        if member.written + doubt_ns(member.clock, last.clock) >= begun
+        if member.written + uncertainty_ns(member.clock, last.clock) >= begun
     ]
 
 
@@ -380,7 +386,7 @@ def diagnose(job: Job) -> Diagnosis:
     links: dict[str, list[Link]] = defaultdict(list)
     for edge in edges:
         links[edge.link.worker].append(edge.link)
-    absences = [_absence(wait, links) for wait in waits if wait.absent]
+    absences = [_missing_workers(wait, links) for wait in waits if wait.absent]
     findings: list[Finding] = [
         *sorted(mismatches.values(), key=lambda mismatch: mismatch.time),
         *find_cycles(edges),
@@ -422,10 +428,13 @@ def _edges(wait: Wait) -> list[Edge]:
     return found
 
 
-def _absence(wait: Wait, links: Mapping[str, Sequence[Link]]) -> Absence:
+def _missing_workers(wait: Wait, links: Mapping[str, Sequence[Link]]) -> MissingWorkers:
     group = wait.group
-    absent = [_absent(wait, rank, links.get(group.ranks[rank], ())) for rank in sorted(wait.absent)]
-    return Absence(
+    absent = [
+        _missing_worker(wait, rank, links.get(group.ranks[rank], ()))
+        for rank in sorted(wait.absent)
+    ]
+    return MissingWorkers(
         operation=_operation(wait),
         waiting=_waiting(wait),
         is_message=wait.record.is_message,
@@ -436,7 +445,7 @@ def _absence(wait: Wait, links: Mapping[str, Sequence[Link]]) -> Absence:
     )
 
 
-def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
+def _missing_worker(wait: Wait, rank: int, links: Sequence[Link]) -> MissingWorker:
     group, member, log = wait.group, wait.group.members.get(rank), wait.group.log(rank)
     record = None
     if member is not None:
@@ -446,7 +455,7 @@ def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
             if wait.record.is_message or not own.is_message
         ]
         record = records[-1] if records else None
-    return Absent(
+    return MissingWorker(
         worker=group.ranks[rank],
         host=group.host(rank),
         seconds=wait.absent[rank] / 1e9,
@@ -461,13 +470,13 @@ def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
     )
 
 
-def _heard(group: Group, rank: int) -> Heard | None:
+def _heard(group: Group, rank: int) -> LastReport | None:
     heard = group.heard_last(rank)
     if heard is None:
         return None
     by, peer = heard
     peers = [other for _, other in group.heard[rank]]
-    return Heard(
+    return LastReport(
         by=by.name,
         time=by.time(peer.heard_ns) / 1e9,
         number=peer.sequence,
@@ -520,19 +529,19 @@ def _transfer(wait: Wait) -> Transfer:
         seconds=seconds,
         backlogs=longest(_backlogs(group, seconds)),
         silent=tuple(
-            Silent(worker, _heard(group, rank))
+            WorkerWithoutLog(worker, _heard(group, rank))
             for rank, worker in enumerate(group.ranks)
             if group.log(rank) is None
         ),
     )
 
 
-def _backlogs(group: Group, seconds: float) -> Iterator[Backlog]:
+def _backlogs(group: Group, seconds: float) -> Iterator[UnacknowledgedData]:
     """Yields the members' unacknowledged data in an operation that has lasted `seconds`."""
     for member in group.members.values():
         for one in member.communicator.connections:
             if one.pending_bytes > 0:
-                yield Backlog(
+                yield UnacknowledgedData(
                     sender=member.name,
                     receiver=group.ranks[one.rank],
                     bytes=one.pending_bytes,
@@ -541,8 +550,8 @@ def _backlogs(group: Group, seconds: float) -> Iterator[Backlog]:
                 )
 
 
-def _unclear(wait: Wait) -> Unclear:
-    return Unclear(
+def _unclear(wait: Wait) -> UnknownParticipants:
+    return UnknownParticipants(
         operation=_operation(wait),
         waiting=_waiting(wait),
         workers=tuple(wait.group.ranks[rank] for rank in wait.unclear),

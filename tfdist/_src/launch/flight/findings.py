@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tfdist._src.launch.flight.merge import Total
 
 _WORKER = re.compile(r"(\w+) (\d+) \(.*\)")
-_MOST = 8
+_MAX_LISTED = 8
 
 
 def workers(names: Sequence[str]) -> str:
@@ -43,8 +43,8 @@ def listed(parts: Sequence[str]) -> str:
         'a, b and c'
     """
     shown = list(parts)
-    if len(shown) > _MOST:
-        shown[_MOST - 1 :] = [f"{len(shown) - _MOST + 1} more"]
+    if len(shown) > _MAX_LISTED:
+        shown[_MAX_LISTED - 1 :] = [f"{len(shown) - _MAX_LISTED + 1} more"]
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
@@ -101,7 +101,7 @@ _SILENT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Backlog:
+class UnacknowledgedData:
     """Data that a worker has sent and its receiver has not acknowledged.
 
     Attributes:
@@ -125,17 +125,17 @@ class Backlog:
         return max(rest, self.silent_seconds)
 
 
-def longest(found: Iterable[Backlog]) -> tuple[Backlog, ...]:
+def longest(found: Iterable[UnacknowledgedData]) -> tuple[UnacknowledgedData, ...]:
     """Returns the backlogs of at least a tenth of the longest delay, longest first."""
     ordered = sorted(found, key=lambda one: -one.seconds)
     return tuple(one for one in ordered if one.seconds >= _WORTH_NAMING * ordered[0].seconds)
 
 
-def describe_backlogs(found: Sequence[Backlog]) -> str:
+def describe_backlogs(found: Sequence[UnacknowledgedData]) -> str:
     """Describes the data in transit, its senders and receivers, and where to look.
 
     Example:
-        >>> describe_backlogs([Backlog("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
+        >>> describe_backlogs([UnacknowledgedData("worker 2 (c:1)", "worker 0 (a:1)", 400_000, 120e3, 0.0)])
         'Data is on its way from worker 2 (c:1) to worker 0 (a:1): 0.4 MB, at 0.12 MB/s. Look at the network between them.'
     """  # noqa: E501
     senders, receivers = _ends(found)
@@ -149,18 +149,18 @@ def describe_backlogs(found: Sequence[Backlog]) -> str:
     return f"{between}: {_amount(found)}. Look at the network {where}."
 
 
-def _ends(found: Sequence[Backlog]) -> tuple[list[str], list[str]]:
+def _ends(found: Sequence[UnacknowledgedData]) -> tuple[list[str], list[str]]:
     """Returns the senders and the receivers, each once."""
     senders = dict.fromkeys(one.sender for one in found)
     receivers = dict.fromkeys(one.receiver for one in found)
     return list(senders), list(receivers)
 
 
-def _amount(found: Sequence[Backlog]) -> str:
+def _amount(found: Sequence[UnacknowledgedData]) -> str:
     amount = f"{sum(one.bytes for one in found) / 1e6:.2g} MB"
     silent = min(one.silent_seconds for one in found)
     if silent >= _SILENT_SECONDS:
-        return f"{amount}, of which nothing has come for {seconds(silent)}"
+        return f"{amount}, and nothing has arrived for {seconds(silent)}"
     rate = sum(one.bytes_per_second for one in found)
     return f"{amount}, at {rate / 1e6:.2g} MB/s" if rate else amount
 
@@ -198,7 +198,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Last:
+class LastOperation:
     """The last operation of a worker.
 
     Attributes:
@@ -215,7 +215,7 @@ class Last:
 
 
 @dataclass(frozen=True)
-class Heard:
+class LastReport:
     """The last report about a worker that another worker received.
 
     Attributes:
@@ -236,7 +236,7 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Absent:
+class MissingWorker:
     """A worker that others wait for.
 
     Attributes:
@@ -259,11 +259,11 @@ class Absent:
     has_log: bool
     has_communicator: bool
     late: bool
-    last: Last | None
+    last: LastOperation | None
     input_seconds: float | None
     frames: tuple[str, ...]
     waits: tuple[Link, ...]
-    heard: Heard | None
+    heard: LastReport | None
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Absence:
+class MissingWorkers:
     """Workers wait in an operation for others that have not joined it.
 
     Attributes:
@@ -332,12 +332,12 @@ class Absence:
     all_others: bool
     time: float
     seconds: float
-    absent: tuple[Absent, ...]
+    absent: tuple[MissingWorker, ...]
     kind: str = field(default="absence", init=False)
 
 
 @dataclass(frozen=True)
-class Silent:
+class WorkerWithoutLog:
     """A worker without a log.
 
     Attributes:
@@ -346,7 +346,7 @@ class Silent:
     """
 
     worker: str
-    heard: Heard | None
+    heard: LastReport | None
 
 
 @dataclass(frozen=True)
@@ -364,13 +364,13 @@ class Transfer:
     waiting: tuple[str, ...]
     time: float
     seconds: float
-    backlogs: tuple[Backlog, ...]
-    silent: tuple[Silent, ...] = ()
+    backlogs: tuple[UnacknowledgedData, ...]
+    silent: tuple[WorkerWithoutLog, ...] = ()
     kind: str = field(default="transfer", init=False)
 
 
 @dataclass(frozen=True)
-class Unclear:
+class UnknownParticipants:
     """The logs of these workers do not show whether they have joined an operation."""
 
     operation: Operation
@@ -381,11 +381,11 @@ class Unclear:
     kind: str = field(default="unclear", init=False)
 
 
-Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
+Finding: TypeAlias = Mismatch | Cycle | Failure | MissingWorkers | Transfer | UnknownParticipants
 
 
 @dataclass(frozen=True)
-class Written:
+class LogReason:
     """The reason for a log: "error", "stall" (the worker waits), "waited" (others do), "signal"."""
 
     kind: str
@@ -422,14 +422,14 @@ class State:
     steps: int
     written: float
     clock: str
-    reasons: tuple[Written, ...]
-    last: tuple[Last, ...]
+    reasons: tuple[LogReason, ...]
+    last: tuple[LastOperation, ...]
     input_seconds: float | None
     frames: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Communicated:
+class CommunicatedValue:
     """A value that a training step communicates.
 
     Attributes:
@@ -476,7 +476,7 @@ class StepCommunication:
     gathered_bytes: int
     sent_bytes: int
     unknown: int
-    transfers: tuple[Communicated, ...]
+    transfers: tuple[CommunicatedValue, ...]
     more: int
 
 

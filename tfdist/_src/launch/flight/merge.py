@@ -64,7 +64,7 @@ def read(path: Path) -> Folder:
 
 
 # The maximum difference between the Unix times of two hosts whose clocks were not compared.
-_UNIX_DOUBT_NS = 1_000_000_000
+_UNIX_UNCERTAINTY_NS = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -73,21 +73,21 @@ class Clock:
 
     Attributes:
         shift_ns: the offset to add to a time of the log's steady clock.
-        doubt_ns: the maximum error of the result.
-        island: a number shared by logs whose clocks were compared, directly or through others.
+        uncertainty_ns: the maximum error of the result.
+        clock_group: a number shared by logs whose clocks were compared, directly or through others.
     """
 
     shift_ns: int
-    doubt_ns: int
-    island: int
+    uncertainty_ns: int
+    clock_group: int
 
 
-def doubt_ns(one: Clock, other: Clock) -> int:
+def uncertainty_ns(one: Clock, other: Clock) -> int:
     """Returns the maximum error of a time difference between moments on these two clocks."""
     if one is other:
         return 0
-    islands = 0 if one.island == other.island else _UNIX_DOUBT_NS
-    return one.doubt_ns + other.doubt_ns + islands
+    between_groups = 0 if one.clock_group == other.clock_group else _UNIX_UNCERTAINTY_NS
+    return one.uncertainty_ns + other.uncertainty_ns + between_groups
 
 
 def compare(logs: Sequence[Log]) -> list[Clock]:
@@ -114,8 +114,8 @@ def compare(logs: Sequence[Log]) -> list[Clock]:
             i = waiting.popleft()
             for j, offset, uncertainty in sorted(edges[i], key=lambda edge: edge[2]):
                 if j not in clocks:
-                    doubt = clocks[i].doubt_ns + uncertainty
-                    clocks[j] = Clock(clocks[i].shift_ns - offset, doubt, first)
+                    total = clocks[i].uncertainty_ns + uncertainty
+                    clocks[j] = Clock(clocks[i].shift_ns - offset, total, first)
                     waiting.append(j)
     return [clocks[i] for i in range(len(logs))]
 
@@ -259,8 +259,8 @@ class Group:
         latest = max(begun, key=begun.__getitem__)
         if latest == rank:  # It waited for earlier work of the noticed rank.
             return record.last
-        doubt = doubt_ns(self.members[latest].clock, self.members[record.last].clock)
-        return latest if begun[latest] - begun[record.last] > doubt else record.last
+        uncertainty = uncertainty_ns(self.members[latest].clock, self.members[record.last].clock)
+        return latest if begun[latest] - begun[record.last] > uncertainty else record.last
 
     def joined(self, rank: int) -> int | None:
         """Returns the number of the last collective that the rank certainly joined, or None."""

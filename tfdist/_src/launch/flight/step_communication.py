@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from tfdist._src.global_view.transfer import REMEDIES, Transfer, remedies, totals_text
-from tfdist._src.launch.flight.findings import Communicated, StepCommunication, workers
+from tfdist._src.launch.flight.findings import CommunicatedValue, StepCommunication, workers
 from tfdist._src.launch.flight.log import LoggedTransfer, Step
 from tfdist._src.launch.flight.merge import Job
 
@@ -44,9 +44,9 @@ def _step(same: Sequence[tuple[str, Step]], *, differs: bool) -> StepCommunicati
     )
 
 
-def _value(one: LoggedTransfer) -> Communicated:
+def _value(one: LoggedTransfer) -> CommunicatedValue:
     remedy = REMEDIES.get(one.reason, "")
-    return Communicated(
+    return CommunicatedValue(
         one.kind, one.operation, one.bytes, tuple(one.shape), one.where, one.reason, remedy
     )
 
@@ -76,7 +76,7 @@ def _differing(step: StepCommunication, usual: StepCommunication) -> Iterator[st
     yield (
         f"  The step of {step.model!r} on {workers(step.workers)} differs from that on "
         f"{workers(usual.workers)}: it {_totals(step)}. All workers must run the same program; a "
-        "worker that has just traced another step differs, too. Only there:"
+        "worker that has just traced another step also differs. Only there:"
     )
     others = {_without_name(one) for one in usual.transfers}
     apart = [one for one in step.transfers if _without_name(one) not in others]
@@ -97,9 +97,9 @@ def _totals(step: StepCommunication) -> str:
     return totals_text(step.reduced_bytes, step.gathered_bytes, step.sent_bytes, step.unknown)
 
 
-def _transfer(one: Communicated) -> Transfer:
+def _transfer(one: CommunicatedValue) -> Transfer:
     return Transfer(one.kind, one.operation, one.bytes, one.shape, one.where, one.reason)
 
 
-def _without_name(one: Communicated) -> tuple[object, ...]:
+def _without_name(one: CommunicatedValue) -> tuple[object, ...]:
     return one.kind, one.operation, one.shape, one.reason

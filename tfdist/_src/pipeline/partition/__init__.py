@@ -1,7 +1,7 @@
 """The partition of a model into pipeline stages.
 
 `linearize` turns a model into a list of calls, `measure` times them, `decide` chooses where to
-cut, and `cut` makes the stages; `partition` does all of this in one process.
+cut, and `cut_model` makes the stages; `partition` does all of this in one process.
 """
 
 from tfdist._src.pipeline.partition.choose import (
@@ -16,7 +16,7 @@ from tfdist._src.pipeline.partition.cut import (
     Partition,
     SharedVariable,
     Stage,
-    cut,
+    cut_model,
     masks_of,
     pack,
     specs,
@@ -40,7 +40,7 @@ __all__ = [
     "Stage",
     "boundaries_after",
     "check_stages",
-    "cut",
+    "cut_model",
     "decide",
     "estimate",
     "linearize",

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfdist._src.pipeline.partition import profiler
-from tfdist._src.pipeline.partition.cut import Partition, cut
+from tfdist._src.pipeline.partition.cut import Partition, cut_model
 from tfdist._src.pipeline.partition.graph import Graph, Key
 from tfdist._src.pipeline.partition.linearize import linearize
 from tfdist.errors import PartitionError
@@ -173,7 +173,7 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
             last of them form the last stage.
 
     Returns:
-        The boundaries for `cut`, in the order of the calls.
+        The boundaries for `cut_model`, in the order of the calls.
 
     Raises:
         PartitionError: a call does not exist or is the last one, or two names mean the same call.
@@ -199,7 +199,7 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
     boundaries = sorted({after[name] for name in cuts})
     if len(boundaries) < len(cuts):
         raise PartitionError(
-            f"`cuts` must name each cut once. Received: {list(cuts)}, of which two mean the same "
+            f"`cuts` must name each cut once. Received: {list(cuts)}, two of which mean the same "
             "cut. Remove one."
         )
     return boundaries
@@ -225,7 +225,7 @@ def partition(
     """Divides a model into stages, in one process.
 
     Several processes must agree on the stages: one calls `measure` and sends the times to the
-    others, and all call `decide` and `cut`.
+    others, and all call `decide` and `cut_model`.
 
     Args:
         model: a Functional model, or a built Sequential one.
@@ -260,11 +260,11 @@ def partition(
                 f"`cuts` must have one name fewer than stages, {stages}. Received: {len(cuts)} "
                 f"names. Add or remove names, or use {len(cuts) + 1} stages."
             )
-        return cut(graph, boundaries_after(graph, cuts))
+        return cut_model(graph, boundaries_after(graph, cuts))
     check_stages(graph, stages)
     seconds = [cost.seconds for cost in COSTS[balance](graph, rows)]
     boundaries = decide(graph, stages, seconds, rows=rows, memory_limit=memory_limit)
-    return cut(graph, boundaries, seconds)
+    return cut_model(graph, boundaries, seconds)
 
 
 def decide(
@@ -287,7 +287,7 @@ def decide(
         seconds_per_byte: the transfer time of a byte from stage to stage.
 
     Returns:
-        The index of the first call of each stage but the first, for `cut`.
+        The index of the first call of each stage but the first, for `cut_model`.
 
     Raises:
         PartitionError: there are too few calls, or no partition is within the limit.

@@ -16,7 +16,7 @@ from tfdist._src.pipeline.partition.graph import Call, Graph, Key, copy
 from tfdist._src.pipeline.partition.profiler import bytes_of, count
 from tfdist.errors import PartitionError
 
-After: TypeAlias = Callable[[Call, dict[Key, Any]], dict[Key, Any]]
+AfterCall: TypeAlias = Callable[[Call, dict[Key, Any]], dict[Key, Any]]
 
 
 class Stage:
@@ -73,7 +73,10 @@ class Stage:
         return unique((*layers, *read))
 
     def __call__(
-        self, values: Mapping[Key, Any], training: bool | None = None, after: After | None = None
+        self,
+        values: Mapping[Key, Any],
+        training: bool | None = None,
+        after: AfterCall | None = None,
     ) -> dict[Key, Any]:
         """Runs the stage, in eager mode or inside a trace.
 
@@ -107,7 +110,7 @@ class Stage:
         return own_losses(self.layers) + [v.regularizer(v) for v in regularized]
 
     def _run(
-        self, values: dict[Key, Any], training: bool | None, after: After | None
+        self, values: dict[Key, Any], training: bool | None, after: AfterCall | None
     ) -> dict[Key, Any]:
         values = dict(values)
         for call in self.calls:
@@ -126,7 +129,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: Callable[[dict[Key, Any], bool | None, After | None], dict[Key, Any]],
+        run: Callable[[dict[Key, Any], bool | None, AfterCall | None], dict[Key, Any]],
         layers: Sequence[keras.layers.Layer],
         name: str,
         dtype: Any,
@@ -139,7 +142,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(
-        self, values: dict[Key, Any], training: bool | None = None, after: After | None = None
+        self, values: dict[Key, Any], training: bool | None = None, after: AfterCall | None = None
     ) -> dict[Key, Any]:
         """Runs the calls."""
         return self.run(values, training, after)
@@ -223,7 +226,7 @@ class Partition:
         }
 
 
-def cut(
+def cut_model(
     graph: Graph, boundaries: Sequence[int], seconds: Sequence[float] | None = None
 ) -> Partition:
     """Cuts a model before some of its calls.

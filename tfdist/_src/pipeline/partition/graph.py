@@ -59,7 +59,7 @@ class Spec:
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
+class Placeholder:
     """A placeholder for a value among the arguments of a call."""
 
     key: Key
@@ -73,7 +73,7 @@ class Call:
         operation: the operation that is called.
         name: the operation's name, prefixed by the nested models that contain it, as in
             `"encoder/dense"`; the second call of a layer is `"encoder/dense#2"`.
-        args, kwargs: its arguments, with a `Value` in place of each tensor.
+        args, kwargs: its arguments, with a `Placeholder` in place of each tensor.
         inputs: the values among its arguments, each once.
         outputs: its outputs, flattened.
         training: the `training` argument of the enclosing nested model; None if not given.
@@ -116,7 +116,7 @@ class Call:
         """
 
         def fill(argument: Any) -> Any:
-            return values[argument.key] if isinstance(argument, Value) else argument
+            return values[argument.key] if isinstance(argument, Placeholder) else argument
 
         args, kwargs = keras.tree.map_structure(fill, (self.args, dict(self.kwargs)))
         call = call_with_training(self.operation, self.training if training is None else training)
@@ -190,4 +190,4 @@ def mask_of(value: Any) -> Spec | None:
 def keys_in(arguments: Any) -> tuple[Key, ...]:
     """Returns the keys of the values among arguments, each once, in order."""
     flat: Sequence[Any] = keras.tree.flatten(arguments)
-    return tuple(dict.fromkeys(leaf.key for leaf in flat if isinstance(leaf, Value)))
+    return tuple(dict.fromkeys(leaf.key for leaf in flat if isinstance(leaf, Placeholder)))

@@ -25,7 +25,15 @@ from tfdist._src.internals.keras import (
     sublayers_of,
     unchanged_state,
 )
-from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value, keys_in, mask_of
+from tfdist._src.pipeline.partition.graph import (
+    Call,
+    Graph,
+    Key,
+    Placeholder,
+    Spec,
+    keys_in,
+    mask_of,
+)
 from tfdist.errors import PartitionError
 
 
@@ -244,7 +252,7 @@ class _Walk:
 
             def value(argument: Any) -> Any:
                 if isinstance(argument, keras.KerasTensor):
-                    return Value(tensors[id(argument)])
+                    return Placeholder(tensors[id(argument)])
                 return argument
 
             args, kwargs = node.arguments.convert(value)
@@ -285,7 +293,7 @@ class _Walk:
             return key
         converted = keras.KerasTensor(self.specs[key].shape, dtype=dtype)
         operation = Convert(dtype, name=f"{name}_input")
-        return self._add(operation, (Value(key),), {}, [converted], path).outputs[0]
+        return self._add(operation, (Placeholder(key),), {}, [converted], path).outputs[0]
 
     def _add(
         self,

@@ -15,16 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, unchanged_state
-from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Spec, Value
+from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Placeholder, Spec
 from tfdist.errors import PartitionError
 
-UNKNOWN = 64
+ASSUMED_SIZE = 64
 """The assumed size of a dimension, other than the rows, that the model leaves open."""
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
     """Returns the shape of a value for a number of rows."""
-    return tuple(UNKNOWN if size is None else size for size in spec.with_rows(rows).shape)
+    return tuple(ASSUMED_SIZE if size is None else size for size in spec.with_rows(rows).shape)
 
 
 def bytes_of(spec: Spec, rows: int) -> int:
@@ -221,7 +221,9 @@ def equivalence(call: Call) -> Hashable:
     positions = {key: n for n, key in enumerate(call.inputs)}
 
     def position(argument: Any) -> Any:
-        return Value(positions[argument.key]) if isinstance(argument, Value) else argument
+        return (
+            Placeholder(positions[argument.key]) if isinstance(argument, Placeholder) else argument
+        )
 
     arguments = keras.tree.map_structure(position, (call.args, dict(call.kwargs)))
     variables = tuple((tuple(v.shape), v.dtype, v.trainable) for v in call.variables)

@@ -19,7 +19,7 @@ from tfdist._src.internals.variables import (
     materialize_value,
 )
 from tfdist._src.pipeline.partition.choose import COSTS, check_stages, decide, partition
-from tfdist._src.pipeline.partition.cut import Partition, cut
+from tfdist._src.pipeline.partition.cut import Partition, cut_model
 from tfdist._src.pipeline.partition.linearize import linearize
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.strategy.extended import extended_of
@@ -155,7 +155,7 @@ def choose(
     if "error" in result:
         raise UnsupportedError(f"The chief could not time the model: {result['error']}")
     seconds = result["seconds"]
-    return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
+    return cut_model(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
 
 
 def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
@@ -169,7 +169,7 @@ def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
     for tensor in model.inputs or []:
         if tensor.shape[:1] not in ((), (None,)):
             raise UnsupportedError(
-                "A PipelineModel gets a batch in parts, so its inputs must not fix the batch size. "
+                "A PipelineModel divides a batch, so its inputs must not fix the batch size. "
                 f"Received: {tensor.name!r} of shape {tuple(tensor.shape)}. Pass `shape` without "
                 "the rows instead of `batch_shape` or `batch_size`; layers with `stateful=True` "
                 "need a full batch."

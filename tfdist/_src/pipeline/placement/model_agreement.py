@@ -54,16 +54,16 @@ def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
     _compare("arguments of `compile`", arguments, group)
 
 
-def _compare(what: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
+def _compare(topic: str, mine: Sequence[tuple[str, str]], group: Group) -> None:
     """Compares all ranks' pairs of name and description; only the descriptions must be equal."""
-    everyone = [json.loads(text) for text in group.exchange(what, json.dumps(mine))]
+    everyone = [json.loads(text) for text in group.exchange(topic, json.dumps(mine))]
     for rank, items in enumerate(everyone):
         pairs = itertools.zip_longest(everyone[0], items, fillvalue=("nothing", ""))
         for (name, value), (other, found) in pairs:
             if value != found:
                 chief, worker = group.topology.workers[0], group.topology.workers[rank]
                 raise ProgramMismatchError(
-                    f"The workers have different {what}: {chief} has {_shown(name, value, found)} "
+                    f"The workers have different {topic}: {chief} has {_shown(name, value, found)} "
                     f"where {worker} has {_shown(other, found, value)}. Run the same code with the "
                     "same arguments on all workers."
                 )

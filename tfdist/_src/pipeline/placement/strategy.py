@@ -18,8 +18,8 @@ from tfdist._src.compression.transport import Exchange, OnGpus, is_shared_out
 from tfdist._src.global_view.transfer import report
 from tfdist._src.group import Group, join
 from tfdist._src.keras.fit.call_checks import refuse_in_one_piece
-from tfdist._src.keras.saving.files import in_stages
-from tfdist._src.pipeline.placement.rank_grid import Arrangement, RankGrid, arrange
+from tfdist._src.keras.saving.files import is_pipeline_model
+from tfdist._src.pipeline.placement.rank_mesh import Arrangement, RankMesh, arrange
 from tfdist._src.pipeline.plan.schedule import Schedule
 from tfdist._src.pipeline.schedules import make_schedule
 from tfdist._src.strategy import multi_worker
@@ -39,7 +39,7 @@ def make_compressor(
     device: str,
     data: Communicator,
     exact: Communicator,
-    mesh: RankGrid,
+    mesh: RankMesh,
 ) -> Compressor | None:
     """Makes the compressor of this worker's gradients; None with a single pipeline.
 
@@ -88,7 +88,7 @@ def make_compressor(
     return Compressor(policy, make_exchanges, [device], agree)
 
 
-def _any_is_shared_out(group: Group, mesh: RankGrid) -> bool:
+def _any_is_shared_out(group: Group, mesh: RankMesh) -> bool:
     hosts = group.native().hosts
     return any(is_shared_out([hosts[rank] for rank in ranks]) for ranks in mesh.data_groups)
 
@@ -101,7 +101,7 @@ class PipelineExtended(ReplicatedExtended):
         device: this worker's device.
         group: all workers.
         mesh: their mesh.
-        place: this worker's pipeline rank.
+        pipeline_rank: this worker's pipeline rank.
         full_size: the number of workers at the start of the job.
         gpus: the device, if it is a GPU whose gradients and messages stay on it; else empty.
         connect: opens the communicators of a mesh. Returns two communicators of the workers that
@@ -120,16 +120,16 @@ class PipelineExtended(ReplicatedExtended):
         container: tf.distribute.Strategy,
         device: str,
         group: Group,
-        mesh: RankGrid,
-        place: int,
+        mesh: RankMesh,
+        pipeline_rank: int,
         full_size: int,
         gpus: Sequence[str],
-        connect: Callable[[Group, RankGrid], tuple[Communicator, Communicator]],
+        connect: Callable[[Group, RankMesh], tuple[Communicator, Communicator]],
     ) -> None:
         workers, replicas = connect(group, mesh)
         super().__init__(container, [device], [replicas], workers, group)
         self.mesh, self.full_size, self.gpus = mesh, full_size, gpus
-        self._place, self._connect = place, connect
+        self._pipeline_rank, self._connect = pipeline_rank, connect
 
     def follow_group(self) -> Arrangement:
         """Forms pipelines from the workers of another group; all workers must call it together.
@@ -137,8 +137,8 @@ class PipelineExtended(ReplicatedExtended):
         Returns:
             The arrangement. If a rank is spare or missing, no pipelines have been formed.
         """
-        places = self.group.exchange("places", str(self._place))
-        arrangement = arrange(list(map(int, places)), self.mesh.pipeline)
+        pipeline_ranks = self.group.exchange("pipeline ranks", str(self._pipeline_rank))
+        arrangement = arrange(list(map(int, pipeline_ranks)), self.mesh.pipeline_size)
         if arrangement.mesh is not None and not arrangement.spare:
             self.mesh = arrangement.mesh
             self._workers, replicas = self._connect(self.group, self.mesh)
@@ -225,7 +225,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         topology = found.topology
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
-        RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits.
+        RankMesh.of_hosts([0] * topology.size, size)  # Fails before any worker waits.
         self.microbatches = microbatches
         self._schedule, self._virtual_stages = schedule, virtual_stages
         self._schedules: dict[int, Schedule] = {}
@@ -246,11 +246,11 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         if topology.size > 1:
             own = group.native().hosts
             hosts = own if group.joiner is None else _hosts_of(topology)
-        mesh = RankGrid.of_hosts(hosts, size)
-        self._name, self._divides_batches = str(mesh), mesh.data > 1
+        mesh = RankMesh.of_hosts(hosts, size)
+        self._name, self._divides_batches = str(mesh), mesh.pipeline_count > 1
         if group.joiner is not None:
-            mesh = RankGrid.of_one(mesh.pipeline_rank_of(topology.rank), size)
-        self._place = mesh.pipeline_rank_of(group.topology.rank)
+            mesh = RankMesh.of_one(mesh.pipeline_rank_of(topology.rank), size)
+        self._pipeline_rank = mesh.pipeline_rank_of(group.topology.rank)
         devices = local_devices(group)
         if len(devices) > 1:
             raise UnsupportedError(
@@ -262,13 +262,20 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         self._gpus = devices if on_gpus else []
         self.pipeline_communicator: Communicator = Alone()
         extended = PipelineExtended(
-            self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
+            self,
+            devices[0],
+            group,
+            mesh,
+            self._pipeline_rank,
+            topology.size,
+            self._gpus,
+            self._connect,
         )
         extended.cluster_resolver = cluster_resolver or multi_worker.resolver_of(group, found)
         extended.compressor = make_compressor(
             group, policy, devices[0], extended.workers, extended.replicas[0], mesh
         )
-        extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
+        extended.shards_optimizers = bool(shard_optimizer) and mesh.pipeline_count > 1
         tf.distribute.Strategy.__init__(self, extended)
         group.role_of = self._role_of
 
@@ -289,7 +296,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
             >>> strategy.explain(model, (x[:64], y[:64]))
             The step reduces 0 B, gathers 0 B and sends 64.0 KiB between stages: …
         """
-        if not in_stages(model):
+        if not is_pipeline_model(model):
             refuse_in_one_piece(model, "explain")
             return super().explain(model, batch)
         found = model.explain_on_batch(batch)
@@ -300,7 +307,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         stages = self.stages_of(pipeline_extended_of(self).mesh.pipeline_rank_of(rank))
         return f"which holds stage {', '.join(map(str, stages))}"
 
-    def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:
+    def _connect(self, group: Group, mesh: RankMesh) -> tuple[Communicator, Communicator]:
         """Connects the pipelines; returns the communicators of this worker's data group."""
         rank = group.topology.rank
         if self._pipeline_size > 1 and group.joiner is None:
@@ -324,7 +331,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
     @property
     def pipeline_rank(self) -> int:
         """This worker's pipeline rank, constant for the lifetime of its process."""
-        return self._place
+        return self._pipeline_rank
 
     @property
     def stages(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tfdist._src.pipeline.plan.schedule import Action, Edge, Edges, Schedule, Value, What
+from tfdist._src.pipeline.plan.schedule import Action, Edge, Edges, Schedule, StageInput, ValueKind
 from tfdist.errors import ScheduleError
 
 
@@ -18,23 +18,23 @@ class Transfer:
     """A value passed between stages on different ranks, for one microbatch.
 
     Attributes:
-        what: "activation", to a later stage, or "gradient", to an earlier one.
+        value_kind: "activation", to a later stage, or "gradient", to an earlier one.
         source: the stage that produces it.
         target: the stage that consumes it.
         microbatch: its microbatch.
         peer: the rank at the other end.
     """
 
-    what: What
+    value_kind: ValueKind
     source: int
     target: int
     microbatch: int
     peer: int
 
     @functools.cached_property
-    def value(self) -> Value:
+    def value(self) -> StageInput:
         """The value as identified by the target: the action with an equal `takes` consumes it."""
-        return (self.what, self.target, self.microbatch)
+        return (self.value_kind, self.target, self.microbatch)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Send(Transfer):
     """Hands a value to the channel to `peer` without waiting."""
 
     def __str__(self) -> str:
-        return f"send {self.what} {self.source}>{self.target}.{self.microbatch} to {self.peer}"
+        return (
+            f"send {self.value_kind} {self.source}>{self.target}.{self.microbatch} to {self.peer}"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Receive(Transfer):
     """Posts a receive from `peer` without waiting; the action that consumes the value waits."""
 
     def __str__(self) -> str:
-        return f"receive {self.what} {self.source}>{self.target}.{self.microbatch} from {self.peer}"
+        value = f"{self.value_kind} {self.source}>{self.target}.{self.microbatch}"
+        return f"receive {value} from {self.peer}"
 
 
 Step: TypeAlias = Action | Send | Receive
@@ -100,7 +103,7 @@ class _State:
         self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._received: dict[tuple[int, int], int] = defaultdict(int)
         # By rank and consumed value: the receives of the value, and their indices on the channel.
-        self._incoming: list[dict[Value | None, list[tuple[Receive, int]]]] = [
+        self._incoming: list[dict[StageInput | None, list[tuple[Receive, int]]]] = [
             defaultdict(list) for _ in program
         ]
 
@@ -161,7 +164,7 @@ __all__ = ["Receive", "Send", "Step", "lower"]
 _Sends: TypeAlias = list[list[list[Send]]]
 # For each channel, and each message on it in order, where its receive is placed: the index of the
 # action that follows.
-_Places: TypeAlias = dict[tuple[int, int], list[int]]
+_ReceivePositions: TypeAlias = dict[tuple[int, int], list[int]]
 
 
 def lower(
@@ -201,46 +204,46 @@ def lower(
         [_sends(schedule, stage_edges, rank, action) for action in actions]
         for rank, actions in enumerate(schedule.actions)
     ]
-    places = _in_order(_before_use(schedule, sends))
-    places = _in_order(_with_room(_program(schedule, sends, places), places))
-    return _program(schedule, sends, places)
+    positions = _in_order(_before_use(schedule, sends))
+    positions = _in_order(_with_room(_program(schedule, sends, positions), positions))
+    return _program(schedule, sends, positions)
 
 
 def _sends(schedule: Schedule, edges: Edges, rank: int, action: Action) -> list[Send]:
-    what = action.kind.carries
-    if what is None:
+    value_kind = action.kind.carries
+    if value_kind is None:
         return []
     peers = [(stage, schedule.rank_of(stage)) for stage in edges.targets(action)]
     return [
-        Send(what, action.stage, stage, action.microbatch, peer)
+        Send(value_kind, action.stage, stage, action.microbatch, peer)
         for stage, peer in peers
         if peer != rank
     ]
 
 
-def _before_use(schedule: Schedule, sends: _Sends) -> _Places:
+def _before_use(schedule: Schedule, sends: _Sends) -> _ReceivePositions:
     """Places each receive one action before the action that consumes the value."""
     consumed_at = [
         {action.takes: index for index, action in enumerate(actions)}
         for actions in schedule.actions
     ]
-    places: _Places = defaultdict(list)
+    positions: _ReceivePositions = defaultdict(list)
     for rank, by_action in enumerate(sends):
         for send in itertools.chain.from_iterable(by_action):
             index = consumed_at[send.peer][send.value]
-            places[rank, send.peer].append(max(0, index - 1))
-    return places
+            positions[rank, send.peer].append(max(0, index - 1))
+    return positions
 
 
-def _in_order(places: _Places) -> _Places:
+def _in_order(positions: _ReceivePositions) -> _ReceivePositions:
     """Moves receives earlier to keep the receives of a channel in order."""
     return {
         channel: list(itertools.accumulate(reversed(indices), min))[::-1]
-        for channel, indices in places.items()
+        for channel, indices in positions.items()
     }
 
 
-def _with_room(program: list[list[Step]], places: _Places) -> _Places:
+def _with_room(program: list[list[Step]], positions: _ReceivePositions) -> _ReceivePositions:
     """Moves receives earlier, so that each message is received before its channel sends the next.
 
     "Before" refers to one possible execution order of all ranks. That order remains possible
@@ -254,21 +257,21 @@ def _with_room(program: list[list[Step]], places: _Places) -> _Places:
         elif isinstance(step, Send):
             channel, number = (rank, step.peer), sent[rank, step.peer]
             if number > 0:
-                last = places[channel][number - 1]
-                places[channel][number - 1] = min(last, actions[step.peer])
+                last = positions[channel][number - 1]
+                positions[channel][number - 1] = min(last, actions[step.peer])
             sent[channel] += 1
-    return places
+    return positions
 
 
-def _program(schedule: Schedule, sends: _Sends, places: _Places) -> list[list[Step]]:
+def _program(schedule: Schedule, sends: _Sends, positions: _ReceivePositions) -> list[list[Step]]:
     receives: list[list[list[Receive]]] = [[[] for _ in actions] for actions in schedule.actions]
     for rank, by_action in enumerate(sends):
         numbers: Counter[int] = Counter()
         for send in itertools.chain.from_iterable(by_action):
-            place = places[rank, send.peer][numbers[send.peer]]
+            position = positions[rank, send.peer][numbers[send.peer]]
             numbers[send.peer] += 1
-            receive = Receive(send.what, send.source, send.target, send.microbatch, rank)
-            receives[send.peer][place].append(receive)
+            receive = Receive(send.value_kind, send.source, send.target, send.microbatch, rank)
+            receives[send.peer][position].append(receive)
     program: list[list[Step]] = [[] for _ in schedule.actions]
     for rank, actions in enumerate(schedule.actions):
         for before, action, after in zip(receives[rank], actions, sends[rank], strict=True):

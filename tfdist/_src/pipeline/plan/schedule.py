@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 # The kind of values between stages: outputs to later stages, or gradients to earlier ones.
-What: TypeAlias = Literal["activation", "gradient"]
+ValueKind: TypeAlias = Literal["activation", "gradient"]
 
 # A stage's input for a microbatch, from one or more other stages: (what, stage, microbatch).
-Value: TypeAlias = tuple[What, int, int]
+StageInput: TypeAlias = tuple[ValueKind, int, int]
 
 
 class Kind(enum.Enum):
@@ -29,15 +29,15 @@ class Kind(enum.Enum):
     WEIGHT_GRADIENT = "W"
 
     @property
-    def carries(self) -> What | None:
+    def carries(self) -> ValueKind | None:
         """The kind of values that such a pass receives and sends; None for W."""
-        return _CARRIES.get(self)
+        return _VALUE_KINDS.get(self)
 
     # Members are singletons; the default hash runs Python code on every lookup.
     __hash__ = object.__hash__
 
 
-_CARRIES: dict[Kind, What] = {
+_VALUE_KINDS: dict[Kind, ValueKind] = {
     Kind.FORWARD: "activation",
     Kind.BACKWARD: "gradient",
     Kind.INPUT_GRADIENT: "gradient",
@@ -63,10 +63,10 @@ class Action:
     microbatch: int
 
     @functools.cached_property
-    def takes(self) -> Value | None:
+    def takes(self) -> StageInput | None:
         """The action's input from other stages, if any; None for W."""
-        what = self.kind.carries
-        return None if what is None else (what, self.stage, self.microbatch)
+        value_kind = self.kind.carries
+        return None if value_kind is None else (value_kind, self.stage, self.microbatch)
 
     def __str__(self) -> str:
         return f"{self.kind.value}{self.stage}.{self.microbatch}"
@@ -177,11 +177,11 @@ class Edges:
                     f"A differentiable edge must be one of the edges. Received: {edge}. Add it to "
                     f"`edges`, or remove it from `differentiable`."
                 )
-        self._targets: dict[What, dict[int, list[int]]] = {
+        self._targets: dict[ValueKind, dict[int, list[int]]] = {
             "activation": defaultdict(list),
             "gradient": defaultdict(list),
         }
-        self._sources: dict[What, dict[int, list[int]]] = {
+        self._sources: dict[ValueKind, dict[int, list[int]]] = {
             "activation": defaultdict(list),
             "gradient": defaultdict(list),
         }
@@ -192,17 +192,17 @@ class Edges:
 
     def targets(self, action: Action) -> list[int]:
         """Returns the stages that consume an action's output."""
-        what = action.kind.carries
-        return [] if what is None else self._targets[what].get(action.stage, [])
+        value_kind = action.kind.carries
+        return [] if value_kind is None else self._targets[value_kind].get(action.stage, [])
 
     def sources(self, action: Action) -> list[int]:
         """Returns the stages whose output an action consumes."""
-        what = action.kind.carries
-        return [] if what is None else self._sources[what].get(action.stage, [])
+        value_kind = action.kind.carries
+        return [] if value_kind is None else self._sources[value_kind].get(action.stage, [])
 
-    def _add(self, what: What, source: int, target: int) -> None:
-        self._targets[what][source].append(target)
-        self._sources[what][target].append(source)
+    def _add(self, value_kind: ValueKind, source: int, target: int) -> None:
+        self._targets[value_kind][source].append(target)
+        self._sources[value_kind][target].append(source)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Engine:
         self._outputs: dict[Any, OutputPrograms] = {}
         # The line of the loss that needs the outputs of all rows, so that all forward passes must
         # precede the backward passes; "" if there is none.
-        self._couples = ""
+        self._coupling_line = ""
         # From the findings of all ranks: the transfers of loss and metrics, and the paths of the
         # variables with sparse gradients.
         self._of_outputs: list[Transfer] = []
@@ -219,7 +219,7 @@ class Engine:
         schedule = self._strategy.schedule_for(microbatches)
         if mode != "train":
             schedule = schedule.forward_only()
-        elif self._couples:
+        elif self._coupling_line:
             schedule = schedule.forward_first()
         edges = [(e.source, e.target) for e in self._partition.edges]
         back = self._with_gradient(mode)
@@ -247,14 +247,14 @@ class Engine:
             rows: the number of rows of the batch.
         """
         stages = program.stages.values()
-        replicas = pipeline_extended_of(self._strategy).mesh.data
+        replicas = pipeline_extended_of(self._strategy).mesh.pipeline_count
         trained = [p for (mode, _), p in self._outputs.items() if mode == "train"]
-        ends = [trained[-1].loss, trained[-1].metrics] if trained and replicas > 1 else []
-        communicated = [one for p in ends if p for one in p.transfers(rows, replicas)]
+        last = [trained[-1].loss, trained[-1].metrics] if trained and replicas > 1 else []
+        communicated = [one for p in last if p for one in p.transfers(rows, replicas)]
         return {
             "communicated": [dataclasses.astuple(one) for one in communicated],
-            "sparse": [variable.path for stage in stages for variable in stage.looked_up],
-            "couples": self._found_coupling(),
+            "sparse": [variable.path for stage in stages for variable in stage.sparse_variables],
+            "coupling_line": self._found_coupling_line(),
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
             "gradient_kinds": self.shared_variables.gradient_kinds(stages),
         }
@@ -266,12 +266,14 @@ class Engine:
             if found["communicated"]:
                 self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
-        couples = next((found["couples"] for found in findings if found["couples"]), "")
-        reorders = bool(couples) and not self._couples
-        self._couples = self._couples or couples
+        coupling_line = next(
+            (found["coupling_line"] for found in findings if found["coupling_line"]), ""
+        )
+        reorders = bool(coupling_line) and not self._coupling_line
+        self._coupling_line = self._coupling_line or coupling_line
         if reorders and extended_of(self._strategy).group.topology.is_chief:
             logger.warning(
-                f"The loss ({couples}) needs the outputs of all microbatches at once. So "
+                f"The loss ({coupling_line}) needs the outputs of all microbatches at once. So "
                 "all forward passes precede the backward passes: workers keep the activations of "
                 "all microbatches."
             )
@@ -325,7 +327,9 @@ class Engine:
                     self._layouts_of_variables,
                     training=mode == "train",
                     has_loss=mode != "predict",
-                    ends=self._ends(mode, targets) if index == self.last else None,
+                    differentiable_outputs=(
+                        self._differentiable_outputs(mode, targets) if index == self.last else None
+                    ),
                     split=split,
                     remat=self._remat,
                     jit=self.jit,
@@ -334,16 +338,18 @@ class Engine:
             }
         return self._stages[key]
 
-    def _ends(self, mode: str, targets: Any) -> list[Key]:
+    def _differentiable_outputs(self, mode: str, targets: Any) -> list[Key]:
         """Returns the model's outputs with a gradient."""
         if mode != "train":
             return []
         return self.outputs(mode, targets).gradients
 
-    def _found_coupling(self) -> str:
+    def _found_coupling_line(self) -> str:
         """Returns the line of the training loss that needs the outputs of all rows, or ""."""
         losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
-        return next((loss.couples for loss in losses if loss is not None and loss.couples), "")
+        return next(
+            (loss.coupling_line for loss in losses if loss is not None and loss.coupling_line), ""
+        )
 
     def _with_gradient(self, mode: str) -> frozenset[Key]:
         return self._differentiable - self._stopped if mode == "train" else frozenset()

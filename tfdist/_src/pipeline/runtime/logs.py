@@ -71,7 +71,7 @@ def gradients(
         if shared.variable.trainable and len(ranks) > 1:
             stages = " and ".join(map(str, shared.stages))
             yield _gradient(shared.variable, f"shared by stages {stages}", sparse)
-    if pipeline_extended_of(strategy).mesh.data == 1:
+    if pipeline_extended_of(strategy).mesh.pipeline_count == 1:
         return
     seen: set[int] = set()
     for stage in partition.stages:

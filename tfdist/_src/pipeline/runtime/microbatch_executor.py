@@ -13,7 +13,7 @@ from tfdist._src.pipeline.plan.lowering import Receive, Send, Step
 from tfdist._src.pipeline.plan.schedule import Action, Kind
 from tfdist._src.pipeline.runtime.channels import Channel, Pair
 from tfdist._src.pipeline.runtime.outputs import Outputs
-from tfdist._src.pipeline.stages.stage_functions import Ran, StageFunctions, Tensors
+from tfdist._src.pipeline.stages.stage_functions import ForwardResult, StageFunctions, Tensors
 from tfdist._src.pipeline.stages.value_specs import ValueSpecs
 
 
@@ -24,7 +24,7 @@ class Feed:
     Attributes:
         rows: the number of rows.
         inputs: the model's inputs, by key.
-        place: the number of its rows, the number of the batch's rows, and the index of its first
+        position: the number of its rows, the number of the batch's rows, and the index of its first
             row in the batch.
         seed: the gradient with which the backward pass of the stages' own losses starts: the
             loss scale.
@@ -33,7 +33,7 @@ class Feed:
 
     rows: Callable[[int], tf.Tensor]
     inputs: Callable[[int], Tensors]
-    place: Callable[[int], Sequence[tf.Tensor]]
+    position: Callable[[int], Sequence[tf.Tensor]]
     seed: tf.Tensor
     outputs: Outputs | None = None
 
@@ -134,7 +134,7 @@ class _Run:
         self._received_values: dict[tuple[int, int, int], Tensors] = {}
         self._received_gradients: dict[tuple[int, int, int], Tensors] = {}
         # Results of the passes that ran on this rank, by stage and microbatch.
-        self._ran: dict[tuple[int, int], Ran] = {}
+        self._forward_results: dict[tuple[int, int], ForwardResult] = {}
         self._input_gradients: dict[tuple[int, int], Tensors] = {}
         self._saved: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
 
@@ -177,25 +177,25 @@ class _Run:
         values = dict(self._feed.inputs(microbatch))
         for edge in self._program.edges_into(action.stage):
             if edge.source in self._program.stages:
-                ran = self._ran[edge.source, microbatch]
-                values |= {key: ran.values[key] for key in edge.keys}
+                result = self._forward_results[edge.source, microbatch]
+                values |= {key: result.values[key] for key in edge.keys}
             else:
                 values |= self._received_values.pop((edge.source, edge.target, microbatch))
         is_last = action == self._last_forward[action.stage]
-        place = [*self._feed.place(microbatch), tf.constant(is_last)]
-        with self._timing(action, [*values.values(), *place]):
-            ran = stage.forward(values, place)
+        position = [*self._feed.position(microbatch), tf.constant(is_last)]
+        with self._timing(action, [*values.values(), *position]):
+            result = stage.forward(values, position)
             self.last = stage.done
             if self._ends_with(action):
                 assert self._feed.outputs is not None
-                self.last = [*self.last, *self._feed.outputs.add(microbatch, ran.values)]
-        self._ran[action.stage, microbatch] = ran
-        if ran.loss is not None:
-            self.outcome.losses.append(ran.loss)
+                self.last = [*self.last, *self._feed.outputs.add(microbatch, result.values)]
+        self._forward_results[action.stage, microbatch] = result
+        if result.loss is not None:
+            self.outcome.losses.append(result.loss)
 
     def _backward(self, action: Action) -> None:
         stage, microbatch = self._program.stages[action.stage], action.microbatch
-        parts: dict[int, list[tf.Tensor]] = {key: [] for key in stage.takes_gradients}
+        parts: dict[int, list[tf.Tensor]] = {key: [] for key in stage.outputs_with_gradient}
         for edge in self._program.edges.values():
             if edge.source != action.stage or not self._program.gradients_of(edge):
                 continue
@@ -211,9 +211,9 @@ class _Run:
                 for key, gradient in self._feed.outputs.gradients(microbatch).items():
                     parts[key].append(gradient)
         sums = {key: tf.add_n(tensors) for key, tensors in parts.items()}
-        ran = self._ran.pop((action.stage, microbatch))
+        result = self._forward_results.pop((action.stage, microbatch))
         with self._timing(action, list(sums.values())):
-            given, kept = stage.backward(ran.kept, sums, self._feed.seed)
+            given, kept = stage.backward(result.kept, sums, self._feed.seed)
             self.last = stage.done or self.last
             self._input_gradients[action.stage, microbatch] = given
             self._saved[action.stage, microbatch] = kept
@@ -244,9 +244,9 @@ class _Run:
         self.outcome.times.append((action, start, end))
 
     def _send(self, step: Send) -> None:
-        if step.what == "activation":
+        if step.value_kind == "activation":
             edge = self._program.edges[step.source, step.target]
-            values = self._ran[step.source, step.microbatch].values
+            values = self._forward_results[step.source, step.microbatch].values
             tensors = pack(self._program.partition, edge, values)
         else:
             edge = self._program.edges[step.target, step.source]
@@ -259,7 +259,7 @@ class _Run:
         program = self._program
         channel = program.channels[step.peer, program.rank]
         rows = self._feed.rows(step.microbatch)
-        if step.what == "activation":
+        if step.value_kind == "activation":
             edge = program.edges[step.source, step.target]
             received = channel.receive(program.value_specs.of_edge(edge), rows, _name(step))
             self._received_values[step.source, step.target, step.microbatch] = unpack(
@@ -276,4 +276,4 @@ class _Run:
 
 
 def _name(step: Send | Receive) -> str:
-    return f"{step.what} {step.source}>{step.target}.{step.microbatch}"
+    return f"{step.value_kind} {step.source}>{step.target}.{step.microbatch}"

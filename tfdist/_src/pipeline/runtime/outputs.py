@@ -21,14 +21,14 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.data.shares import share_of_rows, take_share
-from tfdist._src.global_view.layout import SETTLED_SUM, Layout, Symbol
-from tfdist._src.global_view.partition import Lane
-from tfdist._src.global_view.resharding import Communication, Share
+from tfdist._src.global_view.layout import ZEROED_SUM, Layout, Symbol
+from tfdist._src.global_view.partition import WorkerEmitter
+from tfdist._src.global_view.resharding import Communication, RowShare
 from tfdist._src.internals.keras import get_keras_mask, set_keras_mask
 from tfdist._src.pipeline.partition.cut import Partition
 from tfdist._src.pipeline.partition.graph import Call, Key, copy
 from tfdist._src.pipeline.stages.output_program import OutputProgram
-from tfdist._src.pipeline.stages.split_backward import cut_before, make_function
+from tfdist._src.pipeline.stages.split_backward import make_function, results_part
 from tfdist._src.pipeline.stages.stage_functions import Tensors
 from tfdist._src.pipeline.stages.trace import Forward, trace_forward
 from tfdist._src.pipeline.stages.value_specs import ValueSpec, ValueSpecs
@@ -65,7 +65,7 @@ class OutputMasks:
 
         specs = [graph.specs[key].form for key in graph.inputs]
         traced = trace_forward(forward, specs)
-        part = cut_before(traced, outputs.is_shape)
+        part = results_part(traced, outputs.is_shape)
         given = {t.name: i for i, t in enumerate(traced.inputs)}
         for feed in part.feeds:
             if feed.name in given:
@@ -226,14 +226,14 @@ class OutputPrograms:
                 has_loss[0] = True
                 scaled = value * tf.cast(scale, value.dtype)
             # For an unreduced loss, Keras differentiates the sum and reports the mean.
-            results = [(tf.reduce_mean(tf.cast(value, tf.float32)), SETTLED_SUM)]
+            results = [(tf.reduce_mean(tf.cast(value, tf.float32)), ZEROED_SUM)]
             found = tape.gradient(scaled, [outputs[i] for i in wanted])
             for i, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
                     key = self.keys[i]
                     self.gradients.append(key)
                     at = layouts[key]
-                    results.append((gradient, at if at.kind == "rows" else SETTLED_SUM))
+                    results.append((gradient, at if at.kind == "rows" else ZEROED_SUM))
             return results
 
         def metrics(
@@ -287,7 +287,7 @@ class Outputs:
         microbatches: int,
         inputs: Sequence[Any] = (),
         targets: Any = None,
-        share: Share | None = None,
+        share: RowShare | None = None,
         communication: Communication | None = None,
         scale: Any = 1.0,
     ) -> None:
@@ -301,30 +301,30 @@ class Outputs:
         assert share is not None
         assert communication is not None
         self._share, self._scale = share, tf.convert_to_tensor(scale)
-        self._lane = Lane(share, communication)
+        self._emitter = WorkerEmitter(share, communication)
         self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         masks = programs.masks(inputs) if self._each or self._each_metrics else []
         # Values that depend on all rows and that every microbatch needs.
         if self._each is not None:
             self._early_loss = self._each.compute_early(
-                self._lane, masks, self._leaves, [self._scale]
+                self._emitter, masks, self._leaves, [self._scale]
             )
         if self._each_metrics is not None:
             self._early_metrics = self._each_metrics.compute_early(
-                self._lane, masks, self._leaves, []
+                self._emitter, masks, self._leaves, []
             )
 
     @property
     def _each(self) -> OutputProgram | None:
         """The loss, if each microbatch computes its part of it."""
         loss = None if self._programs is None else self._programs.loss
-        return None if loss is None or loss.couples else loss
+        return None if loss is None or loss.coupling_line else loss
 
     @property
     def _each_metrics(self) -> OutputProgram | None:
         """The metrics, if each microbatch updates them."""
         metrics = None if self._programs is None else self._programs.metrics
-        return None if metrics is None or metrics.couples else metrics
+        return None if metrics is None or metrics.coupling_line else metrics
 
     def add(self, microbatch: int, values: Tensors) -> list[tf.Tensor]:
         """Adds the outputs of a microbatch, and runs the programs that can run on them.
@@ -351,7 +351,9 @@ class Outputs:
                 share, self._early_metrics, outputs, masks, leaves, []
             )
             done.append(ended)
-        waits = programs.metrics.couples or (programs.loss is not None and programs.loss.couples)
+        waits = programs.metrics.coupling_line or (
+            programs.loss is not None and programs.loss.coupling_line
+        )
         if not waits:
             del self.values[microbatch]
         return done
@@ -367,18 +369,23 @@ class Outputs:
         """Runs the remaining programs, after all microbatches."""
         self._compute_loss()
         programs = self._programs
-        if programs is not None and programs.metrics.couples:
+        if programs is not None and programs.metrics.coupling_line:
             outputs, masks = self._of_all()
-            programs.metrics.whole(self._lane, outputs, masks, self._leaves, [])
+            programs.metrics.whole(self._emitter, outputs, masks, self._leaves, [])
 
     def _compute_loss(self) -> None:
         programs = self._programs
-        if programs is None or programs.loss is None or not programs.loss.couples or self._is_done:
+        if (
+            programs is None
+            or programs.loss is None
+            or not programs.loss.coupling_line
+            or self._is_done
+        ):
             return
         self._is_done = True
         outputs, masks = self._of_all()
         loss, *gradients = programs.loss.whole(
-            self._lane, outputs, masks, self._leaves, [self._scale]
+            self._emitter, outputs, masks, self._leaves, [self._scale]
         )
         self.losses.append(loss)
         for m in range(self._microbatches):
@@ -416,10 +423,10 @@ class Outputs:
         start, stop = share_of_rows(self._share.rows, microbatch, self._microbatches)
         return value[(*(slice(None),) * axis, slice(start * per_row, stop * per_row))]
 
-    def _share_of(self, microbatch: int) -> Share:
+    def _share_of(self, microbatch: int) -> RowShare:
         whole = self._share
         start, stop = share_of_rows(whole.rows, microbatch, self._microbatches)
         first = tf.minimum(whole.first + start, whole.total - 1)
-        leads = tf.equal(whole.first + start, 0) & whole.counts
+        leads = tf.equal(whole.first + start, 0) & whole.has_rows
         is_first = whole.is_first if microbatch == 0 else tf.constant(False)
-        return Share(stop - start, whole.total, first, whole.counts, leads, is_first)
+        return RowShare(stop - start, whole.total, first, whole.has_rows, leads, is_first)

@@ -82,8 +82,8 @@ class SharedVariables:
             The kinds by the variable's index in `Partition.shared`, as a string for JSON.
         """
         stages = list(stages)
-        dense = {id(v) for stage in stages for v in stage.summed}
-        sparse = {id(v) for stage in stages for v in stage.looked_up}
+        dense = {id(v) for stage in stages for v in stage.dense_variables}
+        sparse = {id(v) for stage in stages for v in stage.sparse_variables}
         return {
             str(number): "dense" if id(shared.variable) in dense else "sparse"
             for number, shared in enumerate(self._shared)
@@ -109,10 +109,10 @@ class SharedVariables:
         for group in self._groups:
             own = [index_of[id(v)] for v in group.variables if id(v) in index_of]
             kinds = {i: self._kinds.get(id(variables[i])) for i in own}
-            summed = [i for i in own if kinds[i] == "dense"]
-            dense = [_dense(result[i], variables[i]) for i in summed]
+            dense_indices = [i for i in own if kinds[i] == "dense"]
+            dense = [_dense(result[i], variables[i]) for i in dense_indices]
             sums = group.communicator.all_reduce(dense) if dense else []
-            for i, total in zip(summed, sums, strict=True):
+            for i, total in zip(dense_indices, sums, strict=True):
                 result[i] = total
             for i in [i for i in own if kinds[i] == "sparse"]:
                 result[i] = all_gather_slices(group.communicator, _slices(result[i], variables[i]))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist._src.data.call_context import current_context
 from tfdist._src.data.shares import share_of_rows, take_share
-from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.resharding import RowShare
 from tfdist._src.global_view.transfer import Transfer
 from tfdist._src.internals.keras import loss_tracker_of
 from tfdist._src.keras.fit import atomic_step
@@ -208,7 +208,7 @@ class StepRunner:
                 group = extended_of(self._strategy).group
                 scratch, confirm = self._engine.scratch, self._confirm if group.elastic else None
                 step = AtomicStep(self._model, compiled, scratch, confirm)
-                can = step.puts_update_off
+                can = step.trace_and_check_deferral
                 if not agree_on_update(group, lambda: can(*given)):
                     step.update_in_place()
                 function = tf.function(step.__call__, autograph=False, reduce_retracing=True)
@@ -251,7 +251,9 @@ class StepRunner:
             feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
             if mode == "train":
                 self._engine.shared_variables.save_states()
-                self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
+                self._engine.sums.begin(
+                    v for s in program.stages.values() for v in s.dense_variables
+                )
             before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
             outcome = program.run(feed)
             if mode == "predict":
@@ -284,7 +286,7 @@ class StepRunner:
         share = self._share(all_rows, microbatches)
         bounds = [share_of_rows(share.rows, m, microbatches) for m in range(microbatches)]
 
-        def place(m: int) -> Sequence[tf.Tensor]:
+        def position(m: int) -> Sequence[tf.Tensor]:
             start, stop = bounds[m]
             first = tf.minimum(share.first + start, share.total - 1)
             return [stop - start, share.total, first]
@@ -292,22 +294,22 @@ class StepRunner:
         return Feed(
             rows=lambda m: bounds[m][1] - bounds[m][0],
             inputs=lambda m: take_share(inputs, m, microbatches, microbatches),
-            place=place,
+            position=position,
             seed=scale,
             outputs=self._outputs_of(mode, microbatches, inputs, targets, share, scale),
         )
 
-    def _share(self, all_rows: tf.Tensor, microbatches: int) -> Share:
+    def _share(self, all_rows: tf.Tensor, microbatches: int) -> RowShare:
         """Returns the rows that this replica computes with."""
         rank = extended_of(self._strategy).worker_rank
         own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
         counts = own > 0
-        return Share(
+        return RowShare(
             rows=tf.where(counts, own, microbatches),
             total=tf.reduce_sum(all_rows),
             first=first,
-            counts=counts,
-            leads=tf.equal(first, 0) & counts,
+            has_rows=counts,
+            has_first_row=tf.equal(first, 0) & counts,
             is_first=tf.constant(rank == 0),
         )
 
@@ -317,7 +319,7 @@ class StepRunner:
         microbatches: int,
         inputs: dict[int, Any],
         targets: Any,
-        share: Share,
+        share: RowShare,
         scale: tf.Tensor,
     ) -> Outputs | None:
         if not self._engine.holds_last:
@@ -383,7 +385,7 @@ class _OneReplica:
 
     scatters = False
 
-    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], reductions: Sequence[str]) -> list[tf.Tensor]:
         return list(tensors)
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

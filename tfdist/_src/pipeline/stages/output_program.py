@@ -16,10 +16,10 @@ from tfdist._src.global_view.analysis import Analysis, ancestors
 from tfdist._src.global_view.decision import Value, dims_of
 from tfdist._src.global_view.explain import Transfer, transfers, where
 from tfdist._src.global_view.layout import WHOLE, Dim, Layout, Symbol, rows
-from tfdist._src.global_view.partition import Lane, Partition
-from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.partition import Partition, WorkerEmitter
+from tfdist._src.global_view.resharding import RowShare
 from tfdist._src.internals.graphs import trace_into_graph
-from tfdist._src.pipeline.stages.trace import NoPeers, writes
+from tfdist._src.pipeline.stages.trace import NoCommunication, writes
 from tfdist._src.pipeline.stages.value_specs import ValueSpec
 from tfdist._src.strategy.step import GlobalStep
 from tfdist._src.xla import compiled_between_collectives
@@ -41,7 +41,7 @@ class OutputProgram:
         jit: whether XLA compiles it.
 
     Attributes:
-        couples: the line of the user's code that needs the outputs of all rows at once; "" if
+        coupling_line: the line of the user's code that needs the outputs of all rows at once; "" if
             there is none.
         early: the tensors that depend on all rows and that every microbatch needs; computed from
             `targets` and `masks` only.
@@ -88,8 +88,8 @@ class OutputProgram:
         self._given = sum(sizes)
         late = graph.inputs[: len(outputs) + (0 if known_masks else len(masks))]
         communicated = self._analysis.communicated(layouts)
-        self.couples = self._find_coupling(communicated, {t.op for t in late})
-        self.early = [] if self.couples else [tensor for tensor, _ in communicated]
+        self.coupling_line = self._find_coupling(communicated, {t.op for t in late})
+        self.early = [] if self.coupling_line else [tensor for tensor, _ in communicated]
         self._function: Any = None
 
     def _find_coupling(self, communicated: Sequence[Any], late: set[Any]) -> str:
@@ -115,7 +115,7 @@ class OutputProgram:
 
     def whole(
         self,
-        lane: Lane,
+        emitter: WorkerEmitter,
         outputs: Sequence[Any],
         masks: Sequence[Any],
         targets: Sequence[Any],
@@ -124,22 +124,26 @@ class OutputProgram:
         """Adds the program for all of a replica's rows.
 
         Args:
-            lane: the replica's lane.
+            emitter: the replica's emitter.
             outputs: the model's outputs for its rows.
             masks: their masks.
             targets: the targets and sample weights.
             others: the further arguments.
         """
         given = [*outputs, *masks, *targets, *others, *self._captured]
-        return Partition(self._analysis, lane).add(given, self._layouts)
+        return Partition(self._analysis, emitter).add(given, self._layouts)
 
     def compute_early(
-        self, lane: Lane, masks: Sequence[Any], targets: Sequence[Any], others: Sequence[Any]
+        self,
+        emitter: WorkerEmitter,
+        masks: Sequence[Any],
+        targets: Sequence[Any],
+        others: Sequence[Any],
     ) -> list[tf.Tensor]:
         """Computes the tensors in `early`.
 
         Args:
-            lane: the replica's lane.
+            emitter: the replica's emitter.
             masks: the masks of the outputs for its rows.
             targets: the targets and sample weights.
             others: the further arguments.
@@ -149,11 +153,11 @@ class OutputProgram:
         missing = self._given - len(masks) - len(targets) - len(others)
         given = [*([None] * missing), *masks, *targets, *others, *self._captured]
         part = self._analysis.up_to(self.early)
-        return Partition(part, lane).add(given, [WHOLE] * len(self.early))
+        return Partition(part, emitter).add(given, [WHOLE] * len(self.early))
 
     def microbatch(
         self,
-        share: Share,
+        share: RowShare,
         early: Sequence[tf.Tensor],
         outputs: Sequence[Any],
         masks: Sequence[Any],
@@ -173,7 +177,7 @@ class OutputProgram:
         Returns:
             The results, and a tensor that is available when the program has run.
         """
-        given = [share.rows, share.total, share.first, share.counts, share.is_first]
+        given = [share.rows, share.total, share.first, share.has_rows, share.is_first]
         given += [*early, *outputs, *masks, *targets, *others]
         if self._function is None:
             self._function = self._make()
@@ -183,11 +187,11 @@ class OutputProgram:
         inputs = self._analysis.graph.inputs[: self._given]
 
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            own, total, first, counts, is_first = tensors[:5]
+            own, total, first, has_rows, is_first = tensors[:5]
             early = tensors[5 : 5 + len(self.early)]
-            share = Share(own, total, first, counts, tf.equal(first, 0) & counts, is_first)
+            share = RowShare(own, total, first, has_rows, tf.equal(first, 0) & has_rows, is_first)
             known = dict(zip((t.ref() for t in self.early), early, strict=True))
-            partition = Partition(self._analysis, Lane(share, NoPeers()), known)
+            partition = Partition(self._analysis, WorkerEmitter(share, NoCommunication()), known)
             given = [*tensors[5 + len(self.early) :], *self._captured]
             results = partition.add(given, self._layouts)
             with tf.control_dependencies(partition.effects()):

@@ -45,7 +45,7 @@ class Parts:
     weight_gradient: Part | None = None
 
 
-def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
+def split_passes(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     """Cuts a trace into parts.
 
     Args:
@@ -84,7 +84,7 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     )
 
 
-def cut_before(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
+def results_part(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
     """Returns the part that computes a forward pass's results, without its side effects.
 
     Args:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist._src.global_view.layout import Layout
 from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, sublayers_of
 from tfdist._src.pipeline.partition import Key, Partition, Stage, masks_of, pack
-from tfdist._src.pipeline.stages.split_backward import Part, cut, flatten, make_function
+from tfdist._src.pipeline.stages.split_backward import Part, flatten, make_function, split_passes
 from tfdist._src.pipeline.stages.trace import Forward, trace_for_microbatches
 from tfdist._src.pipeline.stages.value_specs import ValueSpec, ValueSpecs
 from tfdist._src.sharding import local_variables
@@ -93,7 +93,7 @@ Tensors = dict[Key, tf.Tensor]
 
 
 @dataclass(frozen=True)
-class Ran:
+class ForwardResult:
     """The result of a microbatch's forward pass.
 
     Attributes:
@@ -120,7 +120,7 @@ class StageFunctions:
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         training: as for Keras layers.
         has_loss: whether the losses of its layers count.
-        ends: for the last stage, the model's outputs with a gradient.
+        differentiable_outputs: for the last stage, the model's outputs with a gradient.
         split: whether the variables' gradients are computed separately.
         remat: whether the backward pass reruns the forward pass.
         jit: whether XLA compiles the passes.
@@ -128,13 +128,13 @@ class StageFunctions:
     Attributes:
         stage: the stage.
         variables: as above.
-        takes_gradients: the outputs whose gradients it receives.
-        gives_gradients: the inputs whose gradients it sends back.
-        without_gradient: the keys in `gives_gradients` that affect no differentiable output.
+        outputs_with_gradient: the outputs whose gradients it receives.
+        inputs_with_gradient: the inputs whose gradients it sends back.
+        without_gradient: the keys in `inputs_with_gradient` that affect no differentiable output.
         split: whether the variables' gradients are computed separately.
         written: the variables that each microbatch assigns from its own rows.
-        summed: the variables with a dense gradient.
-        looked_up: the variables with a sparse gradient.
+        dense_variables: the variables with a dense gradient.
+        sparse_variables: the variables with a sparse gradient.
         done: the tensors to wait for after the latest call; empty if nothing ran.
     """
 
@@ -150,7 +150,7 @@ class StageFunctions:
         *,
         training: bool,
         has_loss: bool,
-        ends: Sequence[Key] | None = None,
+        differentiable_outputs: Sequence[Key] | None = None,
         split: bool = False,
         remat: bool = False,
         jit: bool = False,
@@ -166,39 +166,39 @@ class StageFunctions:
         into = [edge for edge in partition.edges if edge.target == index]
         out = [edge for edge in partition.edges if edge.source == index]
         self._partition, self._out = partition, out
-        self._masked = sorted({key for edge in into for key in edge.masked})
+        self._masked_inputs = sorted({key for edge in into for key in edge.masked})
         sent = {key for edge in out for key in edge.keys}
-        self._gives_masks = sorted({key for edge in out for key in edge.masked})
-        self.takes_gradients = sorted(sent & differentiable)
-        if ends is not None:
+        self._masked_outputs = sorted({key for edge in out for key in edge.masked})
+        self.outputs_with_gradient = sorted(sent & differentiable)
+        if differentiable_outputs is not None:
             sent = set(self.stage.outputs)
-            self._gives_masks = [key for key in self.stage.outputs if specs.has_mask(key)]
-            self.takes_gradients = sorted(ends)
-        self._others = sorted(sent.difference(self.takes_gradients))
+            self._masked_outputs = [key for key in self.stage.outputs if specs.has_mask(key)]
+            self.outputs_with_gradient = sorted(differentiable_outputs)
+        self._others = sorted(sent.difference(self.outputs_with_gradient))
         crossing = {key for edge in into for key in edge.keys}
-        self.gives_gradients = sorted(crossing & differentiable)
+        self.inputs_with_gradient = sorted(crossing & differentiable)
         inputs = [specs.of(key) for key in self.stage.inputs]
-        inputs += [specs.mask_of(key) for key in self._masked]
-        wanted = [key in self.gives_gradients for key in self.stage.inputs]
+        inputs += [specs.mask_of(key) for key in self._masked_inputs]
+        wanted = [key in self.inputs_with_gradient for key in self.stage.inputs]
         self._trace = trace_for_microbatches(
             self._forward,
             inputs,
-            wanted + [False] * len(self._masked),
+            wanted + [False] * len(self._masked_inputs),
             lambda: self._result_specs(specs),
             [v.value for v in self.variables],
             layouts_of_variables,
             _statistics(self.stage) if training else [],
-            backward=bool(self.variables or self.gives_gradients),
+            backward=bool(self.variables or self.inputs_with_gradient),
         )
-        self._parts = cut(self._trace, split=split, remat=remat)
+        self._parts = split_passes(self._trace, split=split, remat=remat)
         self.split = self._parts.weight_gradient is not None
-        self.summed: list[Any] = []
+        self.dense_variables: list[Any] = []
         accumulators: dict[str, list[tf.Variable]] = {}
         for variable, gradient in zip(self.variables, self._trace.variable_gradients, strict=False):
             if isinstance(gradient, tf.Tensor):
                 accumulator = sums.accumulator(variable, gradient)
                 accumulators.setdefault(gradient.name, []).append(accumulator)
-                self.summed.append(variable)
+                self.dense_variables.append(variable)
         self._run = {
             name: make_function(self._trace, part, f"stage_{index}_{name}", accumulators, jit=jit)
             for name, part in vars(self._parts).items()
@@ -209,36 +209,36 @@ class StageFunctions:
         )
         pairs = zip(self.stage.inputs, self._trace.input_gradients, strict=False)
         found = {key for key, gradient in pairs if gradient is not None}
-        self.without_gradient = [key for key in self.gives_gradients if key not in found]
+        self.without_gradient = [key for key in self.inputs_with_gradient if key not in found]
         self._sparse = [
             g if isinstance(g, tf.IndexedSlices) else None for g in self._trace.variable_gradients
         ]
-        self.looked_up = [
+        self.sparse_variables = [
             v for v, g in zip(self.variables, self._sparse, strict=False) if g is not None
         ]
         self._kept_for_variables = {t.name for t in flatten(self._sparse)}
         if self._parts.weight_gradient is not None:
             self._kept_for_variables |= {t.name for t in self._parts.weight_gradient.feeds}
 
-    def forward(self, values: Tensors, place: Sequence[tf.Tensor]) -> Ran:
+    def forward(self, values: Tensors, position: Sequence[tf.Tensor]) -> ForwardResult:
         """Runs the forward pass of a microbatch.
 
         Args:
             values: the stage's inputs.
-            place: its rows, a tensor for each of `PLACE`.
+            position: its rows in the batch, a tensor for each spec of `MICROBATCH_POSITION`.
         """
         given = [values[key] for key in self.stage.inputs]
-        given += [*(get_keras_mask(values[key]) for key in self._masked), *place]
+        given += [*(get_keras_mask(values[key]) for key in self._masked_inputs), *position]
         named = dict(zip((t.name for t in self._trace.inputs), given, strict=True))
         made = self._call("forward", named)
         outputs = [made[t.name] for t in self._trace.outputs]
         objective = outputs.pop() if self._has_objective else None
         others = iter([made[t.name] for t in self._trace.others])
-        result = dict(zip(self.takes_gradients, outputs, strict=True))
+        result = dict(zip(self.outputs_with_gradient, outputs, strict=True))
         result.update((key, next(others)) for key in self._others)
-        for key in self._gives_masks:
+        for key in self._masked_outputs:
             set_keras_mask(result[key], next(others))
-        return Ran(result, objective, {**named, **made})
+        return ForwardResult(result, objective, {**named, **made})
 
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
@@ -247,18 +247,20 @@ class StageFunctions:
 
         Args:
             kept: the tensors kept by the forward pass.
-            gradients: the gradients of `takes_gradients`.
+            gradients: the gradients of `outputs_with_gradient`.
             seed: the gradient of the objective.
 
         Returns:
-            The gradients of `gives_gradients`, and the tensors kept for `add_gradients`.
+            The gradients of `inputs_with_gradient`, and the tensors kept for `add_gradients`.
         """
         self.done = []
         if self._parts.input_gradient is None:
             # Its outputs have no gradient, but other stages still wait for its inputs' gradients.
-            zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
+            zeros = {
+                k: tf.zeros_like(kept[self._input_names[k]]) for k in self.inputs_with_gradient
+            }
             return zeros, {}
-        seeds = [gradients[key] for key in self.takes_gradients]
+        seeds = [gradients[key] for key in self.outputs_with_gradient]
         if self._has_objective:
             seeds.append(tf.cast(seed, self._trace.seeds[-1].dtype))
         named = zip((t.name for t in self._trace.seeds), seeds, strict=True)
@@ -269,7 +271,7 @@ class StageFunctions:
         )
         found = dict(by_name)
         given = {}
-        for key in self.gives_gradients:
+        for key in self.inputs_with_gradient:
             name = self._input_names[key]
             gradient = found[name]
             given[key] = (
@@ -301,26 +303,26 @@ class StageFunctions:
     def _forward(self, *tensors: tf.Tensor) -> Forward:
         rest = iter(tensors)
         values = {key: next(rest) for key in self.stage.inputs}
-        for key in self._masked:
+        for key in self._masked_inputs:
             set_keras_mask(values[key], next(rest))
         made = self.stage(values, training=self._training)
         steps, self.stage.steps = self.stage.steps, []
         losses = self.stage.losses() if self._has_loss else []
         self._has_objective = bool(losses)
-        outputs = [made[key] for key in self.takes_gradients]
+        outputs = [made[key] for key in self.outputs_with_gradient]
         if losses:
             outputs.append(_sum(losses))
         others = [made[key] for key in self._others]
         for edge in self._out:
             pack(self._partition, edge, made)  # Raises if a mask is missing.
-        masks = masks_of(self._partition, self._gives_masks, made)
+        masks = masks_of(self._partition, self._masked_outputs, made)
         return Forward(outputs, [*others, *masks], steps)
 
     def _result_specs(self, specs: ValueSpecs) -> tuple[list[ValueSpec | None], list[ValueSpec]]:
         """Returns the specs of the results of `_forward`."""
-        outputs: list[ValueSpec | None] = [specs.of(key) for key in self.takes_gradients]
+        outputs: list[ValueSpec | None] = [specs.of(key) for key in self.outputs_with_gradient]
         others = [specs.of(key) for key in self._others]
-        others += [specs.mask_of(key) for key in self._gives_masks]
+        others += [specs.mask_of(key) for key in self._masked_outputs]
         return outputs + ([None] if self._has_objective else []), others
 
 

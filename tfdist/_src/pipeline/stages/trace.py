@@ -12,9 +12,9 @@ import tensorflow as tf
 from tfdist._src.global_view.analysis import Analysis
 from tfdist._src.global_view.decision import Value, dims_of
 from tfdist._src.global_view.explain import where
-from tfdist._src.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Layout, Symbol
-from tfdist._src.global_view.partition import Lane, Partition
-from tfdist._src.global_view.resharding import Share
+from tfdist._src.global_view.layout import PER_WORKER, WHOLE, ZEROED_SUM, Layout, Symbol
+from tfdist._src.global_view.partition import Partition, WorkerEmitter
+from tfdist._src.global_view.resharding import RowShare
 from tfdist._src.internals.extended import copy_here
 from tfdist._src.internals.graphs import trace_into_graph
 from tfdist._src.internals.tensorflow import element_type
@@ -150,9 +150,9 @@ def _captured(concrete: Any, given: int) -> dict[str, Any]:
     return {inner.name: outer for inner, outer in pairs}
 
 
-# A microbatch's place: the number of its rows, the number of rows of the batch, the index of its
+# A microbatch's position: the number of its rows, the number of rows of the batch, the index of its
 # first row in the batch, and whether it is the last one to pass through the stage.
-PLACE = (*(tf.TensorSpec([], tf.int32),) * 3, tf.TensorSpec([], tf.bool))
+MICROBATCH_POSITION = (*(tf.TensorSpec([], tf.int32),) * 3, tf.TensorSpec([], tf.bool))
 
 
 def trace_for_microbatches(
@@ -180,7 +180,7 @@ def trace_for_microbatches(
         backward: False for the forward pass only.
 
     Returns:
-        A trace whose inputs are `inputs` and `PLACE`.
+        A trace whose inputs are `inputs` and `MICROBATCH_POSITION`.
 
     Raises:
         UnsupportedError: the forward pass needs the rows of all microbatches.
@@ -188,7 +188,7 @@ def trace_for_microbatches(
     whole = _WholeTrace(forward, inputs, differentiable, variables, backward=backward)
     of_outputs, of_others = outputs()
     whole.analyze(of_outputs, of_others, layouts_of_variables(), own_state)
-    return whole.cut()
+    return whole.trace_of_microbatch()
 
 
 class _WholeTrace:
@@ -254,11 +254,11 @@ class _WholeTrace:
         graph = self._graph
         values = [spec.value(batch) for spec in self._inputs]
         values += self._of_captures(layouts, own_state)
-        ends = [SETTLED_SUM if s is None else s.value(batch).layout for s in of_outputs]
+        ends = [ZEROED_SUM if s is None else s.value(batch).layout for s in of_outputs]
         for tensor, spec in zip(self._seeds, of_outputs, strict=False):
             known = Value(WHOLE, dims_of(tensor)) if spec is None else spec.value(batch)
             if spec is not None and known.layout.kind == "whole":
-                known = dataclasses.replace(known, layout=SETTLED_SUM)
+                known = dataclasses.replace(known, layout=ZEROED_SUM)
             values.append(known)
             graph.inputs.append(tensor)
         self._analysis = Analysis(graph, values, batch)
@@ -278,7 +278,7 @@ class _WholeTrace:
         for outer, inner in self._captures:
             layout = layouts.get(id(outer), WHOLE)
             if id(inner) in written and id(outer) in own:
-                layout = LOCAL
+                layout = PER_WORKER
             elif id(inner) in written and layout == WHOLE and id(outer) not in trained:
                 dtype = element_type(inner)
                 self._saved += [] if dtype is None else [(outer, dtype)]
@@ -292,15 +292,15 @@ class _WholeTrace:
         for gradient, spec in zip(self._of_inputs, [s for s, w in wanted if w], strict=True):
             own = [next(at) for _ in _tensors([gradient])]
             layout = spec.value(batch).layout
-            layout = layout if layout.kind == "rows" else SETTLED_SUM
+            layout = layout if layout.kind == "rows" else ZEROED_SUM
             found += _of_slices(own) if len(own) > 1 else [layout for _ in own]
         found += [next(at) for _ in _tensors(self._of_steps)]
         for gradient in self._of_variables:
             own = [next(at) for _ in _tensors([gradient])]
-            found += _of_slices(own) if len(own) > 1 else [SETTLED_SUM for _ in own]
+            found += _of_slices(own) if len(own) > 1 else [ZEROED_SUM for _ in own]
         return found
 
-    def cut(self) -> Trace:
+    def trace_of_microbatch(self) -> Trace:
         """Returns the trace of a microbatch."""
         made: dict[str, Any] = {}
         count = len(self._inputs)
@@ -309,8 +309,8 @@ class _WholeTrace:
             before = [(outer, _read(outer, dtype)) for outer, dtype in self._saved]
             own, total, first, is_last = tensors[count:]
             leads = tf.equal(first, 0) & (own > 0)
-            share = Share(own, total, first, None, leads, leads)
-            partition = Partition(self._analysis, Lane(share, NoPeers()))
+            share = RowShare(own, total, first, None, leads, leads)
+            partition = Partition(self._analysis, WorkerEmitter(share, NoCommunication()))
             made["seeds"] = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in self._seeds]
             outside = [outer for outer, _ in self._captures]
             given = [*tensors[:count], *outside, *made["seeds"]]
@@ -328,7 +328,7 @@ class _WholeTrace:
             ]
             return [tf.identity(t) for t in made["results"][: len(self._result.outputs)]]
 
-        specs = [*(spec.spec for spec in self._inputs), *PLACE]
+        specs = [*(spec.spec for spec in self._inputs), *MICROBATCH_POSITION]
         concrete = tf.function(microbatch, autograph=False).get_concrete_function(*specs)
         results = iter(made["results"])
         outputs = [next(results) for _ in self._result.outputs]
@@ -347,7 +347,7 @@ class _WholeTrace:
             seeds=made["seeds"],
             input_gradients=[
                 *(next(rest) if wanted else None for wanted in self._differentiable),
-                *(None for _ in PLACE),
+                *(None for _ in MICROBATCH_POSITION),
             ],
             step_gradients=[g for g in of_steps if g is not None],
             variable_gradients=of_variables,
@@ -371,8 +371,8 @@ def _like(gradient: Any, tensors: Iterator[tf.Tensor]) -> Any:
 def _of_slices(known: Sequence[Layout]) -> list[Layout]:
     """Returns the layouts of the values, the indices and the shape of slices."""
     values, indices, *rest = known
-    of_rows = next((one for one in (values, indices) if one.kind in ("rows", "local")), None)
-    first = [of_rows, of_rows] if of_rows is not None else [SETTLED_SUM, WHOLE]
+    of_rows = next((one for one in (values, indices) if one.kind in ("rows", "per_worker")), None)
+    first = [of_rows, of_rows] if of_rows is not None else [ZEROED_SUM, WHOLE]
     return [*first, *(WHOLE for _ in rest)]
 
 
@@ -381,8 +381,9 @@ def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
     for _, op in analysis.communicated(wanted):
         raise UnsupportedError(
             "A layer in a stage of a pipeline must treat the rows of a batch independently, since "
-            f"they come in microbatches. Received: {op.name!r} ({where(op)}), which needs all "
-            "rows. Compute it in the loss or a metric, or use tfdist.MultiWorkerMirroredStrategy."
+            f"it receives them in microbatches. Received: {op.name!r} ({where(op)}), which needs "
+            "all rows. Compute it in the loss or a metric, or use "
+            "tfdist.MultiWorkerMirroredStrategy."
         )
 
 
@@ -395,12 +396,12 @@ def _read(resource: Any, dtype: Any) -> tf.Tensor:
     return tf.raw_ops.ReadVariableOp(resource=resource, dtype=dtype)
 
 
-class NoPeers:
+class NoCommunication:
     """Communication within a microbatch, which cannot access the others."""
 
     scatters = False
 
-    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+    def reduce(self, tensors: Sequence[tf.Tensor], reductions: Sequence[str]) -> list[tf.Tensor]:
         raise AssertionError(f"A microbatch reduces {tensors}.")
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -27,7 +27,7 @@ from tfdist._src.internals.variables import (
     set_value_on_cpu,
 )
 from tfdist._src.keras.saving.compression_files import load_state
-from tfdist._src.keras.saving.files import InStages
+from tfdist._src.keras.saving.files import PipelineModelBase
 from tfdist._src.pipeline.partition.cut import Partition, summary
 from tfdist._src.pipeline.partition.profiler import estimate
 from tfdist._src.pipeline.placement.strategy import HybridStrategy, pipeline_extended_of
@@ -43,7 +43,7 @@ The number is None for variables that belong to no trainable variable, such as t
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class StateEntry:
     """One value of the full state.
 
     Attributes:
@@ -93,10 +93,10 @@ class Placement:
         """Returns the pipeline ranks that hold a variable."""
         return self._ranks[id(variable)]
 
-    def pieces(self, variables: Iterable[keras.Variable]) -> list[Piece]:
+    def entries(self, variables: Iterable[keras.Variable]) -> list[StateEntry]:
         """Returns the values of some of the model's variables."""
         return [
-            Piece(v, v if self.pipeline_rank in self.ranks_of(v) else None, self.ranks_of(v))
+            StateEntry(v, v if self.pipeline_rank in self.ranks_of(v) else None, self.ranks_of(v))
             for v in variables
         ]
 
@@ -153,19 +153,19 @@ class FullOptimizer:
                 f"named after the model's. Received: {type(own).__name__}, with different ones."
             )
 
-    def pieces(self) -> list[Piece]:
+    def entries(self) -> list[StateEntry]:
         """Returns the values of the variables of `optimizer`, in order."""
         # A worker with nothing to train does not build its optimizer and counts no steps.
         trains = tuple(sorted({p for v in self._trained for p in self._placement.ranks_of(v)})) or (
             0,
         )
-        pieces = []
+        entries = []
         for key, variable in zip(self._keys, self.optimizer.variables, strict=True):
             ranks = trains if key[0] is None else self._placement.ranks_of(self._trained[key[0]])
             held = self._own.built == self._built and key in self._positions
             local = self._variables[self._positions[key]] if held else None
-            pieces.append(Piece(variable, local, ranks))
-        return pieces
+            entries.append(StateEntry(variable, local, ranks))
+        return entries
 
 
 def compile_arguments(args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,14 +213,14 @@ class Files:
         try:
             # The chief's pipeline holds all values.
             if chiefs:
-                pieces = self._placement.pieces(self._variables)
+                entries = self._placement.entries(self._variables)
                 if optimizer is not None:
-                    pieces += self._optimizer_pieces(optimizer, held, compiled)
-                for piece in pieces:
-                    value = self._collect(piece, [mesh.pipeline_rank_of(0)])
-                    if group.topology.is_chief and not has_value(piece.variable):
-                        set_value_on_cpu(piece.variable, value)
-                        borrowed.append(piece.variable)
+                    entries += self._optimizer_entries(optimizer, held, compiled)
+                for entry in entries:
+                    value = self._collect(entry, [mesh.pipeline_rank_of(0)])
+                    if group.topology.is_chief and not has_value(entry.variable):
+                        set_value_on_cpu(entry.variable, value)
+                        borrowed.append(entry.variable)
             yield self._model if group.topology.is_chief else None
         finally:
             for variable in borrowed:
@@ -236,12 +236,12 @@ class Files:
         Returns:
             Two mappings from name to variable or `FullSlot`: of the model, and of the optimizer.
         """
-        pieces = self._placement.pieces(self._variables)
+        entries = self._placement.entries(self._variables)
         slots = []
         if optimizer is not None:
             full = full_variables(optimizer)
-            slots = self._full_optimizer(optimizer, optimizer.built, full).pieces()
-        return _local("model", pieces), _local("optimizer", slots)
+            slots = self._full_optimizer(optimizer, optimizer.built, full).entries()
+        return _local("model", entries), _local("optimizer", slots)
 
     def load(self, path: Any, optimizer: Any, **options: Any) -> bool:
         """Loads this worker's values from a file of the full model.
@@ -257,7 +257,7 @@ class Files:
         Raises:
             ValueError: the file is from another model; nothing is loaded.
         """
-        return self._receive(path, optimizer, self._placement.pieces(self._variables), options)
+        return self._receive(path, optimizer, self._placement.entries(self._variables), options)
 
     def load_optimizer(self, path: Any, optimizer: Any) -> None:
         """Loads the state of this worker's optimizer, which must be built, from a file.
@@ -279,8 +279,8 @@ class Files:
     def get_weights(self) -> list[np.ndarray[Any, Any]]:
         """Returns the weights of the full model; collective over all workers."""
         everywhere = range(self._strategy.pipeline_size)
-        pieces = self._placement.pieces(self._model.weights)
-        return [self._collect(piece, everywhere) for piece in pieces]
+        entries = self._placement.entries(self._model.weights)
+        return [self._collect(entry, everywhere) for entry in entries]
 
     def set_weights(self, weights: Iterable[Any]) -> None:
         """Sets this worker's values from the weights of the full model.
@@ -297,13 +297,13 @@ class Files:
                 f"{self._model.name!r}, of shapes {_first_difference(shapes, self._model.weights)}."
                 " Use the `get_weights()` of a model with the same layers."
             )
-        for piece, value in zip(self._placement.pieces(self._model.weights), weights, strict=True):
-            if piece.local is not None:
-                piece.local.assign(value)
+        for entry, value in zip(self._placement.entries(self._model.weights), weights, strict=True):
+            if entry.local is not None:
+                entry.local.assign(value)
 
-    def _collect(self, piece: Piece, to: Collection[int]) -> Any:
+    def _collect(self, entry: StateEntry, to: Collection[int]) -> Any:
         with propagating_errors(self._strategy):
-            return piece.collect(self._strategy, to)
+            return entry.collect(self._strategy, to)
 
     def _gather_optimizer(self, optimizer: Any, *, keep: bool) -> list[Any]:
         """Returns the variables of this worker's optimizer, unsharded."""
@@ -315,9 +315,9 @@ class Files:
             state.gather(extended.workers, keep=keep)
         return state.variables
 
-    def _optimizer_pieces(
+    def _optimizer_entries(
         self, optimizer: Any, held: Sequence[Any], compiled: Mapping[str, Any]
-    ) -> list[Piece]:
+    ) -> list[StateEntry]:
         # A worker with nothing to train never builds its optimizer.
         built = max(self._exchange(optimizer.built))
         error: ValueError | None = None
@@ -334,7 +334,7 @@ class Files:
             )
         with deferred_variables():
             self._model.compile(**{**compiled, "optimizer": full_optimizer.optimizer})
-        return full_optimizer.pieces()
+        return full_optimizer.entries()
 
     def _full_optimizer(self, optimizer: Any, built: bool, held: Sequence[Any]) -> FullOptimizer:
         trained = self._model.trainable_variables
@@ -345,17 +345,17 @@ class Files:
         return [int(flag) for flag in flags]
 
     def _receive(
-        self, path: Any, optimizer: Any, pieces: list[Piece], options: Mapping[str, Any]
+        self, path: Any, optimizer: Any, entries: list[StateEntry], options: Mapping[str, Any]
     ) -> bool:
         state = []
         if optimizer is not None:
             held = full_variables(optimizer)
             full_optimizer = self._full_optimizer(optimizer, optimizer.built, held)
-            state = full_optimizer.pieces()
+            state = full_optimizer.entries()
             self._model.optimizer = full_optimizer.optimizer
         try:
             # Keras creates another optimizer for comparison.
-            with deferred_variables(), _CapturedAssignments([*pieces, *state]) as captured:
+            with deferred_variables(), _CapturedAssignments([*entries, *state]) as captured:
                 self._model.load_weights(path, **options)
         except ValueError as error:
             lines = [line for line in str(error).splitlines() if line]
@@ -367,27 +367,27 @@ class Files:
             ) from error
         finally:
             self._model.optimizer = None
-        captured.assign_to([*pieces, *state])
-        return any(id(piece.variable) in captured.assigned for piece in state)
+        captured.assign_to([*entries, *state])
+        return any(id(entry.variable) in captured.assigned for entry in state)
 
 
-def _local(prefix: str, pieces: Sequence[Piece]) -> dict[str, Any]:
-    return {f"{prefix}/{i}": p.local for i, p in enumerate(pieces) if p.local is not None}
+def _local(prefix: str, entries: Sequence[StateEntry]) -> dict[str, Any]:
+    return {f"{prefix}/{i}": e.local for i, e in enumerate(entries) if e.local is not None}
 
 
 class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
-    """Captures assignments to this worker's pieces; no variable changes in this scope.
+    """Captures assignments to this worker's state; no variable changes in this scope.
 
     Args:
-        pieces: the values of the full state.
+        entries: the values of the full state.
 
     Attributes:
         assigned: the ids of all variables that were assigned to.
     """
 
-    def __init__(self, pieces: Iterable[Piece]) -> None:
+    def __init__(self, entries: Iterable[StateEntry]) -> None:
         super().__init__(initialize_variables=False)
-        self._local = {id(piece.variable) for piece in pieces if piece.local is not None}
+        self._local = {id(entry.variable) for entry in entries if entry.local is not None}
         self.assigned: set[int] = set()
 
     def add_update(self, update: tuple[Any, Any]) -> None:
@@ -396,23 +396,23 @@ class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]
         if id(update[0]) in self._local:
             super().add_update(update)
 
-    def assign_to(self, pieces: Iterable[Piece]) -> None:
+    def assign_to(self, entries: Iterable[StateEntry]) -> None:
         """Assigns the captured values to this worker's variables."""
-        for piece in pieces:
-            value = self.get_current_value(piece.variable)
-            if value is not None and piece.local is not None:
-                piece.local.assign(value)
+        for entry in entries:
+            value = self.get_current_value(entry.variable)
+            if value is not None and entry.local is not None:
+                entry.local.assign(value)
 
 
 def _first_difference(shapes: list[tuple[int, ...]], weights: list[Any]) -> str:
     for shape, weight in zip(shapes, weights, strict=False):
         if shape != tuple(weight.shape):
             return f"{shape} where {weight.path!r} has {tuple(weight.shape)}"
-    return "that agree up to the shorter list's end"
+    return "which are equal up to the end of the shorter list"
 
 
 @dataclasses.dataclass
-class Untracked:
+class UntrackedFields:
     """Hides the full model from Keras's tracking.
 
     Attributes:
@@ -432,10 +432,10 @@ class Untracked:
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class FullModel(InStages, keras.Model):  # type: ignore[misc]
+class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
     """The methods of `PipelineModel` that all workers call, each contributing its stages."""
 
-    _untracked: Untracked
+    _untracked: UntrackedFields
 
     @property
     def partition(self) -> Partition:

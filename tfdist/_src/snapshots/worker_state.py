@@ -31,9 +31,9 @@ from tfdist._src.keras.fit.callback import protocol_of
 from tfdist._src.keras.fit.metric_state import totals_of
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
 from tfdist._src.keras.saving.compression_files import compressor_of
-from tfdist._src.keras.saving.files import in_stages
+from tfdist._src.keras.saving.files import is_pipeline_model
 from tfdist._src.sharding import FullSlot, FullState, sharded_by
-from tfdist._src.snapshots.part_file import Array, Piece
+from tfdist._src.snapshots.part_file import Array, StoredArray
 from tfdist._src.strategy.extended import extended_of
 from tfdist._src.strategy.variables import SummedVariable
 from tfdist.errors import UnsupportedError
@@ -109,30 +109,30 @@ def require_variables(model: keras.Model, callback: str) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldVariable:
     """A variable of the training's state, or some elements of one.
 
     Attributes:
-        key: its name; `own_key` completes the name of a value that differs between workers.
+        key: its name; `worker_key` completes the name of a value that differs between workers.
         variable: the TensorFlow variable; of several equal copies, the first.
         assign: sets it, on all devices, to an array of its shape.
         start: the index of its first element in the flattened whole; None if it is the whole.
-        is_own: whether its value differs between workers.
+        is_worker_local: whether its value differs between workers.
         device: for a worker-local value, the number of the device.
-        sum_here: for a value that is summed over the workers: True if a restore with a different
-            number of workers sets this variable to the sum, False if it sets it to zero. None for
-            other values.
-        total: that sum, if all workers know it.
+        receives_sum: for a value that is summed over the workers: True if a restore with a
+            different number of workers sets this variable to the sum, False if it sets it to zero.
+            None for other values.
+        known_sum: that sum, if all workers know it.
     """
 
     key: str
     variable: Any
     assign: Callable[[Any], object]
     start: int | None = None
-    is_own: bool = False
+    is_worker_local: bool = False
     device: int = 0
-    sum_here: bool | None = None
-    total: tf.Variable | None = None
+    receives_sum: bool | None = None
+    known_sum: tf.Variable | None = None
 
     def read(self) -> tf.Tensor:
         """The current value. It is copied only if the variable changes while the value is kept."""
@@ -142,7 +142,7 @@ class Held:
     @property
     def is_common(self) -> bool:
         """Whether it is equal on all workers that hold the same part of the model."""
-        return not self.is_own and self.start is None
+        return not self.is_worker_local and self.start is None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -153,12 +153,12 @@ class Held:
 OF_WORKER = " of worker "
 
 
-def own_key(held: Held, rank: int) -> str:
+def worker_key(held: HeldVariable, rank: int) -> str:
     """The name of a worker's value of a variable that differs between workers."""
     return f"{held.key}{OF_WORKER}{rank}, device {held.device}"
 
 
-def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[Held]:
+def held_variables(model: keras.Model, stored: Container[str] | None = None) -> list[HeldVariable]:
     """The variables of a training that this worker holds.
 
     Args:
@@ -178,16 +178,16 @@ def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
     }
 
 
-def held_as_wholes(model: keras.Model) -> set[str]:
+def parts_held_entirely(model: keras.Model) -> set[str]:
     """The parts that each worker holds entirely: `"model"`, and the names of optimizers."""
-    if in_stages(model):
+    if is_pipeline_model(model):
         return set()
     optimizers = optimizers_of(model).items()
     return {"model", _UNTRACKED, *(name for name, one in optimizers if sharded_by(one) is None)}
 
 
 def read_all(
-    variables: Sequence[Held], rank: int, *, shared: bool
+    variables: Sequence[HeldVariable], rank: int, *, shared: bool
 ) -> list[tuple[str, int | None, tf.Tensor]]:
     """Returns names, starts and values of variables, for writing.
 
@@ -198,27 +198,27 @@ def read_all(
     """
     found: list[tuple[str, int | None, tf.Tensor]] = []
     for held in variables:
-        if held.total is not None:  # Unlike a worker-local value, it is not lost with a worker.
+        if held.known_sum is not None:  # Unlike a worker-local value, it is not lost with a worker.
             if shared:
-                found.append((held.key, None, held.total.read_value()))
-        elif held.is_own:
-            found.append((own_key(held, rank), None, held.read()))
+                found.append((held.key, None, held.known_sum.read_value()))
+        elif held.is_worker_local:
+            found.append((worker_key(held, rank), None, held.read()))
         elif shared or held.start is not None:
             found.append((held.key, held.start, held.read()))
     return found
 
 
-def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
+def stored_arrays(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[StoredArray]:
     """Converts values to arrays; takes as long as copying them."""
-    return [Piece(key, np.asarray(value.numpy()), start) for key, start, value in read]
+    return [StoredArray(key, np.asarray(value.numpy()), start) for key, start, value in read]
 
 
-def _model_state(model: keras.Model) -> Iterator[Held]:
+def _model_state(model: keras.Model) -> Iterator[HeldVariable]:
     own = set()
     for optimizer in optimizers_of(model).values():
         if accumulates_own(optimizer, extended_of(model.distribute_strategy)):
             own |= {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
-    if in_stages(model):
+    if is_pipeline_model(model):
         weights, slots = model.held_variables()
     else:
         weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
@@ -234,7 +234,7 @@ def _model_state(model: keras.Model) -> Iterator[Held]:
     for key, variable in slots.items():
         if isinstance(variable, FullSlot):
             for start, slot, assign in variable.parts:
-                yield Held(key, _copies(slot)[0], assign, start=start)
+                yield HeldVariable(key, _copies(slot)[0], assign, start=start)
         elif id(variable) in own:
             yield from _one_per_device(key, variable, _is_first(model))
         else:
@@ -247,17 +247,19 @@ def _full_variables(optimizer: Any) -> list[Any]:
     return FullState(optimizer).variables
 
 
-def _metrics(model: keras.Model) -> Iterator[Held]:
+def _metrics(model: keras.Model) -> Iterator[HeldVariable]:
     variables = {id(v): v for metric in model.metrics for v in metric.variables}
     # In a pipeline, only the metrics of the last stage count.
-    kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
+    kind = (
+        "metrics" if not is_pipeline_model(model) or model.holds_last_stage else "metrics elsewhere"
+    )
     first = _is_first(model) and kind == "metrics"
     totals = totals_of(model)
     for number, variable in enumerate(variables.values()):
         summed = isinstance(getattr(variable, "value", None), SummedVariable)
-        if in_stages(model) or summed:
-            total = totals.of(variable) if summed and totals is not None else None
-            yield from _one_per_device(f"{kind}/{number}", variable, first, total)
+        if is_pipeline_model(model) or summed:
+            known_sum = totals.of(variable) if summed and totals is not None else None
+            yield from _one_per_device(f"{kind}/{number}", variable, first, known_sum)
         else:
             yield _equal(f"{kind}/{number}", variable)
 
@@ -267,7 +269,7 @@ def _is_first(model: keras.Model) -> bool:
     return bool(extended_of(model.distribute_strategy).worker_rank == 0)
 
 
-def _global_seed(stored: Container[str] | None) -> Iterator[Held]:
+def _global_seed(stored: Container[str] | None) -> Iterator[HeldVariable]:
     state = global_seed_state(create=stored is not None and _SEED in stored)
     if state is not None and (stored is None or _SEED in stored):
         yield _equal(_SEED, state)
@@ -277,14 +279,14 @@ _SEED = "global seed"
 _UNTRACKED = "beside the model"
 
 
-def _equal(key: str, variable: Any) -> Held:
+def _equal(key: str, variable: Any) -> HeldVariable:
     """A variable that is equal on all devices, and on all workers that hold it."""
-    return Held(key, _copies(variable)[0], variable.assign)
+    return HeldVariable(key, _copies(variable)[0], variable.assign)
 
 
 def _one_per_device(
-    key: str, variable: Any, first: bool, total: tf.Variable | None = None
-) -> Iterator[Held]:
+    key: str, variable: Any, first: bool, known_sum: tf.Variable | None = None
+) -> Iterator[HeldVariable]:
     for device, copy in enumerate(_copies(variable)):
 
         def assign(value: Any, copy: Any = copy) -> None:
@@ -294,7 +296,15 @@ def _one_per_device(
                 variable.value.forget_total()
 
         here = first and device == 0
-        yield Held(key, copy, assign, is_own=True, device=device, sum_here=here, total=total)
+        yield HeldVariable(
+            key,
+            copy,
+            assign,
+            is_worker_local=True,
+            device=device,
+            receives_sum=here,
+            known_sum=known_sum,
+        )
 
 
 def _copies(variable: Any) -> list[Any]:
@@ -302,7 +312,7 @@ def _copies(variable: Any) -> list[Any]:
     return list(getattr(value, "values", [value]))
 
 
-def fitting(held: Held, values: Array) -> Array:
+def fitting(held: HeldVariable, values: Array) -> Array:
     """Reshapes values to the shape of a variable.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A snapshot of this process's state and counts; requires no metrics package."""
+"""A reading of this process's state and counts; requires no metrics package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist._src.monitoring.training import Trained, record
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MetricsReading:
     """The state of this process, and its counts since it started.
 
     Attributes:
@@ -52,11 +52,11 @@ def describe(strategy: str, host: str) -> None:
     _strategy, _host = strategy, host
 
 
-def take() -> Snapshot:
+def read_metrics() -> MetricsReading:
     """Returns the state now; may be called from any thread."""
     job, waited = topology(), tracing.read()
     traffic = None if waited is None else _traffic()
-    return Snapshot(
+    return MetricsReading(
         rank=job.rank,
         workers=job.size,
         host=_host or socket.gethostname(),

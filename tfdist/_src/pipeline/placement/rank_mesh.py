@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class RankGrid:
+class RankMesh:
     """The mesh of a job: its ranks along the axes `data` and `pipeline`.
 
     Ranks that hold the same stages sum their gradients, so they are adjacent, and on the same host
@@ -17,7 +17,7 @@ class RankGrid:
         pipelines: for each position on the data axis, the job's ranks along the pipeline axis.
 
     Example:
-        >>> mesh = RankGrid.of_hosts([0, 0, 1, 1], pipeline=2)
+        >>> mesh = RankMesh.of_hosts([0, 0, 1, 1], pipeline_size=2)
         >>> mesh.pipelines
         ((0, 2), (1, 3))
         >>> mesh.data_group_of(3)
@@ -27,46 +27,46 @@ class RankGrid:
     pipelines: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of_hosts(cls, hosts: Sequence[int], pipeline: int) -> RankGrid:
+    def of_hosts(cls, hosts: Sequence[int], pipeline_size: int) -> RankMesh:
         """Makes the mesh of a job.
 
         Args:
             hosts: for each rank of the job, the index of its host.
-            pipeline: the number of ranks per pipeline.
+            pipeline_size: the number of ranks per pipeline.
 
         Raises:
             ValueError: the ranks do not divide evenly into pipelines.
         """
-        if pipeline < 1 or len(hosts) % pipeline:
+        if pipeline_size < 1 or len(hosts) % pipeline_size:
             raise ValueError(
                 f"The number of workers must be a multiple of `pipeline_size`. Received: "
-                f"pipeline_size={pipeline} for {len(hosts)} workers. Change the number of "
+                f"pipeline_size={pipeline_size} for {len(hosts)} workers. Change the number of "
                 "workers or `pipeline_size`."
             )
-        data = len(hosts) // pipeline
+        pipeline_count = len(hosts) // pipeline_size
         order = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
-        return cls(tuple(tuple(order[i::data]) for i in range(data)))
+        return cls(tuple(tuple(order[i::pipeline_count]) for i in range(pipeline_count)))
 
     @classmethod
-    def of_one(cls, place: int, pipeline: int) -> RankGrid:
+    def of_one(cls, pipeline_rank: int, pipeline_size: int) -> RankMesh:
         """Makes the mesh of a group of one worker: its rank is 0, and -1 stands for missing ranks.
 
         Args:
-            place: the pipeline rank.
-            pipeline: the number of ranks per pipeline.
+            pipeline_rank: the pipeline rank.
+            pipeline_size: the number of ranks per pipeline.
         """
-        return cls((tuple(0 if p == place else -1 for p in range(pipeline)),))
+        return cls((tuple(0 if p == pipeline_rank else -1 for p in range(pipeline_size)),))
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.pipeline}"
+        return f"{self.pipeline_count}x{self.pipeline_size}"
 
     @property
-    def data(self) -> int:
+    def pipeline_count(self) -> int:
         """The number of pipelines."""
         return len(self.pipelines)
 
     @property
-    def pipeline(self) -> int:
+    def pipeline_size(self) -> int:
         """The number of ranks per pipeline."""
         return len(self.pipelines[0])
 
@@ -98,29 +98,32 @@ class Arrangement:
         missing: the pipeline ranks that no worker has.
     """
 
-    mesh: RankGrid | None
+    mesh: RankMesh | None
     spare: tuple[int, ...]
     missing: tuple[int, ...]
 
 
-def arrange(places: Sequence[int], pipeline: int) -> Arrangement:
+def arrange(pipeline_ranks: Sequence[int], pipeline_size: int) -> Arrangement:
     """Forms the largest possible number of pipelines; every worker keeps its stages.
 
     Args:
-        places: for each rank of the job, its pipeline rank.
-        pipeline: the number of ranks per pipeline.
+        pipeline_ranks: for each rank of the job, its pipeline rank.
+        pipeline_size: the number of ranks per pipeline.
 
     Example:
-        >>> arrange([0, 1, 1], pipeline=2)
-        Arrangement(mesh=RankGrid(pipelines=((0, 1),)), spare=(2,), missing=())
-        >>> arrange([1], pipeline=2).missing
+        >>> arrange([0, 1, 1], pipeline_size=2)
+        Arrangement(mesh=RankMesh(pipelines=((0, 1),)), spare=(2,), missing=())
+        >>> arrange([1], pipeline_size=2).missing
         (0,)
     """
-    having = [[rank for rank, place in enumerate(places) if place == p] for p in range(pipeline)]
-    data = min(map(len, having))
-    spare = sorted(rank for ranks in having for rank in ranks[data:])
-    missing = tuple(p for p, ranks in enumerate(having) if not ranks)
-    if not data:
+    holders = [
+        [rank for rank, held in enumerate(pipeline_ranks) if held == pipeline_rank]
+        for pipeline_rank in range(pipeline_size)
+    ]
+    pipeline_count = min(map(len, holders))
+    spare = sorted(rank for ranks in holders for rank in ranks[pipeline_count:])
+    missing = tuple(p for p, ranks in enumerate(holders) if not ranks)
+    if not pipeline_count:
         return Arrangement(None, (), missing)
-    mesh = RankGrid(tuple(tuple(ranks[i] for ranks in having) for i in range(data)))
+    mesh = RankMesh(tuple(tuple(ranks[i] for ranks in holders) for i in range(pipeline_count)))
     return Arrangement(mesh, tuple(spare), missing)
