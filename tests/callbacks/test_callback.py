@@ -13,7 +13,7 @@ from tfdist._src.cluster import Topology
 from tfdist._src.keras.fit.call_checks import compared_arguments
 from tfdist._src.keras.fit.callback import protocol_of, saves_before_waits
 from tfdist._src.recovery.next_group import tell_of_change
-from tfdist._src.snapshots.held_state import load_states, states_of
+from tfdist._src.snapshots.worker_state import load_states, states_of
 
 DEFINED_IN = PACKAGE / "_src" / "keras" / "fit" / "callback.py"
 NAMES = {name for name in vars(tfdist.callbacks.Callback) if not name.startswith("_")}

@@ -73,7 +73,7 @@ int tfd_abort(int64_t number, const char* event, const char* worker, const char*
    event, worker: as for `tfd_abort`. */
 int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message);
 
-/* Returns why a communicator has been aborted as a JSON object (`aborted` in docs/monitoring.md);
+/* Returns why a communicator has been aborted as a JSON object (`aborted` in docs/guide/monitoring.md);
    "null" if it has not been, or is closed. Valid until this thread's next call. */
 const char* tfd_cause(int64_t number);
 

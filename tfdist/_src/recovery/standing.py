@@ -19,7 +19,7 @@ from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
 
 
 class _Grid(Protocol):
-    """The ranks of pipelines; a `RankGrid`."""
+    """The ranks of pipelines; a `RankMesh`."""
 
     @property
     def data_groups(self) -> Sequence[Sequence[int]]:

@@ -126,7 +126,7 @@ struct AbortState {
   std::optional<Detected> detected;  // the last one; none if none has failed so far
 };
 
-// One object; docs/monitoring.md describes its members.
+// One object; docs/guide/monitoring.md describes its members.
 void Write(const AbortState& state, JsonWriter* json);
 
 // A snapshot of a communicator's state as JSON, for programs that read it later.
