@@ -73,8 +73,9 @@ int tfd_abort(int64_t number, const char* event, const char* worker, const char*
    event, worker: as for `tfd_abort`. */
 int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message);
 
-/* Returns why a communicator has been aborted as a JSON object (`aborted` in docs/guide/monitoring.md);
-   "null" if it has not been, or is closed. Valid until this thread's next call. */
+/* Returns why a communicator has been aborted as a JSON object (`aborted` in
+   docs/guide/monitoring.md); "null" if it has not been, or is closed. Valid until this thread's
+   next call. */
 const char* tfd_cause(int64_t number);
 
 /* Closes a communicator: waits for pending operations, notifies the other ranks, and frees all
