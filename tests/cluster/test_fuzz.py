@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.tiers import exhaustive
 from tfdist._src.cluster import Topology, Worker
-from tfdist._src.cluster.auth.handshake import MAGIC, Read, TlsMismatch, dialing, listening
+from tfdist._src.cluster.auth.handshake import MAGIC, ReadBytes, TlsMismatch, dialing, listening
 from tfdist._src.cluster.auth.identity import Identity
 from tfdist._src.cluster.net.framing import Decoder, WireError, encode
 from tfdist._src.cluster.session.shared_state import decode_result
@@ -38,7 +38,7 @@ def run(steps, data: bytes) -> None:
         step = next(steps)
         while True:
             answer = b""
-            if isinstance(step, Read):
+            if isinstance(step, ReadBytes):
                 answer = data[place : place + step.count]
                 place += step.count
                 if not answer or (place > len(data) and not step.some):
@@ -63,7 +63,7 @@ def conversation() -> tuple[bytes, bytes]:
             if name in done:
                 continue
             step, answer = steps[name], b""
-            if isinstance(step, Read):
+            if isinstance(step, ReadBytes):
                 answer = said[other][read[name] : read[name] + step.count]
                 if len(answer) < (1 if step.some else step.count):
                     continue

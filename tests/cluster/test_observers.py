@@ -14,7 +14,7 @@ from tfdist._src.cluster import observe
 from tfdist._src.cluster.auth.handshake import MAGIC, handshake
 from tfdist._src.cluster.auth.identity import JOIN, Identity
 from tfdist._src.cluster.net.framing import WireError, encode
-from tfdist._src.cluster.observation import Seen, ask, decode_answer, encode_answer
+from tfdist._src.cluster.observation import RankState, ask, decode_answer, encode_answer
 from tfdist._src.cluster.session.connections import REPORT_LIMIT, Presence
 from tfdist._src.options import Options
 from tfdist.errors import ClusterError, RendezvousError, TlsError
@@ -62,7 +62,9 @@ def test_an_observer_gets_the_reports_of_all_ranks(observed, tls, until):
     group[2].close()
     until(lambda: group[0].presence(2).gone)
     found = ask(address, Options(**options))
-    assert found[2] == Seen(2, str(group[0].topology.workers[2]), None, "has left the job", None)
+    assert found[2] == RankState(
+        2, str(group[0].topology.workers[2]), None, "has left the job", None
+    )
     assert found[0].report == {"rank": 0}
     group[0].close()
     with pytest.raises(RendezvousError, match="nothing listens there"):

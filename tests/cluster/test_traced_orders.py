@@ -5,14 +5,14 @@ import random
 import pytest
 
 from tfdist._src.cluster.cluster_spec import Worker
-from tfdist._src.cluster.session.order_checks import Passed, TracedOrders, crossing, encode
+from tfdist._src.cluster.session.order_checks import CollectiveInput, TracedOrders, crossing, encode
 from tfdist.errors import ProgramMismatchError
 
 WORKERS = [Worker("worker", i, f"host{i}:1") for i in range(3)]
 
 
 def passed(letters):
-    return [Passed(letter, f"Sum (a.py:{letter})") for letter in letters]
+    return [CollectiveInput(letter, f"Sum (a.py:{letter})") for letter in letters]
 
 
 @pytest.mark.parametrize(

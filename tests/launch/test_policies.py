@@ -13,11 +13,20 @@ import pytest
 from tests.harness.tiers import exhaustive
 from tfdist._src.launch.job.failure import lost_host, stopped_by, worker_failure
 from tfdist._src.launch.job.shutdown import Grace
-from tfdist._src.launch.restart_all import HostEnd, RestartAll, Verdict
+from tfdist._src.launch.restart_all import HostEnd, RestartAll, RestartDecision
 from tfdist._src.launch.restart_one import RestartOne, WorkerCounts
-from tfdist._src.launch.restart_policy import Begin, End, Harden, Say, Send, Show, Start, Stop
+from tfdist._src.launch.restart_policy import (
+    Begin,
+    End,
+    EscalateSignal,
+    PrintFailure,
+    PrintMessage,
+    Send,
+    Start,
+    Stop,
+)
 from tfdist._src.options import PREEMPTED
-from tfdist._src.progress_file import Progress, Raised
+from tfdist._src.progress_file import Progress, UncaughtException
 
 GRACE = Grace(failure=5.0, preemption=25.0)
 LIMIT = 2
@@ -32,7 +41,7 @@ def make(kind, ranks, host=0, hosts=(), now=0.0):
 
 
 def failed(status=1, step=7, *raised, rank=1):
-    progress = Progress(step, Raised(raised, (), "bad") if raised else None)
+    progress = Progress(step, UncaughtException(raised, (), "bad") if raised else None)
     return worker_failure(host=0, rank=rank, status=status, tail=(), log="log", progress=progress)
 
 
@@ -76,13 +85,13 @@ def words(action, now):
             ranks = " ".join(map(str, action.ranks))
             later = f" in {action.at - now:g} s" if action.at > now else ""
             return f"stop {ranks} by {action.first.name}/{action.grace:g}{later}"
-        case Harden():
+        case EscalateSignal():
             return f"harden {action.signal.name}"
         case Send():
             return f"send {action.kind}"
-        case Say():
+        case PrintMessage():
             return "say"
-        case Show():
+        case PrintFailure():
             return f"show {action.failure.subject}" if action.failure else "show logs"
         case End():
             return f"end {action.code}"
@@ -262,7 +271,7 @@ ON_HOST_1 = {
     "host 0 announces another failure": (
         [
             *(ends(1, 1, 7, *PEER), hears(0, "stop", failed(-9, rank=2))),
-            *(ends(0, -15), hears(0, "verdict", Verdict(failed(-9, rank=2)))),
+            *(ends(0, -15), hears(0, "verdict", RestartDecision(failed(-9, rank=2)))),
         ],
         *[
             "send failed; say; stop 0 by SIGTERM/5 in 1 s; send exited; send end; "
@@ -274,7 +283,7 @@ ON_HOST_1 = {
     "host 0 begins a generation, whose end follows at once": (
         [
             *(ends(1, -9), hears(0, "stop", failed(-9)), ends(0, -15)),
-            *(hears(0, "verdict", Verdict(failed(-9), 1, 2, 1.0)), passes(1.0)),
+            *(hears(0, "verdict", RestartDecision(failed(-9), 1, 2, 1.0)), passes(1.0)),
             *(hears(0, "begin", Begin(1, "hush")), hears(0, "stop", failed(3, rank=2))),
         ],
         *[
@@ -297,7 +306,7 @@ ON_HOST_1 = {
     "SIGTERM is for this host": (
         [
             *(signaled(SIGTERM), ends(0, PREEMPTED), ends(1, PREEMPTED)),
-            hears(0, "verdict", Verdict(stopped_by(1, SIGTERM), saved=True)),
+            hears(0, "verdict", RestartDecision(stopped_by(1, SIGTERM), saved=True)),
         ],
         *[f"send failed; {BOTH} SIGTERM/25; send done; send end; end 75"] * 2,
         f"send leave; {BOTH} SIGTERM/25; end 75",

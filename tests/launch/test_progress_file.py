@@ -13,7 +13,7 @@ from tfdist._src.launch.job.failure import Doubt, worker_failure
 from tfdist._src.launch.job.worker import ProgressMemory
 from tfdist._src.monitoring.training import Record
 from tfdist._src.options import InternalVariable
-from tfdist._src.progress_file import SIZE, Progress, ProgressFile, Raised
+from tfdist._src.progress_file import SIZE, Progress, ProgressFile, UncaughtException
 from tfdist.errors import ClusterError
 
 
@@ -56,10 +56,10 @@ def raised(error):
 
 
 def test_an_exception_is_described_by_classes_and_first_line():
-    assert raised(ClusterError("wrong\nin detail")) == Raised(
+    assert raised(ClusterError("wrong\nin detail")) == UncaughtException(
         ("ClusterError", "TfdistError", "ValueError"), (), "wrong"
     )
-    assert raised(KeyboardInterrupt()) == Raised(("KeyboardInterrupt",))
+    assert raised(KeyboardInterrupt()) == UncaughtException(("KeyboardInterrupt",))
     assert str(raised(ClusterError("wrong"))) == "ClusterError: wrong"
 
 
@@ -137,7 +137,7 @@ def test_a_process_tells_by_itself():
         check=False,
     )
     assert process.stderr.endswith("OSError: no paper\n")
-    assert memory.take() == Progress(5, Raised(("OSError",), (), "no paper"))
+    assert memory.take() == Progress(5, UncaughtException(("OSError",), (), "no paper"))
 
 
 @exhaustive
@@ -156,9 +156,9 @@ def test_a_memory_that_cannot_be_opened_changes_nothing(path):
 
 def test_the_chief_tells_what_its_output_would():
     for error, doubt in [
-        (Raised(("ValueError",)), Doubt.NONE),
-        (Raised(("PeerLostError",)), Doubt.VICTIM),
-        (Raised(("ValueError",), ("UnavailableError",)), Doubt.VICTIM),
+        (UncaughtException(("ValueError",)), Doubt.NONE),
+        (UncaughtException(("PeerLostError",)), Doubt.VICTIM),
+        (UncaughtException(("ValueError",), ("UnavailableError",)), Doubt.VICTIM),
         (None, Doubt.UNSEEN),
     ]:
         progress = Progress(3, error)

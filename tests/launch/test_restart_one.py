@@ -25,15 +25,15 @@ from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.launch.job.spares import spare_settings
 from tfdist._src.launch.job.worker import WorkerPlan
 from tfdist._src.launch.restart_one import RestartOne, WorkerCounts, job_code
-from tfdist._src.launch.restart_policy import End, Say, Start, Stop
+from tfdist._src.launch.restart_policy import End, PrintMessage, Start, Stop
 from tfdist._src.options import PREEMPTED
-from tfdist._src.progress_file import Progress, Raised
+from tfdist._src.progress_file import Progress, UncaughtException
 
 LIMIT = 3
 
 
 def failed(step=None, *raised, rank=1, status=1, message="bad"):
-    progress = Progress(step, Raised(raised, (), message) if raised else None)
+    progress = Progress(step, UncaughtException(raised, (), message) if raised else None)
     return worker_failure(host=0, rank=rank, status=status, tail=(), log="log", progress=progress)
 
 
@@ -169,7 +169,7 @@ def test_workers_that_are_suspended_for_long_are_killed():
         actions = policy.take()
         stops = [action for action in actions if isinstance(action, Stop)]
         assert all(stop.first == signal.SIGKILL for stop in stops)
-        texts = [action.text for action in actions if isinstance(action, Say)]
+        texts = [action.text for action in actions if isinstance(action, PrintMessage)]
         return [rank for stop in stops for rank in stop.ranks], texts
 
     assert [look(now, 1) for now in (0.0, 14.0)] == [([], [])] * 2

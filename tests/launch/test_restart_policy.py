@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.tiers import exhaustive, some
 from tfdist._src.launch.job.failure import Failure, decode, lost_host, stopped_by, worker_failure
-from tfdist._src.launch.restart_all import HostEnd, Verdict
+from tfdist._src.launch.restart_all import HostEnd, RestartDecision
 from tfdist._src.launch.restart_policy import (
     _LONG,
     Begin,
@@ -22,13 +22,13 @@ from tfdist._src.launch.restart_policy import (
     decide,
 )
 from tfdist._src.options import PREEMPTED
-from tfdist._src.progress_file import Progress, Raised
+from tfdist._src.progress_file import Progress, UncaughtException
 
 LIMIT = 5
 
 
 def failed(step=None, *raised, rank=1, status=1, message="bad"):
-    error = Raised(raised, (), message) if raised else None
+    error = UncaughtException(raised, (), message) if raised else None
     progress = Progress(step, error)
     return worker_failure(host=0, rank=rank, status=status, tail=(), log="log", progress=progress)
 
@@ -190,8 +190,8 @@ def test_a_job_is_preempted_if_all_workers_have_saved():
     some(
         messages := [
             HostEnd((75, -9), "worker 1 (pid 7)", True),
-            Verdict(failed(7, *OS_ERROR), 1, 3, 2.0, "why", True),
-            Verdict(stopped_by(1, signal.SIGTERM)),
+            RestartDecision(failed(7, *OS_ERROR), 1, 3, 2.0, "why", True),
+            RestartDecision(stopped_by(1, signal.SIGTERM)),
             Begin(3, "hush"),
         ],
         always=messages[1:2],

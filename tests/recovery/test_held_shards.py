@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.recovery.standing import Standing, agree
+from tfdist._src.recovery.standing import FitProgress, agree
 from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
@@ -38,7 +38,7 @@ def test_shards_of_the_step_before_count_if_it_can_be_redone():
 
 def test_all_must_shard_or_none():
     with pytest.raises(ProgramMismatchError, match="same `shard_optimizer`"):
-        agree([Standing(shards=(held(0, 2, 0, 0),)), Standing()])
+        agree([FitProgress(shards=(held(0, 2, 0, 0),)), FitProgress()])
 
 
 class Worker:
@@ -52,11 +52,11 @@ class Worker:
     def __init__(self, divisions: list[tuple[int, int, int]], *, is_new: bool) -> None:
         self.divisions, self.is_new = divisions, is_new
 
-    def standing(self, copies: int, steps: int, redoable: bool) -> Standing:
+    def standing(self, copies: int, steps: int, redoable: bool) -> FitProgress:
         shards = [
             held(*division, copies, steps=steps, redoable=redoable) for division in self.divisions
         ]
-        return Standing(is_new=self.is_new, steps=steps, shards=tuple(shards))
+        return FitProgress(is_new=self.is_new, steps=steps, shards=tuple(shards))
 
     def has(self, copies: int) -> set[tuple[int, int, int]]:
         own = set(self.divisions)
@@ -91,7 +91,7 @@ def test_shards_are_lost_only_with_all_who_had_them(copies):
                 with pytest.raises(GroupLostError, match=r"Elastic\(copies=1\)"):
                     agree(standings)
                 break
-            source = agree([Standing.from_json(one.to_json()) for one in standings]).shards
+            source = agree([FitProgress.from_json(one.to_json()) for one in standings]).shards
             division = source.generation, len(source.senders)
             assert division == max(whole)
             for rank, sender in enumerate(source.senders):

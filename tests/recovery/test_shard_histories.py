@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.recovery.standing import Standing, agree
+from tfdist._src.recovery.standing import FitProgress, agree
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
@@ -46,7 +46,7 @@ def test_the_latest_division_counts():
 
 def test_some_who_do_not_shard_are_refused():
     with pytest.raises(ProgramMismatchError, match="the same `shard_optimizer`"):
-        agree([Standing(steps=7, shards=tuple(ring(1))), Standing(is_new=True)])
+        agree([FitProgress(steps=7, shards=tuple(ring(1))), FitProgress(is_new=True)])
 
 
 @dataclass(eq=False)
@@ -83,8 +83,8 @@ class Worker:
             HeldShards(d.generation, d.size, d.ranks, self.at, self.redoable) for d in self.before
         )
         if self.joins:
-            return Standing(is_new=True, shards=held)
-        return Standing(is_torn=self.torn, steps=self.steps, shards=held)
+            return FitProgress(is_new=True, shards=held)
+        return FitProgress(is_torn=self.torn, steps=self.steps, shards=held)
 
     def change(self, now, steps, takes, progress):
         """Gets as far as `progress` says in a change of the group."""
@@ -146,7 +146,7 @@ def change(choose, workers, generation, copies):
         Those that are left, and whether all of them go on.
     """
     workers = [*workers, *(newcomer() for _ in range(choose.choice([0, 0, 1, 2])))]
-    standings = [Standing.from_json(worker.standing().to_json()) for worker in workers]
+    standings = [FitProgress.from_json(worker.standing().to_json()) for worker in workers]
     try:
         agreement = agree(standings)
     except GroupLostError:

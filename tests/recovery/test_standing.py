@@ -5,17 +5,17 @@ import random
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.recovery.standing import Agreement, Standing, agree
+from tfdist._src.recovery.standing import Agreement, FitProgress, agree
 from tfdist.errors import GroupLostError
 
 
 def test_the_step_of_the_one_that_is_furthest_stands():
     standings = [
-        Standing(is_torn=True, steps=8, epochs_ended=1),
-        Standing(steps=7, epochs_ended=1, seen=9),
-        Standing(steps=8, epochs_ended=2, seen=3),
-        Standing(steps=8, epochs_ended=1, seen=1),
-        Standing(is_new=True),
+        FitProgress(is_torn=True, steps=8, epochs_ended=1),
+        FitProgress(steps=7, epochs_ended=1, seen=9),
+        FitProgress(steps=8, epochs_ended=2, seen=3),
+        FitProgress(steps=8, epochs_ended=1, seen=1),
+        FitProgress(is_new=True),
     ]
     takers = frozenset({0, 1, 4})
     assert agree(standings) == Agreement(
@@ -28,22 +28,22 @@ def test_the_step_of_the_one_that_is_furthest_stands():
         epoch=1,
         seen=3,
     )
-    assert agree([Standing.from_json(one.to_json()) for one in standings]) == agree(standings)
+    assert agree([FitProgress.from_json(one.to_json()) for one in standings]) == agree(standings)
 
 
 def test_somebody_must_have_the_state():
-    for others in ([], [Standing(is_new=True)], [Standing(is_torn=True, steps=9)]):
+    for others in ([], [FitProgress(is_new=True)], [FitProgress(is_torn=True, steps=9)]):
         with pytest.raises(GroupLostError, match="No worker that is left has the state"):
-            agree([Standing(is_torn=True, steps=3), *others])
+            agree([FitProgress(is_torn=True, steps=3), *others])
 
 
 @exhaustive
 def test_each_part_of_the_model_comes_from_one_who_holds_it():
     standings = [
-        Standing(steps=7, can_redo=True),
-        Standing(steps=8),
-        Standing(is_new=True),
-        Standing(steps=7),
+        FitProgress(steps=7, can_redo=True),
+        FitProgress(steps=8),
+        FitProgress(is_new=True),
+        FitProgress(steps=7),
     ]
     found = agree(standings, [(2, 0), (3, 1)])
     assert found.sources == (0, 1, 0, 1)
@@ -56,7 +56,7 @@ def test_whatever_the_workers_say_a_whole_and_newest_state_is_taken():
     choose = random.Random(0)
     for _ in range(2000):
         standings = [
-            Standing(
+            FitProgress(
                 is_new=choose.random() < 0.2,
                 is_torn=choose.random() < 0.2,
                 steps=choose.choice([10, 11]),

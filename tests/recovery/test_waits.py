@@ -20,7 +20,7 @@ from tfdist._src.recovery import preemption as handling
 from tfdist._src.recovery.next_group import NextGroup
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import await_end, find_farewell, is_loss
-from tfdist._src.recovery.standing import OthersLeave
+from tfdist._src.recovery.standing import GroupShrinks
 from tfdist.errors import GroupLostError, RendezvousError
 
 ROOT = pathlib.Path(tfdist.__file__).parent / "_src"
@@ -160,7 +160,7 @@ def after_a_loss(group):
 
 
 def after_a_farewell(group):
-    return group.after(OthersLeave({1}))
+    return group.after(GroupShrinks({1}))
 
 
 @pytest.mark.parametrize("form", [after_a_loss, after_a_farewell])

@@ -21,7 +21,7 @@ from tfdist._src.cluster import Session, Topology, Worker, meet, observe
 from tfdist._src.cluster.auth.handshake import handshake
 from tfdist._src.cluster.auth.identity import LAUNCH, OBSERVE, PRINT, REGROUP, Identity
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.liveness import Witness
+from tfdist._src.cluster.membership.liveness import LivenessServer
 from tfdist._src.cluster.membership.liveness import ask as inspect
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.membership.node import Node
@@ -125,7 +125,7 @@ def witness() -> Iterator[Listener]:
     """A launcher that tells the workers of other hosts who is dead."""
     with Reservation(1) as reservation:
         (port,) = reservation.ports
-        one = Witness(f"127.0.0.1:{port}", replace(OPTIONS, host="a"), print)
+        one = LivenessServer(f"127.0.0.1:{port}", replace(OPTIONS, host="a"), print)
         you = Topology((Worker("worker", 0, "w:1"),))
         member = Node(you, Options(host="a")).member
         calls = Calls(you, OPTIONS)

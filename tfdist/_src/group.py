@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 import tensorflow as tf
 
 from tfdist._src.cluster import (
-    Found,
     Joiner,
     Membership,
+    ResolvedJob,
     Session,
     Topology,
     complete,
@@ -558,7 +558,7 @@ _joined: Group | None = None
 _joined_by: Topology | None = None  # the cluster as described by the program
 
 
-def join(found: Found, *, elastic: bool = False) -> Group:
+def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
     """Joins the group, or returns the group that this process has already joined.
 
     Args:
@@ -625,7 +625,7 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
     )
 
 
-def _join(found: Found, elastic: bool) -> Group:
+def _join(found: ResolvedJob, elastic: bool) -> Group:
     flight_log.survive_signal()
     topology, options = complete(found, Options.from_environment())
     met = meet_or_join(topology, options) if options.launcher.elastic else meet(topology, options)

@@ -28,7 +28,7 @@ _MOST_NAMES = 12
 
 
 @dataclass(frozen=True)
-class Raised:
+class UncaughtException:
     """An exception that no code has caught.
 
     Attributes:
@@ -46,7 +46,7 @@ class Raised:
     message: str = ""
 
     @classmethod
-    def from_exception(cls, error: BaseException) -> Raised:
+    def from_exception(cls, error: BaseException) -> UncaughtException:
         """Extracts the fields from an exception."""
         general = (Exception, BaseException, object)
         classes = [kind.__name__ for kind in type(error).__mro__ if kind not in general]
@@ -73,7 +73,7 @@ class Progress:
     """
 
     steps: int | None = None
-    raised: Raised | None = None
+    raised: UncaughtException | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Progress:
@@ -88,7 +88,9 @@ class Progress:
                 fields = json.loads(data[_TEXT_AT : _TEXT_AT + length])
                 classes = tuple(str(name) for name in fields["classes"])
                 chained = tuple(str(name) for name in fields["chained"])
-                raised = Raised(classes, chained, str(fields["message"])) if classes else None
+                raised = (
+                    UncaughtException(classes, chained, str(fields["message"])) if classes else None
+                )
             except (ValueError, KeyError, TypeError):
                 pass
         return cls(steps if steps > 0 else None, raised)
@@ -123,7 +125,7 @@ class ProgressFile:
 
     def ended_by(self, error: BaseException) -> None:
         """Writes the exception that is ending this process."""
-        text = json.dumps(asdict(Raised.from_exception(error))).encode()
+        text = json.dumps(asdict(UncaughtException.from_exception(error))).encode()
         if len(text) <= SIZE - _TEXT_AT:
             self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
             _LENGTH.pack_into(self._memory, _LENGTH_AT, len(text))

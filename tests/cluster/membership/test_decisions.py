@@ -29,7 +29,7 @@ from tfdist._src.cluster.membership.view import (
     Evidence,
     Member,
     Patience,
-    Place,
+    ProcessIdentity,
     State,
     View,
     compose,
@@ -50,7 +50,7 @@ from tfdist._src.options import Options
 
 
 def member(name, address=""):
-    return Member(Worker("worker", 0, address or f"{name}:1"), name, Place("m", 1, 1))
+    return Member(Worker("worker", 0, address or f"{name}:1"), name, ProcessIdentity("m", 1, 1))
 
 
 def view(names, generation=1):

@@ -19,9 +19,9 @@ from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership import record as places
 from tfdist._src.cluster.membership.consensus import AcceptorState, Ballot, Vote
-from tfdist._src.cluster.membership.liveness import Finding, look
+from tfdist._src.cluster.membership.liveness import LivenessResult, look
 from tfdist._src.cluster.membership.record import here, is_dead, is_visible
-from tfdist._src.cluster.membership.view import Member, Place, View
+from tfdist._src.cluster.membership.view import Member, ProcessIdentity, View
 from tfdist._src.cluster.membership.wire import encode_acceptor
 from tfdist._src.options import Options
 
@@ -42,7 +42,7 @@ def view(*members, generation=1):
     )
 
 
-SOMEWHERE = Place("m", 1, 1)
+SOMEWHERE = ProcessIdentity("m", 1, 1)
 VOTE = Vote(Ballot(3, 1), view(SOMEWHERE, generation=2))
 ACCEPTOR_STATES = [
     AcceptorState(),
@@ -81,20 +81,22 @@ def test_deaths_are_proven(child):
     mine = here(Options())
     with open(f"/proc/{child.pid}/stat") as file:
         started = int(file.read().rpartition(")")[2].split()[19])
-    place = Place(mine.machine, child.pid, started)
+    place = ProcessIdentity(mine.machine, child.pid, started)
     assert is_visible(place, mine)
     assert not is_dead(place)
     child.send_signal(signal.SIGSTOP)
     assert not is_dead(place)
-    assert is_dead(Place(mine.machine, child.pid, started + 1))  # its id belongs to another now
+    assert is_dead(
+        ProcessIdentity(mine.machine, child.pid, started + 1)
+    )  # its id belongs to another now
     child.kill()
     assert is_dead(place, 60.0)
     child.wait()
     assert is_dead(place)
     assert not is_dead(mine)
     assert not is_visible(here(Options(host="other")), mine)
-    assert look(mine, mine) == Finding(alive=True)
-    assert look(mine, replace(mine, machine="other")) == Finding()
+    assert look(mine, mine) == LivenessResult(alive=True)
+    assert look(mine, replace(mine, machine="other")) == LivenessResult()
 
 
 def test_the_id_of_a_dead_process_may_be_that_of_a_thread():

@@ -16,10 +16,16 @@ from tfdist._src.cluster.membership.calls import Call, Calls
 from tfdist._src.cluster.membership.joining import Joiner
 from tfdist._src.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.proposer import Terms
+from tfdist._src.cluster.membership.proposer import FormationPolicy
 from tfdist._src.cluster.membership.record import _started
 from tfdist._src.cluster.membership.regrouping import Regrouping
-from tfdist._src.cluster.membership.view import Member, Patience, Place, View, encode_member
+from tfdist._src.cluster.membership.view import (
+    Member,
+    Patience,
+    ProcessIdentity,
+    View,
+    encode_member,
+)
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.rendezvous.shared_listener import SharedListener
 from tfdist._src.options import Options
@@ -92,7 +98,7 @@ def parts(addresses):
 
 
 def terms(timeout, patience, **more):
-    return Terms(1, None, True, timeout, FAR, patience, hasty=0.2, **more)
+    return FormationPolicy(1, None, True, timeout, FAR, patience, hasty=0.2, **more)
 
 
 def test_a_member_that_is_seen_alive_may_refuse_connections_for_long(parts, until):
@@ -331,7 +337,7 @@ def test_a_newcomer_does_not_wait_for_a_job_that_is_gone(joiner, child, monkeypa
 @exhaustive
 def test_a_newcomer_waits_longer_for_members_that_may_be_cut_off(joiner, monkeypatch):
     monkeypatch.setattr(membership, "REFUSED_SECONDS", 0.2)
-    unknown = Place("another machine", 1, 1)
+    unknown = ProcessIdentity("another machine", 1, 1)
     with pytest.raises(RendezvousError, match="has ended meanwhile"):
         joiner(unknown, heartbeat_timeout=0.5).wait(timeout=FAR)
     with pytest.raises(RendezvousError, match="has not been admitted"):

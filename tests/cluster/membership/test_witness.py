@@ -12,7 +12,7 @@ from tests.harness.tiers import exhaustive
 from tfdist._src.cluster.cluster_spec import Topology, Worker
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState
-from tfdist._src.cluster.membership.liveness import Finding, Witness, ask, inspect
+from tfdist._src.cluster.membership.liveness import LivenessResult, LivenessServer, ask, inspect
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.record import here
 from tfdist._src.options import Options
@@ -33,7 +33,7 @@ def witness(addresses):
         one.close()
 
     def stand(options):
-        one = Witness(*addresses(1), options)
+        one = LivenessServer(*addresses(1), options)
         threads.append(threading.Thread(target=serve, args=[one]))
         threads[-1].start()
         return one.address
@@ -75,19 +75,19 @@ def test_nothing_is_proven_of_the_living_nor_of_others_nor_to_strangers(witness)
     place = member.place
     dead = replace(member, place=replace(place, started=place.started + 1))
     calls = Calls(you, Options(secret="s"))
-    assert ask(calls, address, member) == Finding(alive=True)
-    assert ask(calls, address, dead) == Finding(True, AcceptorState())
+    assert ask(calls, address, member) == LivenessResult(alive=True)
+    assert ask(calls, address, dead) == LivenessResult(True, AcceptorState())
     elsewhere = here(Options(host="b"))
     told = replace(member, place=replace(place, witness=address))
-    assert inspect(calls, told, elsewhere) == Finding(alive=True)
-    assert inspect(calls, member, elsewhere, [address]) == Finding(alive=True)
-    assert inspect(calls, member, elsewhere) == Finding()
+    assert inspect(calls, told, elsewhere) == LivenessResult(alive=True)
+    assert inspect(calls, member, elsewhere, [address]) == LivenessResult(alive=True)
+    assert inspect(calls, member, elsewhere) == LivenessResult()
     of_another = replace(dead, place=replace(dead.place, machine="another"))
-    assert ask(calls, address, of_another) == Finding()
+    assert ask(calls, address, of_another) == LivenessResult()
     led_astray = replace(dead, place=replace(dead.place, record="/etc/hostname"))
-    assert ask(calls, address, led_astray) == Finding(True, None)
-    assert ask(Calls(you, Options(secret="other")), address, dead) == Finding()
+    assert ask(calls, address, led_astray) == LivenessResult(True, None)
+    assert ask(Calls(you, Options(secret="other")), address, dead) == LivenessResult()
     assert Path(place.record).exists()
     end()
-    assert ask(calls, address, dead) == Finding()
+    assert ask(calls, address, dead) == LivenessResult()
     assert not Path(place.record).exists()

@@ -25,9 +25,9 @@ PHASES: dict[str, tuple[type, str]] = {
     "prepare": (node.Node, "answer"),
     "propose": (consensus.Proposer, "propose"),
     "accept": (node.Node, "answer"),
-    "decided": (proposer.Campaign, "_tell"),
-    "receive": (regrouping.Entering, "_receive"),
-    "arrive": (regrouping.Entering, "_arrive"),
+    "decided": (proposer.ProposalRound, "_tell"),
+    "receive": (regrouping.ViewEntry, "_receive"),
+    "arrive": (regrouping.ViewEntry, "_arrive"),
 }
 
 

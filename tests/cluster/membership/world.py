@@ -17,7 +17,7 @@ from tfdist._src.cluster.membership.consensus import (
     may_go_on,
     next_ballot,
 )
-from tfdist._src.cluster.membership.view import Member, Place, View, compose
+from tfdist._src.cluster.membership.view import Member, ProcessIdentity, View, compose
 
 MAX_WORKERS = 6
 
@@ -82,7 +82,7 @@ class World:
     def new_member(self, address: str) -> Member:
         name = f"p{len(self.processes) + self.random.getrandbits(40)}"
         host = str(self.random.randrange(self.hosts))
-        return Member(Worker("worker", 0, address), name, Place(host, 1, 1))
+        return Member(Worker("worker", 0, address), name, ProcessIdentity(host, 1, 1))
 
     # What the processes do.
 

@@ -7,7 +7,7 @@ import json
 from tests.harness.tiers import exhaustive
 from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, record
 from tfdist._src.cluster import Topology, Worker
-from tfdist._src.cluster.session.shared_state import Awaited
+from tfdist._src.cluster.session.shared_state import PendingWait
 from tfdist._src.comm.flight_log import ExchangeLog
 from tfdist._src.launch.flight.findings import Cycle, Mismatch, MissingWorkers
 from tfdist._src.launch.flight.log import parse
@@ -122,7 +122,7 @@ class Core:
 def test_what_the_session_tells_the_core_is_what_the_reader_takes(tmp_path):
     core, workers = Core(), tuple(Worker("worker", r, f"10.0.0.{r + 1}:8470") for r in range(3))
     recorder = ExchangeLog(core, Topology(workers, rank=1))
-    notes = Awaited(2, "saved", 19 * 10**9, is_notice=True), Awaited(7, "seed", 20 * 10**9)
+    notes = PendingWait(2, "saved", 19 * 10**9, is_notice=True), PendingWait(7, "seed", 20 * 10**9)
     recorder.on_exchange_begin(notes[0])
     recorder.on_exchange_end(notes[0], failed=False)
     recorder.on_stall("told by another rank")

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.cluster.observation import Seen
+from tfdist._src.cluster.observation import RankState
 from tfdist._src.launch.live import headline, live_json, live_text, ranks
 
 
@@ -46,9 +46,9 @@ def exchange(seconds, number=17):
 def seen(reports, silence=4.0):
     """The answer; a text instead of a report is why that rank is gone."""
     return [
-        Seen(n, f"worker {n} (a:{n})", None, one, None)
+        RankState(n, f"worker {n} (a:{n})", None, one, None)
         if isinstance(one, str)
-        else Seen(n, f"worker {n} (a:{n})", silence, "", one)
+        else RankState(n, f"worker {n} (a:{n})", silence, "", one)
         for n, one in enumerate(reports)
     ]
 

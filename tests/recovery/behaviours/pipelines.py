@@ -19,7 +19,7 @@ from tests.pipeline.layers import TiedHead
 from tests.recovery.behaviours import surviving
 from tests.strategy.behaviours.common import scope
 from tfdist._src import cluster
-from tfdist._src.cluster import Found
+from tfdist._src.cluster import ResolvedJob
 from tfdist._src.comm import tokens
 from tfdist._src.strategy import multi_worker
 
@@ -177,7 +177,9 @@ def coming(
         surviving._await(pathlib.Path(sign).exists)
         workers[place] = everyone.workers[everyone.rank]
     topology = cluster.Topology(tuple(workers), place, "worker", everyone.rank)
-    with mock.patch.object(multi_worker, "read_cluster", return_value=Found("test", topology)):
+    with mock.patch.object(
+        multi_worker, "read_cluster", return_value=ResolvedJob("test", topology)
+    ):
         strategy = make(settings)
     wait = functools.partial(surviving.AwaitNewcomers, step, sign, len(places))
     if came:  # It is rank 0 as long as it is alone.

@@ -22,7 +22,7 @@ from tests.recovery.behaviours import data_kinds
 from tests.recovery.behaviours.data_kinds import DATA, VALIDATION
 from tests.strategy.behaviours.common import cross_entropy, rows, scope
 from tfdist._src import cluster
-from tfdist._src.cluster import Found
+from tfdist._src.cluster import ResolvedJob
 from tfdist._src.recovery.next_group import membership_of
 from tfdist._src.sharding import FullState, sharded_by
 from tfdist._src.strategy import multi_worker
@@ -370,7 +370,9 @@ def come(
             "worker",
             everyone.rank,
         )
-        with mock.patch.object(multi_worker, "read_cluster", return_value=Found("test", topology)):
+        with mock.patch.object(
+            multi_worker, "read_cluster", return_value=ResolvedJob("test", topology)
+        ):
             strategy = make_strategy()
     else:
         faults = {}  # It is rank 0 as long as it is alone.

@@ -75,7 +75,7 @@ def callback_list(strategy):
     callbacks = keras.callbacks.CallbackList([], add_history=True, model=model)
     for _ in range(2):
         model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks)
-    return sum(isinstance(c, hooks.FollowLinks) for c in callbacks.callbacks)
+    return sum(isinstance(c, hooks.LinkProbe) for c in callbacks.callbacks)
 
 
 def chosen_by_measurement(strategy, candidates):

@@ -22,7 +22,7 @@ import tfdist
 from tests.strategy.behaviours.common import cross_entropy, rows, scope
 from tests.strategy.behaviours.compression import codec_of
 from tfdist._src import cluster, native
-from tfdist._src.cluster import Found
+from tfdist._src.cluster import ResolvedJob
 from tfdist._src.comm import functions as collective
 from tfdist._src.group import join
 from tfdist._src.launch.flight.log import parse
@@ -45,7 +45,9 @@ class Member:
         self.number = self._everyone.rank
         topology = self._topology(first if self.number in first else [self.number])
         with (
-            mock.patch.object(multi_worker, "read_cluster", return_value=Found("test", topology)),
+            mock.patch.object(
+                multi_worker, "read_cluster", return_value=ResolvedJob("test", topology)
+            ),
             mock.patch.object(multi_worker, "join", functools.partial(join, elastic=True)),
         ):
             self.strategy = tfdist.MultiWorkerMirroredStrategy(**settings)

@@ -8,7 +8,7 @@ package does not import TensorFlow.
 """
 
 from tfdist._src.cluster.cluster_spec import Topology, Worker
-from tfdist._src.cluster.membership.joining import Declined, Joiner, meet_or_join
+from tfdist._src.cluster.membership.joining import Joiner, JoinRejected, meet_or_join
 from tfdist._src.cluster.membership.membership import Membership
 from tfdist._src.cluster.mesh.mesh import Mesh, connect
 from tfdist._src.cluster.net.dns import check_resolvable
@@ -16,7 +16,7 @@ from tfdist._src.cluster.net.listener import check_own
 from tfdist._src.cluster.observation import observe
 from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.resolvers.exchange import complete
-from tfdist._src.cluster.resolvers.found import Found
+from tfdist._src.cluster.resolvers.found import ResolvedJob
 from tfdist._src.cluster.resolvers.registry import find
 from tfdist._src.cluster.session.session import Session
 from tfdist._src.cluster.session.shared_state import Loss, Notice
@@ -29,13 +29,13 @@ from tfdist._src.cluster.tf_config import (
 
 __all__ = [
     "ClusterResolver",
-    "Declined",
-    "Found",
+    "JoinRejected",
     "Joiner",
     "Loss",
     "Membership",
     "Mesh",
     "Notice",
+    "ResolvedJob",
     "Session",
     "Topology",
     "Worker",

@@ -30,7 +30,7 @@ _MAX_TEXT = 2000
 
 
 @dataclass(frozen=True)
-class Seen:
+class RankState:
     """The state of a rank as rank 0 sees it.
 
     Attributes:
@@ -66,7 +66,7 @@ def encode_answer(
     return framing.encode({"kind": "answer", "ranks": ranks}, payload)
 
 
-def decode_answer(header: framing.Header, payload: bytes) -> list[Seen]:
+def decode_answer(header: framing.Header, payload: bytes) -> list[RankState]:
     """Returns the ranks in an answer, in order.
 
     Raises:
@@ -75,7 +75,7 @@ def decode_answer(header: framing.Header, payload: bytes) -> list[Seen]:
     ranks = header.get("ranks")
     if header["kind"] != "answer" or not isinstance(ranks, list) or not ranks:
         raise framing.WireError("it sent no answer")
-    seen: list[Seen] = []
+    seen: list[RankState] = []
     for entry in ranks:
         if not isinstance(entry, list) or not _is_entry(*entry[:5]):
             raise framing.WireError("it sent a malformed answer")
@@ -84,7 +84,7 @@ def decode_answer(header: framing.Header, payload: bytes) -> list[Seen]:
             raise framing.WireError("it sent a malformed answer")
         report, payload = payload[:size], payload[size:]
         worker, gone = framing.printable(worker[:_MAX_TEXT]), framing.printable(gone[:_MAX_TEXT])
-        seen.append(Seen(len(seen), worker, silence, gone, _report(report)))
+        seen.append(RankState(len(seen), worker, silence, gone, _report(report)))
     return seen
 
 
@@ -129,7 +129,7 @@ class _Reply:
         return not self._rest
 
 
-class Answering:
+class ObservationServer:
     """Answers the observers of one period of listening, in the calling thread.
 
     An observer sends only its handshake. Once it has proven the secret, it receives an answer, and
@@ -218,7 +218,7 @@ _ANSWER_SECONDS = PATIENCE_SECONDS + 10.0
 _ME = "tfdist doctor"
 
 
-def ask(address: str, options: Options) -> list[Seen]:
+def ask(address: str, options: Options) -> list[RankState]:
     """Requests the state of a job from rank 0, once and without disturbing the job.
 
     Args:
@@ -310,8 +310,8 @@ def observe(session: Session, options: Options, announce: Announce = logger.warn
     if listener.serves(OBSERVE):
         return
 
-    def answering(selector: selectors.BaseSelector, wake: Wake) -> Answering:
-        return Answering(selector, session, wake)
+    def answering(selector: selectors.BaseSelector, wake: Wake) -> ObservationServer:
+        return ObservationServer(selector, session, wake)
 
     listener.serve(OBSERVE, answering, MOST)
     session.address.let(listener)

@@ -16,7 +16,7 @@ from typing import Any
 
 from tfdist._src import native
 from tfdist._src.cluster import Session, Topology
-from tfdist._src.cluster.session.shared_state import Awaited
+from tfdist._src.cluster.session.shared_state import PendingWait
 from tfdist._src.log import logger
 from tfdist._src.options import Options
 
@@ -54,11 +54,11 @@ class ExchangeLog:
         }
         self._show({})
 
-    def on_exchange_begin(self, awaited: Awaited) -> None:
+    def on_exchange_begin(self, awaited: PendingWait) -> None:
         """Reports that the exchange or the notice is in progress."""
         self._show({awaited.is_notice: _record(awaited)})
 
-    def on_exchange_end(self, awaited: Awaited, failed: bool) -> None:
+    def on_exchange_end(self, awaited: PendingWait, failed: bool) -> None:
         """Reports that the exchange has ended, or that the notice has arrived."""
         ended = {"ended_ns": time.monotonic_ns(), "failed": failed}
         self._show({awaited.is_notice: _record(awaited) | ended})
@@ -81,7 +81,7 @@ class ExchangeLog:
             self._core.tfd_flight_set_session(shown.encode())
 
 
-def _record(awaited: Awaited) -> dict[str, Any]:
+def _record(awaited: PendingWait) -> dict[str, Any]:
     return {
         # The last record implies all earlier ones, for exchanges as for notices.
         "number": 1,

@@ -154,7 +154,7 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
         copy = type(optimizer).from_config(optimizer.get_config())
         copies = (*wrappers(copy), inner_optimizer(copy))
         for part in copies:
-            part._distribution_strategy = Anywhere()
+            part._distribution_strategy = AnyDeviceStrategy()
             # Slots that are initialized as copies of variables also stay without values.
             part.assign = lambda variable, value: None
         shape_reads: dict[int, int] = {}
@@ -298,7 +298,7 @@ def _end_scaling(optimizer: Any) -> None:
             own[name] = method
 
 
-class Anywhere:
+class AnyDeviceStrategy:
     """A strategy under which slots are not colocated with other variables."""
 
     @property

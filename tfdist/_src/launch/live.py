@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist._src.cluster.net.framing import printable
-from tfdist._src.cluster.observation import Seen
+from tfdist._src.cluster.observation import RankState
 from tfdist._src.cluster.tf_config import from_tf_config
 from tfdist._src.launch.flight import findings
 from tfdist._src.launch.flight.findings import UnacknowledgedData, listed, longest, seconds, workers
@@ -204,7 +204,7 @@ class Rank:
     activity: Activity | None
 
 
-def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
+def ranks(before: Sequence[RankState], after: Sequence[RankState]) -> list[Rank]:
     """Returns the ranks at the second moment, and their activity since the first.
 
     Args:
@@ -216,7 +216,7 @@ def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
     return [_rank(earlier.get(one.rank), one, absent) for one in after]
 
 
-def _absent(seen: Sequence[Seen]) -> dict[int, list[int]]:
+def _absent(seen: Sequence[RankState]) -> dict[int, list[int]]:
     """Returns the ranks missing from each exchange that any rank is in, by exchange number."""
     joined = defaultdict(set)
     for one in seen:
@@ -235,7 +235,7 @@ def _is_exchange(raw: dict[str, Any]) -> bool:
     return raw.get("waits_for", ()) is None and type(raw.get("number")) is int
 
 
-def _rank(before: dict[str, Any] | None, seen: Seen, absent: dict[int, list[int]]) -> Rank:
+def _rank(before: dict[str, Any] | None, seen: RankState, absent: dict[int, list[int]]) -> Rank:
     def result(state: str, reason: str = "", activity: Activity | None = None) -> Rank:
         return Rank(seen.rank, seen.worker, state, reason, seen.silence, activity)
 

@@ -57,7 +57,7 @@ class HostEnd:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RestartDecision:
     """Host 0's decision about a job whose generation has failed.
 
     Attributes:
@@ -129,7 +129,7 @@ class RestartAll(restart_policy.RestartPolicy):
         self._ends: dict[int, HostEnd] = {}
         self._failure: Failure | None = None
         self._finished = False
-        self._verdict: Verdict | None = None
+        self._verdict: RestartDecision | None = None
         delay = _CAUSE_SECONDS if self._decides else _HOST_0_SECONDS
         self._first = FirstFailure(delay, decides=self._decides, patience=self._grace.preemption)
         self._codes: set[int] = set()
@@ -189,9 +189,9 @@ class RestartAll(restart_policy.RestartPolicy):
             self._announce(failure)
             self._stop(signal.SIGINT if gentle else signal.SIGTERM, now)
         elif self._phase == _Phase.STOPPING:
-            self._do(restart_policy.Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+            self._do(restart_policy.EscalateSignal(signal.SIGKILL if gentle else signal.SIGTERM))
         elif self._phase == _Phase.SETTLING and again:
-            self._conclude(Verdict(self._known_failure), now)  # Stop waiting.
+            self._conclude(RestartDecision(self._known_failure), now)  # Stop waiting.
         else:
             self._report(stop)
             if self._phase == _Phase.WAITING:
@@ -205,7 +205,7 @@ class RestartAll(restart_policy.RestartPolicy):
         elif kind == "finish":
             self._finished = True
         elif kind == "verdict":
-            self._verdict = decode(Verdict, value)
+            self._verdict = decode(RestartDecision, value)
             if self._phase == _Phase.SETTLING:
                 self._settle(now)  # Immediately, because the next message may begin a generation.
         elif kind == "begin":
@@ -286,7 +286,9 @@ class RestartAll(restart_policy.RestartPolicy):
         failure = self._known_failure
         if self._running:
             self._do(
-                restart_policy.Say(f"{failure} Stopping the other workers.", level=logging.ERROR)
+                restart_policy.PrintMessage(
+                    f"{failure} Stopping the other workers.", level=logging.ERROR
+                )
             )
         self._stop(signal.SIGTERM, now + (0.0 if failure.stopped else _LAST_WORDS_SECONDS))
 
@@ -325,45 +327,45 @@ class RestartAll(restart_policy.RestartPolicy):
             verdict = self._decide()
             self._do(restart_policy.Send("verdict", verdict))
         else:
-            verdict = Verdict(self._known_failure)  # Host 0 is lost, or does not answer.
+            verdict = RestartDecision(self._known_failure)  # Host 0 is lost, or does not answer.
         self._conclude(verdict, now)
 
-    def _decide(self) -> Verdict:
+    def _decide(self) -> RestartDecision:
         """Returns the verdict, on host 0."""
         failure, ends = self._known_failure, self._ends.values()
         missing = self._lost or next((lost_host(host, "") for host in self._awaited), None)
         if missing is None and restart_policy.all_saved(
             failure, [code for end in ends for code in end.codes]
         ):
-            return Verdict(failure, saved=True)
+            return RestartDecision(failure, saved=True)
         if failure.preemption and not failure.stopped:
             event = f"{failure.event}, the other workers did not"
             failure = replace(failure, event=event, code=1, status=1)
         history = [*self._history, restart_policy.Ended(failure, self._seconds)]
         decision = restart_policy.decide(history, self._limit)
         if isinstance(decision, restart_policy.GiveUp):
-            return Verdict(failure, reason=decision.reason)
+            return RestartDecision(failure, reason=decision.reason)
         if stuck := next((end.stuck for end in ends if end.stuck), ""):
-            return Verdict(failure, reason=f"{stuck} is still running")
+            return RestartDecision(failure, reason=f"{stuck} is still running")
         if missing is not None:
-            return Verdict(failure, reason=f"{missing.subject} is gone")
+            return RestartDecision(failure, reason=f"{missing.subject} is gone")
         if self._stopped or self._others_stopped or any(end.stopped for end in ends):
-            return Verdict(failure, reason="a launcher was told to stop")
-        return Verdict(failure, len(history), self._limit, decision.delay)
+            return RestartDecision(failure, reason="a launcher was told to stop")
+        return RestartDecision(failure, len(history), self._limit, decision.delay)
 
-    def _conclude(self, verdict: Verdict, now: float) -> None:
+    def _conclude(self, verdict: RestartDecision, now: float) -> None:
         """Follows the verdict."""
         if verdict.saved:
             self._end(PREEMPTED, f"The workers {SAVED}")
             return
         failure = verdict.failure
         self._history.append(restart_policy.Ended(failure, self._seconds))
-        self._do(restart_policy.Show(failure))
+        self._do(restart_policy.PrintFailure(failure))
         if not verdict.restart:
             self._end(failure.code, describe_failures(self._failures, verdict.reason))
             return
         text = describe_restart(verdict.restart, verdict.limit, verdict.delay, failure)
-        self._do(restart_policy.Say(text, below_output=False, level=logging.WARNING))
+        self._do(restart_policy.PrintMessage(text, below_output=False, level=logging.WARNING))
         self._phase = _Phase.WAITING
         self._generation += 1
         self._deadline = now + verdict.delay + (0 if self._decides else _HOST_SECONDS)
@@ -381,7 +383,9 @@ class RestartAll(restart_policy.RestartPolicy):
                 return
             self._failure = lost_host(restart_policy.HOST_0, "no answer")
         if stop := self._failure:
-            self._do(restart_policy.Say(str(stop), below_output=False, level=logging.ERROR))
+            self._do(
+                restart_policy.PrintMessage(str(stop), below_output=False, level=logging.ERROR)
+            )
             self._end(stop.code, describe_failures([*self._failures, stop], ""))
 
     @property

@@ -219,7 +219,7 @@ class RestartOne(restart_policy.RestartPolicy):
             worker.state = _State.COMPLETED
         elif failure.status == PREEMPTED:
             worker.state = _State.LEFT
-            self._do(restart_policy.Say(describe_leave(failure, others=self._others_run)))
+            self._do(restart_policy.PrintMessage(describe_leave(failure, others=self._others_run)))
         elif worker.state == _State.UNNEEDED or (worker.state == _State.JOINING and completed):
             worker.state = _State.UNNEEDED
         else:
@@ -264,7 +264,9 @@ class RestartOne(restart_policy.RestartPolicy):
         if not self._decides:
             self._do(restart_policy.Send("loss", loss))
         self._do(
-            restart_policy.Say(describe_loss(loss, others=self._others_run), level=logging.ERROR)
+            restart_policy.PrintMessage(
+                describe_loss(loss, others=self._others_run), level=logging.ERROR
+            )
         )
 
     @property
@@ -280,7 +282,7 @@ class RestartOne(restart_policy.RestartPolicy):
         """
         gentle = number == signal.SIGINT
         if self._stopped is not None:
-            self._do(restart_policy.Harden(signal.SIGKILL if gentle else signal.SIGTERM))
+            self._do(restart_policy.EscalateSignal(signal.SIGKILL if gentle else signal.SIGTERM))
             return
         if gentle:
             self._job_stopped = stop
@@ -314,7 +316,7 @@ class RestartOne(restart_policy.RestartPolicy):
                 f"worker {rank} has been stopped (SIGSTOP) for {seconds:.0f} s, so the others "
                 "have given it up. Killing it."
             )
-            self._do(restart_policy.Say(text, level=logging.WARNING))
+            self._do(restart_policy.PrintMessage(text, level=logging.WARNING))
             self._stop_workers(signal.SIGKILL, None, now, [rank])
 
     def received(self, host: int, kind: str, value: object, now: float) -> None:
@@ -327,7 +329,7 @@ class RestartOne(restart_policy.RestartPolicy):
             self._left.add(host)
             if self._host == restart_policy.HOST_0:
                 self._do(
-                    restart_policy.Say(
+                    restart_policy.PrintMessage(
                         f"host {host} was told to stop; the others go on without it."
                     )
                 )
@@ -354,11 +356,13 @@ class RestartOne(restart_policy.RestartPolicy):
             if left or not over:
                 what = f"{failure.subject} was told to stop." if left else str(failure)
                 end = "This host goes on without it, and cannot admit hosts that come again."
-                self._do(restart_policy.Say(f"{what} {end}", level=logging.WARNING))
+                self._do(restart_policy.PrintMessage(f"{what} {end}", level=logging.WARNING))
         elif not (left or over):
             self.losses.append(Loss(failure, "the others went on without it", final=True))
             self._do(
-                restart_policy.Say(f"{failure} The others go on without it.", level=logging.WARNING)
+                restart_policy.PrintMessage(
+                    f"{failure} The others go on without it.", level=logging.WARNING
+                )
             )
         self._merge()
 
@@ -376,14 +380,16 @@ class RestartOne(restart_policy.RestartPolicy):
                 for loss in self.losses
             ]
             self._do(
-                restart_policy.Say(f"host {host} ({address}) has come again; its workers join.")
+                restart_policy.PrintMessage(
+                    f"host {host} ({address}) has come again; its workers join."
+                )
             )
         self._merge()
 
     def advance(self, now: float) -> None:
         if self._job_stopped is not None and self._stopped is None:
             self._do(
-                restart_policy.Say(
+                restart_policy.PrintMessage(
                     f"{self._job_stopped} Stopping the workers.", level=logging.WARNING
                 )
             )
@@ -440,13 +446,13 @@ class RestartOne(restart_policy.RestartPolicy):
             saved = restart_policy.all_saved(self._stopped, self._codes)
             code = PREEMPTED if saved else self._stopped.code
             if not saved:
-                self._do(restart_policy.Say(str(self._stopped), level=logging.WARNING))
+                self._do(restart_policy.PrintMessage(str(self._stopped), level=logging.WARNING))
         else:
             assert self._code is not None
             code = self._code
             failure = decisive(self.losses, completed=bool(job.completed), left=bool(job.left))
         if self.losses:
-            self._do(restart_policy.Show(failure))
+            self._do(restart_policy.PrintFailure(failure))
         text = describe_end(self.losses, code, completed=bool(job.completed))
         self._do(restart_policy.End(code, text))
 

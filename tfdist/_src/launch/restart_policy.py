@@ -100,7 +100,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Harden:
+class EscalateSignal:
     """Sends the workers that are being stopped this signal now, unless a harder one was sent."""
 
     signal: signal.Signals
@@ -115,7 +115,7 @@ class Send:
 
 
 @dataclass(frozen=True)
-class Say:
+class PrintMessage:
     """Prints a message; on a new line if workers may have left an unfinished one."""
 
     text: str
@@ -124,7 +124,7 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Show:
+class PrintFailure:
     """Prints a failure with the worker's last lines, and the command that explains flight logs.
 
     Attributes:
@@ -147,7 +147,7 @@ class End:
     summary: str = ""
 
 
-Action = Begin | Start | Stop | Harden | Send | Say | Show | End
+Action = Begin | Start | Stop | EscalateSignal | Send | PrintMessage | PrintFailure | End
 
 
 class RestartPolicy:

@@ -127,15 +127,15 @@ class Supervisor:
                 for rank in self._running.keys() & set(action.ranks):
                     escalation = SignalEscalation(action.first, action.grace, action.at)
                     self._stopping[rank] = escalation
-            case restart_policy.Harden():
+            case restart_policy.EscalateSignal():
                 for one in self._stopping.values():
                     one.harden(action.signal, now)
             case restart_policy.Send():
                 self._hosts.send(action.kind, action.value)
-            case restart_policy.Say():
+            case restart_policy.PrintMessage():
                 extra = BELOW_OUTPUT if action.below_output else None
                 logger.log(action.level, action.text, extra=extra)
-            case restart_policy.Show():
+            case restart_policy.PrintFailure():
                 self._show(action.failure)
             case restart_policy.End():
                 self._end = action

@@ -28,7 +28,7 @@ from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import GroupLostError, ProgramMismatchError
 
 
-class CallHasEnded(Exception):
+class FitAlreadyEnded(Exception):
     """Leaves a call of `fit` that the other workers ended before this process joined.
 
     Args:
@@ -116,7 +116,7 @@ class FitCalls:
         """
         answer = json.loads(reason)
         if "ended" in answer:
-            raise CallHasEnded(answer["ended"])
+            raise FitAlreadyEnded(answer["ended"])
         raise ProgramMismatchError(
             f"{me} cannot join the running job, which goes on without it: it calls "
             f"{self._description} where the workers of the job call {answer['description']}. "
@@ -124,7 +124,7 @@ class FitCalls:
         )
 
 
-def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.History:
+def past_history(model: keras.Model, ended: FitAlreadyEnded) -> keras.callbacks.History:
     """Returns the history of a call of `fit` that ended before this process joined."""
     history = keras.callbacks.History()
     history.set_model(model)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from tfdist._src.cluster import Declined, Membership, Session, Topology
+from tfdist._src.cluster import JoinRejected, Membership, Session, Topology
 from tfdist._src.group import Group
 from tfdist._src.keras.fit.callback import Callback, GroupInfo, protocol_of, saves_before_waits
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
@@ -15,7 +15,7 @@ from tfdist._src.keras.saving.callbacks import become_writer
 from tfdist._src.log import logger
 from tfdist._src.recovery.fit_calls import FitCalls, whereabouts
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.recovery.standing import OthersLeave, Stages, StagesMissing
+from tfdist._src.recovery.standing import GroupShrinks, Stages, StagesMissing
 from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 
 
@@ -151,7 +151,7 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
     assert joiner is not None
     try:
         session = joiner.wait(calls.request, check=functools.partial(preemption.check, saved=False))
-    except Declined as declined:
+    except JoinRejected as declined:
         try:
             calls.raise_for(str(declined), str(group.topology.me))
         except ProgramMismatchError:
@@ -214,7 +214,7 @@ class NextGroup:
         """Forms a group; it may be too small for training if a callback can then save."""
         return self._of_those_left(())
 
-    def after(self, error: OthersLeave | StagesMissing) -> Session:
+    def after(self, error: GroupShrinks | StagesMissing) -> Session:
         """Forms the group after one that lacks stages, or that some workers leave.
 
         Args:
@@ -223,7 +223,7 @@ class NextGroup:
         Raises:
             GroupLostError: there are not enough workers for a single pipeline.
         """
-        if isinstance(error, OthersLeave):
+        if isinstance(error, GroupShrinks):
             return self._of_those_left(error.ranks)
         size = max(self._group.topology.size + len(error.missing), self.min_workers)
         if reader_of(self._callbacks.callbacks) is None:

@@ -17,7 +17,7 @@ from tfdist._src.group import Group
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.log import logger
 from tfdist._src.options import PREEMPTED
-from tfdist._src.recovery.standing import OthersLeave, Standing
+from tfdist._src.recovery.standing import FitProgress, GroupShrinks
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
 
@@ -181,10 +181,10 @@ def release(
         TfdistError: a worker is lost.
     """
     time.sleep(_GATHER_SECONDS)
-    mine = [preemption.asked, group.options.launcher.elastic, Standing(shards=shards).to_json()]
+    mine = [preemption.asked, group.options.launcher.elastic, FitProgress(shards=shards).to_json()]
     answers = [json.loads(text) for text in group.exchange("SIGTERM", json.dumps(mine))]
     leaving = {rank for rank, (asked, _, _) in enumerate(answers) if asked}
-    held = [Standing.from_json(text).shards for _, _, text in answers]
+    held = [FitProgress.from_json(text).shards for _, _, text in answers]
     elastic = all(elastic for _, elastic, _ in answers)
     if not elastic or not can_go_on(leaving, held, alike, min_workers, steps):
         return
@@ -197,7 +197,7 @@ def release(
         )
     if me not in leaving:
         membership.release(leaving)
-        raise OthersLeave(leaving)
+        raise GroupShrinks(leaving)
     with contextlib.suppress(TfdistError):  # The remaining workers form a new group in any case.
         membership.release(leaving)
     raise SystemExit(PREEMPTED)

@@ -28,10 +28,10 @@ from tfdist._src.recovery.fit_calls import allow_reentry, keep_validation
 from tfdist._src.recovery.preemption import preemption, release
 from tfdist._src.recovery.standing import (
     Agreement,
-    OthersLeave,
+    FitProgress,
+    GroupShrinks,
     Stages,
     StagesMissing,
-    Standing,
     agree,
 )
 from tfdist._src.snapshots.shard_state import ShardState
@@ -79,7 +79,7 @@ class StaleGraphs:
         self._traces = False
 
 
-class BeginsAnew(Exception):
+class RestartFit(Exception):
     """Leaves `fit`, in order to enter it again as in a process that has just started."""
 
 
@@ -325,7 +325,7 @@ class Recovery:
         silence = group.options.heartbeat_timeout
         return await_end(farewell, group.session, silence, check=preemption.later_check())
 
-    def change(self, leave: OthersLeave | None = None) -> None:
+    def change(self, leave: GroupShrinks | None = None) -> None:
         """Forms another group, and brings this worker to the common position.
 
         Args:
@@ -353,7 +353,7 @@ class Recovery:
                 if agreement is None:
                     self._go_back()
                 break
-            except (StagesMissing, OthersLeave) as error:
+            except (StagesMissing, GroupShrinks) as error:
                 form = functools.partial(self._next.after, error)
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
@@ -381,7 +381,7 @@ class Recovery:
                     if agreement is None:
                         self._go_back()
                     break
-            except (StagesMissing, OthersLeave) as error:
+            except (StagesMissing, GroupShrinks) as error:
                 form = functools.partial(self._next.after, error)
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
@@ -389,19 +389,19 @@ class Recovery:
             session = form()
         self._known = self._group.topology
         if agreement is None:
-            raise BeginsAnew
+            raise RestartFit
 
     def _enter(self, session: Session, *, is_new: bool) -> Agreement | None:
         """Enters a group and takes over the state; returns None if no worker has it."""
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
-        standing = Standing(is_new=True, came_later=True) if is_new else self._standing()
+        standing = FitProgress(is_new=True, came_later=True) if is_new else self._standing()
         standing = dataclasses.replace(standing, shards=self.shards.held())
         texts = self._group.exchange(
             "standing", json.dumps([standing.to_json(), self._reentry.logs])
         )
         answers = [json.loads(text) for text in texts]
-        standings = [Standing.from_json(text) for text, _ in answers]
+        standings = [FitProgress.from_json(text) for text, _ in answers]
         came = any(one.came_later for one in standings)
         try:
             with self.shards.redistributing():
@@ -497,9 +497,9 @@ class Recovery:
             )
         return saved
 
-    def _standing(self) -> Standing:
+    def _standing(self) -> FitProgress:
         progress, batch = self._extended.progress, self._reentry.last_batch
-        return Standing(
+        return FitProgress(
             is_torn=progress.torn,
             can_redo=self._stages.divided and progress.has_undone,
             steps=progress.standing,

@@ -78,7 +78,7 @@ class StagesMissing(Exception):
         )
 
 
-class OthersLeave(Exception):
+class GroupShrinks(Exception):
     """Some workers leave the group: they are in no pipeline, or received SIGTERM.
 
     Attributes:
@@ -164,7 +164,7 @@ class Stages:
                 "and go on without it. Start it again to join them, together with the lost ones."
             )
         if arrangement.spare:
-            raise OthersLeave(arrangement.spare)
+            raise GroupShrinks(arrangement.spare)
 
     def alike(self) -> Sequence[Sequence[int]] | None:
         """The ranks that hold the same stages, for each part; None if all hold the whole model."""
@@ -180,7 +180,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Standing:
+class FitProgress:
     """The position of a worker in its call of `fit`, between two steps.
 
     Attributes:
@@ -209,7 +209,7 @@ class Standing:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Standing:
+    def from_json(cls, text: str) -> FitProgress:
         """Returns the position that another worker has sent."""
         fields = json.loads(text)
         if fields["shards"] is not None:
@@ -245,7 +245,9 @@ class Agreement:
     shards: ShardSource | None = None
 
 
-def agree(standings: Sequence[Standing], alike: Sequence[Sequence[int]] | None = None) -> Agreement:
+def agree(
+    standings: Sequence[FitProgress], alike: Sequence[Sequence[int]] | None = None
+) -> Agreement:
     """Decides how the workers continue; the result is the same on all of them.
 
     A step committed on any worker has received all of its inputs from all workers, so it counts as

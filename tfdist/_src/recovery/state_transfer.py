@@ -25,7 +25,7 @@ _FRESH = "beginning of the data"
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class EntryPosition:
     """The position at which a call of `fit` is entered.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
         return int(self.document["epoch"])
 
 
-def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entry:
+def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> EntryPosition:
     """Describes the current position of this worker's call of `fit`.
 
     Args:
@@ -81,11 +81,11 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         "position": position.to_json(),
         "random": random_states(),
     }
-    return Entry(document, arrays)
+    return EntryPosition(document, arrays)
 
 
 def enter_at(
-    entry: Entry,
+    entry: EntryPosition,
     epoch: int,
     callbacks: DeliveredOnce,
     data: TrainingData,
@@ -158,17 +158,17 @@ def enter_at(
     set_random()
 
 
-def encode(entry: Entry) -> bytes:
+def encode(entry: EntryPosition) -> bytes:
     """Serializes an entry for other workers."""
     stored = [StoredArray(key, values) for key, values in entry.arrays.items()]
     return part_bytes(stored, entry.document)
 
 
-def decode(contents: bytes) -> Entry:
+def decode(contents: bytes) -> EntryPosition:
     """Returns the entry from the bytes of `encode`."""
     part = PartFile(contents, "the entry")
     arrays = {key: part.values(number) for number, (key, _) in enumerate(part.keys)}
-    return Entry(part.document, arrays)
+    return EntryPosition(part.document, arrays)
 
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]

@@ -141,7 +141,7 @@ _RESOURCE = 20  # tf.resource.as_datatype_enum
 
 
 @dataclass(frozen=True)
-class Writes:
+class GraphWrites:
     """The variables that a graph writes.
 
     Attributes:
@@ -180,7 +180,7 @@ class _Called:
     resources: Mapping[int, str]
 
 
-def find_writes(graph: Any) -> Writes:
+def find_writes(graph: Any) -> GraphWrites:
     """Determines the variables that a step's graph writes, before and after its commit point.
 
     Args:
@@ -200,9 +200,9 @@ def find_writes(graph: Any) -> Writes:
     try:
         found = _summarize(list(graph.node), resources, call)
     except (CycleError, KeyError, RecursionError):  # an unsupported form of graph
-        return Writes(frozenset(resources), gated=False)
+        return GraphWrites(frozenset(resources), gated=False)
     gated = [r for r, behind in found.writes.items() if behind and not found.unsure]
-    return Writes(frozenset(found.writes) - set(gated), gated=bool(gated))
+    return GraphWrites(frozenset(found.writes) - set(gated), gated=bool(gated))
 
 
 def _summarize(

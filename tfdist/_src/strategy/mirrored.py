@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from tfdist._src.cluster import Found
+from tfdist._src.cluster import ResolvedJob
 from tfdist._src.comm.communicator_interface import Alone
 from tfdist._src.group import Group, join, join_devices
 from tfdist._src.strategy.communication import (
@@ -84,7 +84,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     ) -> None:
         check_communication(communication)
         check_batch_statistics(batch_statistics)
-        group = join(Found())
+        group = join(ResolvedJob())
         statistics = agreed_batch_statistics(group, batch_statistics)
         names = [_full_name(d) for d in devices] if devices else local_devices(group)
         native = communication == "native"

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist._src import cluster
-from tfdist._src.cluster import ClusterResolver, Found
+from tfdist._src.cluster import ClusterResolver, ResolvedJob
 from tfdist._src.comm.communicator_interface import Communicator
 from tfdist._src.comm.device_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist._src.comm.native_communicator import CoreCommunicator
@@ -316,7 +316,7 @@ def cannot_shard(devices: list[str]) -> UnsupportedError:
     )
 
 
-def read_cluster(cluster_resolver: Any) -> Found:
+def read_cluster(cluster_resolver: Any) -> ResolvedJob:
     """Returns the job described by a resolver, or by default by the environment.
 
     Raises:
@@ -324,10 +324,10 @@ def read_cluster(cluster_resolver: Any) -> Found:
     """
     if cluster_resolver is None:
         return cluster.find()
-    return Found(type(cluster_resolver).__name__, cluster.from_resolver(cluster_resolver))
+    return ResolvedJob(type(cluster_resolver).__name__, cluster.from_resolver(cluster_resolver))
 
 
-def resolver_of(group: Group, found: Found) -> Any:
+def resolver_of(group: Group, found: ResolvedJob) -> Any:
     """Returns TensorFlow's description of a job that was found in the environment."""
     # A process that waits to be admitted to a running job is alone for now.
     topology = found.topology if found.exchange is None else group.topology

@@ -62,7 +62,7 @@ class Step:
         self.key = object()
         self.late_in: Any = None
         self.late: Any = None
-        self._turns = Turns()
+        self._turns = UpdateOrder()
 
     def own_parts(self, values: Sequence[Any]) -> list[Any]:
         """Returns this replica's contributions to sums of values, such as gradients.
@@ -193,7 +193,7 @@ class _ThreadState(threading.local):
 this_thread = _ThreadState()
 
 
-class Turns:
+class UpdateOrder:
     """The order of updates that could all begin at once.
 
     Large variables are updated one after the other, so that the temporaries of their update rules

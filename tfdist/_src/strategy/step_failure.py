@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._src.cluster.session.order_checks import Passed, encode
+from tfdist._src.cluster.session.order_checks import CollectiveInput, encode
 from tfdist._src.comm import tokens
 from tfdist._src.comm.cause import FAILED, Cause
 from tfdist._src.global_view.explain import Fingerprints, describe
@@ -56,7 +56,7 @@ def report_traces(group: Group, function: Any) -> None:
             group.session.report_order(f"{name}{count}", encode(passed))
 
 
-def _passed(graph: Any, group: Group) -> list[Passed]:
+def _passed(graph: Any, group: Group) -> list[CollectiveInput]:
     """A graph's inputs to collectives, in order; empty if the graph is too large for a message."""
     ordering = {inner.op.name for outer, inner in graph.captures if tokens.is_token(outer)}
     operations = [
@@ -74,7 +74,7 @@ def _passed(graph: Any, group: Group) -> list[Passed]:
     for op in operations:
         given = [t for t in op.inputs if t.dtype != tf.resource and not _is_constant(t)]
         if given:
-            found.append(Passed(fingerprints.of(op), describe(given[0])))
+            found.append(CollectiveInput(fingerprints.of(op), describe(given[0])))
     return found
 
 

@@ -90,7 +90,7 @@ AnswerAs = Callable[[Identity], Identity]
 
 
 @dataclass(frozen=True)
-class Read:
+class ReadBytes:
     """Requests bytes from the peer.
 
     Attributes:
@@ -103,7 +103,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Write:
+class WriteBytes:
     """Requests that these bytes be sent."""
 
     data: bytes
@@ -114,7 +114,7 @@ class Secure:
     """Requests TLS; answered with the digests of this end's and the peer's certificate."""
 
 
-Steps = Generator[Read | Write | Secure, bytes, Identity]
+Steps = Generator[ReadBytes | WriteBytes | Secure, bytes, Identity]
 
 
 class TlsMismatch(Exception):
@@ -194,14 +194,14 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
     hello = framing.encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
     certificates: tuple[bytes, ...] = ()
     if tls:
-        yield Write(TLS_MAGIC)
+        yield WriteBytes(TLS_MAGIC)
         if (yield from _magic()) != TLS_MAGIC:
             raise TlsMismatch("it does not use TLS, but this worker does")
         digests = yield Secure()
         certificates = (digests[:32], digests[32:])
-        yield Write(hello)
+        yield WriteBytes(hello)
     else:
-        yield Write(MAGIC + hello)
+        yield WriteBytes(MAGIC + hello)
         if (yield from _magic()) != MAGIC:
             raise TlsMismatch("it uses TLS, but this worker does not")
     header, challenge = yield from _frame()
@@ -210,7 +210,9 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
     if header.get("protocol") != mine.protocol:
         raise ClusterError(_other_protocol(mine, header.get("protocol"), name))
     transcript = (hello, challenge, *certificates)
-    yield Write(framing.encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
+    yield WriteBytes(
+        framing.encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)})
+    )
     header, _ = yield from _frame()
     if header["kind"] == "refused":
         here = "one is set here" if secret else "none is set here"
@@ -248,13 +250,13 @@ def listening(
     certificates: tuple[bytes, ...] = ()
     magic = yield from _magic()
     if tls:
-        yield Write(TLS_MAGIC)
+        yield WriteBytes(TLS_MAGIC)
         if magic != TLS_MAGIC:
             raise TlsMismatch("it does not use TLS, but this worker does")
         digests = yield Secure()
         certificates = (digests[32:], digests[:32])
     elif magic != MAGIC:
-        yield Write(MAGIC)
+        yield WriteBytes(MAGIC)
         raise TlsMismatch("it uses TLS, but this worker does not")
     header, hello = yield from _frame()
     opening = b"" if tls else MAGIC
@@ -263,16 +265,16 @@ def listening(
     )
     protocol = header.get("protocol")
     if header["kind"] == "hello" and type(protocol) is int and protocol != mine.protocol:
-        yield Write(opening + challenge)
+        yield WriteBytes(opening + challenge)
         raise framing.WireError(_other_protocol(mine, protocol, "the other end"))
     theirs = Identity.from_header(header)
     if not is_challenge(header.get("challenge")):
         raise framing.WireError("it sent no hello")
-    yield Write(opening + challenge)
+    yield WriteBytes(opening + challenge)
     transcript = (hello, challenge, *certificates)
     header, _ = yield from _frame()
     if header["kind"] != "proof" or not proves(header.get("proof"), secret, _DIALER, *transcript):
-        yield Write(framing.encode({"kind": "refused"}))
+        yield WriteBytes(framing.encode({"kind": "refused"}))
         raise framing.WireError(_no_secret(theirs))
     if admit:
         admit(theirs)
@@ -280,27 +282,27 @@ def listening(
         mine = answer_as(theirs)
     said = framing.encode({"kind": "hello", **vars(mine)})
     proof = prove(secret, _LISTENER, *transcript, said)
-    yield Write(framing.encode({"kind": "proof", **vars(mine), "proof": proof}))
+    yield WriteBytes(framing.encode({"kind": "proof", **vars(mine), "proof": proof}))
     return theirs
 
 
-def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
+def _magic() -> Generator[ReadBytes | WriteBytes | Secure, bytes, bytes]:
     """Reads the first bytes as they arrive, so that another protocol is detected immediately."""
     magic = b""
     while len(magic) < len(MAGIC):
-        magic += yield Read(len(MAGIC) - len(magic), some=True)
+        magic += yield ReadBytes(len(MAGIC) - len(magic), some=True)
         if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
             raise framing.WireError("it does not speak tfdist's protocol")
     return magic
 
 
-def _frame() -> Generator[Read | Write | Secure, bytes, tuple[framing.Header, bytes]]:
+def _frame() -> Generator[ReadBytes | WriteBytes | Secure, bytes, tuple[framing.Header, bytes]]:
     """Reads a frame; returns its header and all of its bytes."""
     steps = framing.frame_steps(framing.HELLO_LIMIT)
     count = next(steps)
     said = b""
     while True:
-        part = yield Read(count)
+        part = yield ReadBytes(count)
         said += part
         try:
             count = steps.send(part)
@@ -315,10 +317,10 @@ def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:
         step = next(steps)
         while True:
             answer = b""
-            if isinstance(step, Read):
+            if isinstance(step, ReadBytes):
                 read = framing.read_some if step.some else framing.read_exactly
                 answer = read(sock, step.count, deadline)
-            elif isinstance(step, Write):
+            elif isinstance(step, WriteBytes):
                 sock.sendall(step.data)
             else:
                 assert isinstance(sock, TlsSocket)

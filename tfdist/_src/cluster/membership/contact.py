@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tfdist._src.cluster.membership.calls import Call, Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState
-from tfdist._src.cluster.membership.liveness import Finding, ask, inspect
+from tfdist._src.cluster.membership.liveness import LivenessResult, ask, inspect
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.record import is_dead, is_visible
 from tfdist._src.cluster.membership.view import Evidence, Member, Patience, decode_member
@@ -22,7 +22,7 @@ Witnesses = Callable[[Member], Iterable[Member]]
 """Returns other processes on the machine of a member."""
 
 
-class Contact:
+class MemberProbe:
     """Asks one member, in a thread of its own.
 
     Args:
@@ -164,10 +164,10 @@ class Contact:
         else:
             self._stopped.wait(seconds)
 
-    def _find(self) -> Finding:
+    def _find(self) -> LivenessResult:
         """Returns the finding of this process, or of one on the member's machine."""
         if word := self._node.last_word(self.member.incarnation):
-            return Finding(True, word)
+            return LivenessResult(True, word)
         witnesses = [one.worker.address for one in self._witnesses(self.member)]
         return inspect(self._calls, self.member, self._node.member.place, witnesses)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from tfdist._src.cluster.auth.identity import REGROUP
 from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.contact import MemberProbe
 from tfdist._src.cluster.membership.liveness import inspect, look
 from tfdist._src.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.proposer import POLL_SECONDS, Terms
+from tfdist._src.cluster.membership.proposer import POLL_SECONDS, FormationPolicy
 from tfdist._src.cluster.membership.regrouping import Regrouping
 from tfdist._src.cluster.membership.view import (
     Member,
@@ -39,7 +39,7 @@ _SEARCH_PAUSE_SECONDS = 1.0
 _AT_ONCE = 8
 
 
-class Found(Exception):
+class JobFound(Exception):
     """Raised when a running job is found.
 
     Attributes:
@@ -51,7 +51,7 @@ class Found(Exception):
         self.members = members
 
 
-class Search:
+class JobSearch:
     """Searches for a running job in the background: asks a few addresses every second.
 
     Args:
@@ -74,7 +74,7 @@ class Search:
             Found: one of the workers is a member of a running job.
         """
         if self._found:
-            raise Found(self._found)
+            raise JobFound(self._found)
 
     def stop(self) -> None:
         """Ends the search."""
@@ -167,10 +167,10 @@ def meet_or_join(
     if joiner is not None:
         return joiner
     calls = Calls(topology, options)
-    search = Search(calls, _others(topology))
+    search = JobSearch(calls, _others(topology))
     try:
         return meet(topology, options, announce=announce, check=search.check)
-    except Found as found:
+    except JobFound as found:
         return Joiner(topology, options, calls, found.members, announce)
     finally:
         search.stop()
@@ -202,7 +202,7 @@ def join_running(
     return Joiner(topology, options, calls, found, announce) if found else None
 
 
-class Declined(Exception):
+class JoinRejected(Exception):
     """The members of a running job refuse to admit a process; the argument is the reason."""
 
 
@@ -274,7 +274,7 @@ class Joiner:
             rank = view.rank(node.me)
             assert rank is not None
             session = Session(view.topology(rank), sockets, self._options)
-        except Declined:
+        except JoinRejected:
             raise
         except BaseException:
             self.close()
@@ -291,7 +291,7 @@ class Joiner:
         self._listener.end(REGROUP)
         self._node.close(keep_record=self._node.view is not None)
 
-    def _await_admission(self, seconds: float, request: str, terms: Terms) -> None:
+    def _await_admission(self, seconds: float, request: str, terms: FormationPolicy) -> None:
         node = self._node
         deadline = time.monotonic() + seconds
         waits = WaitMessages(node.member.worker, seconds, self._announce)
@@ -323,13 +323,18 @@ class Joiner:
             waits.report(lambda: "a member of the running job")
 
     def _ask(
-        self, target: Member, header: Header, deadline: float, waits: WaitMessages, terms: Terms
+        self,
+        target: Member,
+        header: Header,
+        deadline: float,
+        waits: WaitMessages,
+        terms: FormationPolicy,
     ) -> None:
         """Waits for one member to admit or redirect this process, until the member is lost."""
         node, self._target = self._node, None
         patience = terms.patience
         last = ("decided", "redirect", "none", "member", "declined")
-        contact = Contact(
+        contact = MemberProbe(
             node,
             self._calls,
             target,
@@ -361,7 +366,7 @@ class Joiner:
                 self._known[self._target.worker.address] = None
             elif answer is not None and answer["kind"] == "declined":
                 self._target = target  # to ask again
-                raise Declined(str(answer.get("reason")))
+                raise JoinRejected(str(answer.get("reason")))
         finally:
             contact.stop()
 

@@ -20,7 +20,12 @@ from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState
 from tfdist._src.cluster.membership.record import here, is_dead, is_visible, read
-from tfdist._src.cluster.membership.view import Member, Place, decode_member, encode_member
+from tfdist._src.cluster.membership.view import (
+    Member,
+    ProcessIdentity,
+    decode_member,
+    encode_member,
+)
 from tfdist._src.cluster.membership.wire import FRAME_LIMIT, decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.framing import Decoder, Header, WireError, encode
 from tfdist._src.cluster.net.listener import claim
@@ -35,7 +40,7 @@ _SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Finding:
+class LivenessResult:
     """The result of an inquiry about a member.
 
     Attributes:
@@ -49,7 +54,7 @@ class Finding:
     alive: bool = False
 
 
-def look(place: Place, mine: Place) -> Finding:
+def look(place: ProcessIdentity, mine: ProcessIdentity) -> LivenessResult:
     """Looks at a process; this works only on the machine where it runs, or ran.
 
     Args:
@@ -57,13 +62,15 @@ def look(place: Place, mine: Place) -> Finding:
         mine: where this process runs.
     """
     if not is_visible(place, mine):
-        return Finding()
+        return LivenessResult()
     if not is_dead(place):
-        return Finding(alive=True)
-    return Finding(True, read(place.record))  # no longer changes after the death
+        return LivenessResult(alive=True)
+    return LivenessResult(True, read(place.record))  # no longer changes after the death
 
 
-def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] = ()) -> Finding:
+def inspect(
+    calls: Calls, member: Member, mine: ProcessIdentity, witnesses: Iterable[str] = ()
+) -> LivenessResult:
     """Looks at a member, and asks processes on its machine.
 
     Args:
@@ -83,7 +90,7 @@ def inspect(calls: Calls, member: Member, mine: Place, witnesses: Iterable[str] 
     return finding
 
 
-def ask(calls: Calls, address: str, member: Member) -> Finding:
+def ask(calls: Calls, address: str, member: Member) -> LivenessResult:
     """Asks a process on a member's machine; without an answer, nothing is known.
 
     Args:
@@ -96,14 +103,14 @@ def ask(calls: Calls, address: str, member: Member) -> Finding:
         answer = calls.ask(address, header, _SECONDS)
         word = answer.get("acceptor")
         if answer["kind"] == "inspected" and answer.get("dead") is True:
-            return Finding(True, decode_acceptor(word) if word is not None else None)
-        return Finding(alive=answer.get("alive") is True)
+            return LivenessResult(True, decode_acceptor(word) if word is not None else None)
+        return LivenessResult(alive=answer.get("alive") is True)
     except (OSError, WireError, TfdistError):
         pass
-    return Finding()
+    return LivenessResult()
 
 
-def reply(finding: Finding) -> Header:
+def reply(finding: LivenessResult) -> Header:
     """Returns the answer to `ask`."""
     word = finding.last_word
     return {
@@ -120,7 +127,7 @@ _REQUEST_SECONDS = 20.0
 _SEND_SECONDS = 1.0
 
 
-class Witness:
+class LivenessServer:
     """Reports to peers whether a process of this machine is dead; needs no thread of its own.
 
     Args:

@@ -15,7 +15,7 @@ from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.membership import record
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.node import EXPECTED, MembershipService, Node
-from tfdist._src.cluster.membership.proposer import Terms
+from tfdist._src.cluster.membership.proposer import FormationPolicy
 from tfdist._src.cluster.membership.record import is_dead, is_visible
 from tfdist._src.cluster.membership.regrouping import Regrouping, inquire, say_farewell
 from tfdist._src.cluster.membership.view import Member, Patience, View, decode_member, encode_member
@@ -320,12 +320,12 @@ def make_terms(
     suspects: frozenset[str] = frozenset(),
     silent: frozenset[str] = frozenset(),
     check: Callable[[], object] = lambda: None,
-) -> Terms:
+) -> FormationPolicy:
     """Returns the terms, with the limits of the settings."""
     limit = options.heartbeat_timeout
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)
-    return Terms(
+    return FormationPolicy(
         min_workers,
         max_workers,
         joiners_welcome,

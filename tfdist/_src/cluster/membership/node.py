@@ -15,7 +15,7 @@ from tfdist._src.cluster.auth.identity import REGROUP, Identity
 from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.membership import wire
 from tfdist._src.cluster.membership.consensus import NONE, AcceptorState, Ballot, Reply, Request
-from tfdist._src.cluster.membership.liveness import Finding, look, reply
+from tfdist._src.cluster.membership.liveness import LivenessResult, look, reply
 from tfdist._src.cluster.membership.record import Record, here, sweep
 from tfdist._src.cluster.membership.view import (
     Member,
@@ -362,7 +362,7 @@ class MembershipService:
         member = decode_member(header.get("member"))
         finding = look(member.place, self._node.member.place)
         if not finding.dead and (word := self._node.last_word(member.incarnation)):
-            finding = Finding(True, word)
+            finding = LivenessResult(True, word)
         return reply(finding)
 
     def _farewell(self, caller: _Caller, header: Header) -> Header:

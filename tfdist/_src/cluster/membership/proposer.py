@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tfdist._src.cluster.membership import consensus
 from tfdist._src.cluster.membership.calls import Calls
-from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.contact import MemberProbe
 from tfdist._src.cluster.membership.node import Node
 from tfdist._src.cluster.membership.view import (
     Member,
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Terms:
+class FormationPolicy:
     """The conditions for forming a new group.
 
     Attributes:
@@ -66,7 +66,7 @@ class Terms:
         return self.patience
 
 
-class Campaign:
+class ProposalRound:
     """One attempt, with one ballot.
 
     Args:
@@ -87,7 +87,7 @@ class Campaign:
         node: Node,
         calls: Calls,
         view: View,
-        terms: Terms,
+        terms: FormationPolicy,
         extra: Header,
         absent: Mapping[str, str],
         deadline: float,
@@ -104,7 +104,7 @@ class Campaign:
         rank = view.rank(node.me)
         assert rank is not None
         self._proposer = consensus.Proposer(view, consensus.next_ballot(rank, [node.seen]))
-        self._contacts: dict[str, Contact] = {}
+        self._contacts: dict[str, MemberProbe] = {}
         self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
         self._states: dict[str, State] = {}
         self._next = view
@@ -143,7 +143,7 @@ class Campaign:
             self._proposer.receive(node.me, reply)
         self._states = {}
         self._contacts = {
-            member.incarnation: Contact(
+            member.incarnation: MemberProbe(
                 node,
                 self._calls,
                 member,

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tfdist._src.cluster.membership.consensus import AcceptorState
-from tfdist._src.cluster.membership.view import Place
+from tfdist._src.cluster.membership.view import ProcessIdentity
 from tfdist._src.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.sockets import Descriptor, close_on_fork
@@ -32,7 +32,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 _START_FIELD = 22
 
 
-def here(options: Options, record: str = "") -> Place:
+def here(options: Options, record: str = "") -> ProcessIdentity:
     """Returns the place of this process.
 
     Args:
@@ -44,15 +44,15 @@ def here(options: Options, record: str = "") -> Place:
     machine = f"boot {boot} processes {_namespace()} {options.host}".strip()
     # Without the boot id, processes of another machine would seem visible.
     started = (_started(pid) or 0) if boot else 0
-    return Place(machine, pid, started, record, options.launcher.witness)
+    return ProcessIdentity(machine, pid, started, record, options.launcher.witness)
 
 
-def is_visible(other: Place, mine: Place) -> bool:
+def is_visible(other: ProcessIdentity, mine: ProcessIdentity) -> bool:
     """Whether this process can see if another one is alive."""
     return other.machine == mine.machine and bool(other.started)
 
 
-def is_dead(place: Place, seconds: float = 0.0) -> bool:
+def is_dead(place: ProcessIdentity, seconds: float = 0.0) -> bool:
     """Whether a process, visible from here, is dead for certain: none of its threads runs.
 
     Args:
@@ -79,7 +79,7 @@ def is_dead(place: Place, seconds: float = 0.0) -> bool:
         os.close(descriptor)
 
 
-def _is_replaced(place: Place) -> bool:
+def _is_replaced(place: ProcessIdentity) -> bool:
     """Whether the id of a process now belongs to another process or thread."""
     started = _started(place.pid)
     return started is not None and started != place.started
@@ -216,7 +216,7 @@ def remove(path: str) -> None:
         os.rmdir(folder())  # fails if other records are left
 
 
-def sweep(mine: Place) -> None:
+def sweep(mine: ProcessIdentity) -> None:
     """Removes the records that killed jobs have left behind on this machine.
 
     Args:
@@ -230,7 +230,7 @@ def sweep(mine: Place) -> None:
                     _sweep(place.fileno(), name, mine)
 
 
-def _sweep(place: int, name: str, mine: Place) -> None:
+def _sweep(place: int, name: str, mine: ProcessIdentity) -> None:
     """Removes one file if it is no longer needed.
 
     Raises:
@@ -255,7 +255,7 @@ def _sweep(place: int, name: str, mine: Place) -> None:
             os.utime(record.fileno())
 
 
-def _is_over(last_word: AcceptorState | None, mine: Place) -> bool:
+def _is_over(last_word: AcceptorState | None, mine: ProcessIdentity) -> bool:
     """Whether all processes that might need a last word are dead."""
     if last_word is None:
         return False

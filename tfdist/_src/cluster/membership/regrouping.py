@@ -8,9 +8,14 @@ from socket import socket
 
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import NONE, AcceptorState
-from tfdist._src.cluster.membership.contact import Contact
+from tfdist._src.cluster.membership.contact import MemberProbe
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.proposer import POLL_SECONDS, Campaign, Terms, not_arrived
+from tfdist._src.cluster.membership.proposer import (
+    POLL_SECONDS,
+    FormationPolicy,
+    ProposalRound,
+    not_arrived,
+)
 from tfdist._src.cluster.membership.view import (
     Member,
     State,
@@ -80,7 +85,7 @@ _STAGGER_SECONDS = 0.1
 _MOST_STAGGER_SECONDS = 10.0
 
 
-class Entering:
+class ViewEntry:
     """One attempt to enter a view.
 
     A member that has ended its attempt never enters this view afterwards. So the members that have
@@ -103,7 +108,7 @@ class Entering:
         node: Node,
         calls: Calls,
         view: View,
-        terms: Terms,
+        terms: FormationPolicy,
         announce: Announce,
     ) -> None:
         self._node = node
@@ -115,7 +120,7 @@ class Entering:
         self._deadline = time.monotonic() + terms.busy + stagger
         self.absent: dict[str, str] = {}
         self._waits = WaitMessages(node.member.worker, terms.busy, announce)
-        self._contacts: list[Contact] = []
+        self._contacts: list[MemberProbe] = []
 
     def run(self) -> dict[int, socket] | None:
         """Waits until all members have entered.
@@ -230,8 +235,8 @@ class Entering:
         header: Header,
         is_last: Callable[[Header], bool],
         again: float | None,
-    ) -> Contact:
-        return Contact(
+    ) -> MemberProbe:
+        return MemberProbe(
             self._node,
             self._calls,
             member,
@@ -242,7 +247,7 @@ class Entering:
             again,
         )
 
-    def _is_lost(self, contact: Contact) -> bool:
+    def _is_lost(self, contact: MemberProbe) -> bool:
         patience = self._terms.patience_with(contact.member)
         return contact.evidence.state(time.monotonic(), patience) in _LOST
 
@@ -297,7 +302,7 @@ class Regrouping:
         self,
         node: Node,
         calls: Calls,
-        terms: Terms,
+        terms: FormationPolicy,
         planned: bool,
         reason: str,
         announce: Announce,
@@ -333,7 +338,7 @@ class Regrouping:
             view = acceptor.view
             assert view is not None
             if view.generation > base:
-                entering = Entering(node, self._calls, view, self._terms, self._announce)
+                entering = ViewEntry(node, self._calls, view, self._terms, self._announce)
                 sockets = entering.run()
                 if sockets is not None:
                     return view, sockets
@@ -364,7 +369,7 @@ class Regrouping:
             if node.view == view:
                 node.leader = lead
         if lead is None or lead.incarnation == node.me:
-            campaign = Campaign(
+            campaign = ProposalRound(
                 node,
                 self._calls,
                 view,
@@ -415,7 +420,7 @@ class Regrouping:
                 self._begin_wait()
             return bool(frame["kind"] == "decided")
 
-        contact = Contact(
+        contact = MemberProbe(
             node,
             self._calls,
             lead,

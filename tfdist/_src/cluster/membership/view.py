@@ -14,7 +14,7 @@ _MAX_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessIdentity:
     """The place of a process; others on the same machine can see whether it still runs.
 
     Attributes:
@@ -44,7 +44,7 @@ class Member:
 
     worker: Worker
     incarnation: str
-    place: Place
+    place: ProcessIdentity
 
     def __str__(self) -> str:
         return str(self.worker)
@@ -92,7 +92,9 @@ def decode_member(data: object) -> Member:
     """
     try:
         assert isinstance(data, Mapping)
-        member = Member(Worker(**data["worker"]), str(data["incarnation"]), Place(**data["place"]))
+        member = Member(
+            Worker(**data["worker"]), str(data["incarnation"]), ProcessIdentity(**data["place"])
+        )
     except (AssertionError, KeyError, TypeError):
         raise WireError("it sent no member") from None
     worker, place = member.worker, member.place

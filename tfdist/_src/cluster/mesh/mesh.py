@@ -15,7 +15,12 @@ from tfdist._src.cluster.mesh import subgroups
 from tfdist._src.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
 from tfdist._src.cluster.mesh.shared_memory import HostMemory, SegmentBytes
 from tfdist._src.cluster.net.listener import listen_near, ports
-from tfdist._src.cluster.net.sockets import Descriptor, Owner, allow_descriptors, close_on_fork
+from tfdist._src.cluster.net.sockets import (
+    Descriptor,
+    HasDescriptor,
+    allow_descriptors,
+    close_on_fork,
+)
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import Announce
 from tfdist._src.cluster.session.session import Lockstep, Report, Session
@@ -58,8 +63,8 @@ class Mesh:
     data: tuple[int, ...]
     segment: int
     segment_bytes: int
-    _sockets: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
-    _memory: Owner | None = field(default=None, repr=False, compare=False)
+    _sockets: tuple[HasDescriptor, ...] = field(default=(), repr=False, compare=False)
+    _memory: HasDescriptor | None = field(default=None, repr=False, compare=False)
 
     def hand_over_segment(self) -> None:
         """Releases the descriptor of the shared memory to the caller."""

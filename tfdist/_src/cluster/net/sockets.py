@@ -19,7 +19,7 @@ _SPARE = 256
 """Descriptors left for other uses, such as the program's files."""
 
 
-class Owner(Protocol):
+class HasDescriptor(Protocol):
     """Anything that owns a descriptor, like a socket."""
 
     def fileno(self) -> int: ...
@@ -73,8 +73,8 @@ def allow_descriptors(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-_T = TypeVar("_T", bound=Owner)
-_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
+_T = TypeVar("_T", bound=HasDescriptor)
+_owners: weakref.WeakSet[HasDescriptor] = weakref.WeakSet()
 
 
 def close_on_fork(owner: _T) -> _T:

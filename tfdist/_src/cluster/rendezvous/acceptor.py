@@ -25,7 +25,7 @@ _CHUNK = 4096
 _LINGER_SECONDS = 1.0
 
 
-class Pending:
+class PendingHandshake:
     """A connection whose peer has not authenticated yet.
 
     Args:
@@ -90,9 +90,9 @@ class Pending:
     def _do(self) -> tuple[int | None, bytes]:
         """Performs the current step; returns the event to wait for, or None and the answer."""
         step = self._step
-        if isinstance(step, handshake.Read):
+        if isinstance(step, handshake.ReadBytes):
             return self._read(step.count, step.some)
-        if isinstance(step, handshake.Write):
+        if isinstance(step, handshake.WriteBytes):
             self._unsent = self._unsent or step.data
             while self._unsent:
                 try:
@@ -129,9 +129,9 @@ class Handshakes:
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self.pending: dict[Pending, None] = {}  # in the order of their start
+        self.pending: dict[PendingHandshake, None] = {}  # in the order of their start
 
-    def begin(self, pending: Pending) -> None:
+    def begin(self, pending: PendingHandshake) -> None:
         """Begins a handshake; owns its connection until it is done."""
         self.pending[pending] = None
         pending.event = selectors.EVENT_READ
@@ -151,7 +151,7 @@ class Handshakes:
             else:
                 self._fail(pending, TimeoutError("it was silent or too slow"))
 
-    def drop(self, pending: Pending) -> None:
+    def drop(self, pending: PendingHandshake) -> None:
         """Closes a connection at once."""
         del self.pending[pending]
         with contextlib.suppress(KeyError):  # not registered
@@ -163,7 +163,7 @@ class Handshakes:
         for pending in list(self.pending):
             self.drop(pending)
 
-    def _serve(self, pending: Pending) -> None:
+    def _serve(self, pending: PendingHandshake) -> None:
         """Advances a connection that is ready."""
         if pending not in self.pending:
             return None
@@ -192,7 +192,7 @@ class Handshakes:
                 pending.event = result
                 self._selector.modify(pending.sock, result, partial(self._serve, pending))
 
-    def _fail(self, pending: Pending, error: Exception) -> None:
+    def _fail(self, pending: PendingHandshake, error: Exception) -> None:
         # The peer reads the reason, if one was sent, and closes the connection. Closing it here,
         # with unread input, would discard the reason.
         pending.ended = True
@@ -295,7 +295,7 @@ _AT_ONCE = 64
 """Connections accepted in one call, so that a flood cannot block the caller's other work."""
 
 
-class NotHere(WireError):
+class CannotServe(WireError):
     """A request of a worker of the job that this process cannot serve now; not reported."""
 
 
@@ -395,7 +395,7 @@ class Acceptor:
         deadline = time.monotonic() + ACCEPT_SECONDS
         self._make_room()
         try:
-            self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
+            self._handshakes.begin(PendingHandshake(sock, address, steps, deadline, done, failed))
         except OSError as error:  # the kernel has no room to watch the connection
             failed(error)
 
@@ -408,7 +408,7 @@ class Acceptor:
             error: the reason.
         """
         hung_up = isinstance(error, ConnectionError) and not self._hang_ups
-        if hung_up or isinstance(error, NotHere):
+        if hung_up or isinstance(error, CannotServe):
             return
         reason = str(error)
         if isinstance(error, (handshake.TlsMismatch, ssl.SSLError)) and (

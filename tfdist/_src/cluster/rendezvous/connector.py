@@ -22,7 +22,7 @@ from tfdist._src.cluster.net.dns import Endpoint, is_numeric
 from tfdist._src.cluster.net.framing import WireError
 from tfdist._src.cluster.net.listener import Ports, dial_endpoints
 from tfdist._src.cluster.net.tls import Tls
-from tfdist._src.cluster.rendezvous.acceptor import Handshakes, Pending
+from tfdist._src.cluster.rendezvous.acceptor import Handshakes, PendingHandshake
 
 _BACK_OFF = (0.05, 1.0)
 _MAX_AT_ONCE = 16
@@ -225,7 +225,9 @@ class Connector:
         )
         target.on_opened()
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
-        self._handshakes.begin(Pending(sock, target.address, steps, deadline, done, failed))
+        self._handshakes.begin(
+            PendingHandshake(sock, target.address, steps, deadline, done, failed)
+        )
 
     def _failed(self, attempt: _Attempt, error: Exception) -> None:
         attempt.target.on_failed(error)

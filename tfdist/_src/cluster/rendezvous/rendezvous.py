@@ -24,7 +24,7 @@ from tfdist._src.cluster.net.sockets import (
 )
 from tfdist._src.cluster.net.tls import Tls
 from tfdist._src.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named
-from tfdist._src.cluster.rendezvous.acceptor import Acceptor, NotHere
+from tfdist._src.cluster.rendezvous.acceptor import Acceptor, CannotServe
 from tfdist._src.cluster.session.session import Session
 from tfdist._src.cluster.session.shared_state import decode_error, encode_error
 from tfdist._src.log import logger
@@ -298,7 +298,7 @@ class RendezvousServer:
 
 def _screen_client(hello: identity.Identity) -> None:
     if hello.purpose == identity.REGROUP:  # it asks whether the job is already running
-        raise NotHere("this job is starting")
+        raise CannotServe("this job is starting")
     if hello.purpose != identity.JOIN:
         raise framing.WireError(
             f"{hello} connected for {hello.purpose!r}, but this is for joining the job"

@@ -18,7 +18,7 @@ from tfdist._src.cluster.net.listener import bind, check_own, local_addresses
 from tfdist._src.cluster.net.wait_messages import Announce, WaitMessages
 from tfdist._src.cluster.rendezvous.rendezvous import meet
 from tfdist._src.cluster.resolvers import slurm
-from tfdist._src.cluster.resolvers.found import AddressExchange, Found
+from tfdist._src.cluster.resolvers.found import AddressExchange, ResolvedJob
 from tfdist._src.cluster.session.session import Session
 from tfdist._src.log import logger
 from tfdist._src.options import Options
@@ -62,7 +62,7 @@ _reserved: list[socket.socket] = []
 
 
 def complete(
-    found: Found, options: Options, announce: Announce = logger.info
+    found: ResolvedJob, options: Options, announce: Announce = logger.info
 ) -> tuple[Topology, Options]:
     """Completes a resolver's result; called by all workers.
 

@@ -27,7 +27,7 @@ class AddressExchange:
 
 
 @dataclass(frozen=True)
-class Found:
+class ResolvedJob:
     """A process's job, as its environment describes it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Found:
     late_names: bool = False
 
 
-def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Found:
+def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> ResolvedJob:
     """Returns the workers of an engine that gives each process its rank and the group's size.
 
     Args:
@@ -53,10 +53,10 @@ def numbered(engine: str, rank: int, size: int, exchange: AddressExchange) -> Fo
         exchange: how they exchange their addresses.
     """
     if size == 1:
-        return Found(engine)
+        return ResolvedJob(engine)
     first = Worker("worker", 0, exchange.meeting)
     workers = (first, *(Worker("worker", number, "") for number in range(1, size)))
-    return Found(engine, Topology(workers, rank, "worker", rank), exchange)
+    return ResolvedJob(engine, Topology(workers, rank, "worker", rank), exchange)
 
 
 def rank_and_size(environ: Mapping[str, str], rank: str, size: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 
 from tfdist._src.cluster import cluster_spec
-from tfdist._src.cluster.resolvers.found import Found, number, rank_and_size
+from tfdist._src.cluster.resolvers.found import ResolvedJob, number, rank_and_size
 from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import ClusterError
 
@@ -20,7 +20,7 @@ _PORT = 2222
 _AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
 
 
-def resolve(environ: Mapping[str, str]) -> Found | None:
+def resolve(environ: Mapping[str, str]) -> ResolvedJob | None:
     """Returns the job of this pod; None if the pod is not part of a multi-worker job.
 
     Raises:
@@ -35,7 +35,7 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
     else:
         rank, size = rank_and_size(environ, _RANK, Variable.WORKERS)
     if size == 1:
-        return Found("Kubernetes")
+        return ResolvedJob("Kubernetes")
     name = environ.get("HOSTNAME") or socket.gethostname()
     job, _, last = name.partition(".")[0].rpartition("-")
     service = environ.get(Variable.SERVICE, "")
@@ -51,4 +51,6 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
             "`tfdist manifest` writes both."
         )
     addresses = [f"{job}-{index}.{service}:{_PORT}" for index in range(size)]
-    return Found("Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT))
+    return ResolvedJob(
+        "Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT)
+    )

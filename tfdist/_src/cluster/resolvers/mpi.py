@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from tfdist._src.cluster.resolvers.found import (
     AddressExchange,
-    Found,
+    ResolvedJob,
     number,
     numbered,
     rank_and_size,
@@ -152,7 +152,7 @@ def _finalizing(library: Any) -> Iterator[None]:
         library.PMIx_Finalize(None, ctypes.c_size_t(0))
 
 
-def resolve_mpich(environ: Mapping[str, str]) -> Found | None:
+def resolve_mpich(environ: Mapping[str, str]) -> ResolvedJob | None:
     """Returns the job of this process; None if Hydra has not started it.
 
     Raises:
@@ -170,7 +170,7 @@ def resolve_mpich(environ: Mapping[str, str]) -> Found | None:
     return numbered("MPICH", rank, size, exchange)
 
 
-def resolve_open_mpi(environ: Mapping[str, str]) -> Found | None:
+def resolve_open_mpi(environ: Mapping[str, str]) -> ResolvedJob | None:
     """Returns the job of this process; None if Open MPI has not started it.
 
     Raises:

@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable, Mapping
 
 from tfdist._src.cluster.resolvers import kubernetes, mpi, sagemaker, slurm, torchrun
-from tfdist._src.cluster.resolvers.found import Found
+from tfdist._src.cluster.resolvers.found import ResolvedJob
 from tfdist._src.cluster.tf_config import from_environment
 
-Resolver = Callable[[Mapping[str, str]], Found | None]
+Resolver = Callable[[Mapping[str, str]], ResolvedJob | None]
 
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
 
-def _tf_config(environ: Mapping[str, str]) -> Found | None:
-    return Found("TF_CONFIG", from_environment(environ)) if environ.get("TF_CONFIG") else None
+def _tf_config(environ: Mapping[str, str]) -> ResolvedJob | None:
+    return ResolvedJob("TF_CONFIG", from_environment(environ)) if environ.get("TF_CONFIG") else None
 
 
 # Name -> resolver; the first result counts. `tfdist run` and Kubeflow's TFJob set TF_CONFIG.
@@ -32,7 +32,7 @@ RESOLVERS: dict[str, Resolver] = {
 }
 
 
-def find(environ: Mapping[str, str] | None = None) -> Found:
+def find(environ: Mapping[str, str] | None = None) -> ResolvedJob:
     """Returns this process's job, regardless of the engine that started it.
 
     Args:
@@ -53,4 +53,4 @@ def find(environ: Mapping[str, str] | None = None) -> Found:
         found = resolve(variables)
         if found is not None:
             return dataclasses.replace(found, late_names=_IN_A_POD in variables)
-    return Found()
+    return ResolvedJob()

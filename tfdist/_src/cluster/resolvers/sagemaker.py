@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 from tfdist._src.cluster import cluster_spec
 from tfdist._src.cluster.cluster_spec import shown
-from tfdist._src.cluster.resolvers.found import Found
+from tfdist._src.cluster.resolvers.found import ResolvedJob
 from tfdist.errors import ClusterError
 
 _PORT = 2222
 _AT = cluster_spec.Source("SM_HOSTS", "SM_CURRENT_HOST", "SM_CURRENT_HOST")
 
 
-def resolve(environ: Mapping[str, str]) -> Found | None:
+def resolve(environ: Mapping[str, str]) -> ResolvedJob | None:
     """Returns the training job of this container; None outside of SageMaker.
 
     Raises:
@@ -39,7 +39,7 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
             "sets them, or set TF_CONFIG."
         )
     if len(hosts) == 1:
-        return Found("SageMaker")
+        return ResolvedJob("SageMaker")
     addresses = [f"{host}:{_PORT}" for host in hosts]
     topology = cluster_spec.topology({"worker": addresses}, "worker", hosts.index(me), _AT)
-    return Found("SageMaker", topology)
+    return ResolvedJob("SageMaker", topology)

@@ -127,7 +127,7 @@ _INNER = ("OMPI_COMM_WORLD_SIZE", "HYDI_CONTROL_FD", "TORCHELASTIC_RUN_ID")
 """Set by launchers inside a step; their processes are not srun's tasks."""
 
 
-def resolve(environ: Mapping[str, str]) -> found.Found | None:
+def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
     """Returns the step of this task; None outside of a step.
 
     Raises:
@@ -149,7 +149,7 @@ def resolve(environ: Mapping[str, str]) -> found.Found | None:
                 "tasks."
             )
     if size == 1:
-        return found.Found("Slurm")
+        return found.ResolvedJob("Slurm")
     hosts = expand(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
     job, step = found.number(environ, "SLURM_JOB_ID"), found.number(environ, "SLURM_STEP_ID")
     exchange = found.AddressExchange(

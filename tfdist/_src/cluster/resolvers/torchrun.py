@@ -32,7 +32,7 @@ def master(environ: Mapping[str, str], host: str = "", port: int | str = _DEFAUL
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def resolve(environ: Mapping[str, str]) -> found.Found | None:
+def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
     """Returns the job of this process; None without these variables.
 
     Raises:
@@ -42,7 +42,7 @@ def resolve(environ: Mapping[str, str]) -> found.Found | None:
         return None
     rank, size = found.rank_and_size(environ, "RANK", "WORLD_SIZE")
     if size == 1:
-        return found.Found("torchrun")
+        return found.ResolvedJob("torchrun")
     meeting = master(environ)
     if not meeting:
         raise ClusterError(

@@ -8,7 +8,7 @@ from socket import socket
 
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
-from tfdist._src.cluster.session.connections import Connections, OwnReport
+from tfdist._src.cluster.session.connections import Connections, LocalReport
 from tfdist._src.cluster.session.coordinator import Decision, left_message, loss_message
 from tfdist._src.cluster.session.shared_state import SessionState, decode_error, decode_result
 from tfdist._src.log import logger
@@ -47,7 +47,7 @@ class Agent:
         workers: Sequence[Worker],
         sock: socket,
         state: SessionState,
-        report: OwnReport,
+        report: LocalReport,
         heartbeat_timeout: float,
         stall_warning: float,
     ) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireError, encode
 
 
-class Tenant(Protocol):
+class ReplaceableListener(Protocol):
     """A listener at the address that makes room on request."""
 
     def pause(self) -> None:
@@ -29,21 +29,21 @@ class Tenant(Protocol):
         """Listens again."""
 
 
-class OwnAddress:
+class LocalAddress:
     """This process's address, with at most one listener at a time.
 
     Firewalls may allow no other port between the workers, so their connections have precedence.
     """
 
     def __init__(self) -> None:
-        self._tenant: Tenant | None = None
+        self._tenant: ReplaceableListener | None = None
 
     @property
-    def tenant(self) -> Tenant | None:
+    def tenant(self) -> ReplaceableListener | None:
         """The listener at this address, if any."""
         return self._tenant
 
-    def let(self, tenant: Tenant) -> None:
+    def let(self, tenant: ReplaceableListener) -> None:
         """Lets a tenant listen whenever nothing else does."""
         self._tenant = tenant
         tenant.resume()
@@ -76,7 +76,7 @@ REPORT_LIMIT = 16 * 1024
 Reporter = Callable[[], dict[str, Any]]
 
 
-class OwnReport:
+class LocalReport:
     """The report of this process; empty until `made_by` registers a reporter."""
 
     def __init__(self) -> None:

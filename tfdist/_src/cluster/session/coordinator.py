@@ -11,7 +11,7 @@ from socket import socket
 from tfdist._src.cluster.cluster_spec import Worker
 from tfdist._src.cluster.net.framing import Header, encode
 from tfdist._src.cluster.net.wait_messages import named
-from tfdist._src.cluster.session.connections import Connections, Gathering, OwnReport, Presence
+from tfdist._src.cluster.session.connections import Connections, Gathering, LocalReport, Presence
 from tfdist._src.cluster.session.order_checks import CrossedWait, TracedOrders, crossed_waits
 from tfdist._src.cluster.session.shared_state import SessionState, encode_error, encode_result
 from tfdist._src.log import logger
@@ -216,7 +216,7 @@ class Coordinator:
         workers: Sequence[Worker],
         sockets: Mapping[int, socket],
         state: SessionState,
-        report: OwnReport,
+        report: LocalReport,
         heartbeat_timeout: float,
         stall_warning: float,
     ) -> None:

@@ -125,7 +125,7 @@ def _described(operation: Mapping[str, Any]) -> str:
 _MOST_KEPT = 256
 
 
-class Passed(NamedTuple):
+class CollectiveInput(NamedTuple):
     """A value that a function passes to a collective.
 
     Attributes:
@@ -138,12 +138,14 @@ class Passed(NamedTuple):
     where: str
 
 
-def encode(passed: Sequence[Passed]) -> bytes:
+def encode(passed: Sequence[CollectiveInput]) -> bytes:
     """Returns the values of a function, in order, as a payload."""
     return json.dumps(passed).encode()
 
 
-def crossing(one: Sequence[Passed], other: Sequence[Passed]) -> tuple[int, int] | None:
+def crossing(
+    one: Sequence[CollectiveInput], other: Sequence[CollectiveInput]
+) -> tuple[int, int] | None:
     """Returns the positions of the first two values that are passed in different orders.
 
     Args:
@@ -178,7 +180,7 @@ class TracedOrders:
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
-        self._told: OrderedDict[str, dict[int, list[Passed]]] = OrderedDict()
+        self._told: OrderedDict[str, dict[int, list[CollectiveInput]]] = OrderedDict()
 
     def add(self, rank: int, function: str, payload: bytes) -> str | None:
         """Adds a function of a rank.
@@ -191,7 +193,10 @@ class TracedOrders:
         Returns:
             An error for users; None if the order agrees with the other ranks so far.
         """
-        mine = [Passed(str(fingerprint), str(where)) for fingerprint, where in json.loads(payload)]
+        mine = [
+            CollectiveInput(str(fingerprint), str(where))
+            for fingerprint, where in json.loads(payload)
+        ]
         told = self._told.setdefault(function, {})
         for other, theirs in told.items():
             if found := crossing(theirs, mine):

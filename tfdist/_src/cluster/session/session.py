@@ -14,7 +14,7 @@ from typing import Any
 from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.session import exit_reason, shared_state
 from tfdist._src.cluster.session.agent import Agent
-from tfdist._src.cluster.session.connections import Gathering, OwnAddress, OwnReport, Presence
+from tfdist._src.cluster.session.connections import Gathering, LocalAddress, LocalReport, Presence
 from tfdist._src.cluster.session.coordinator import Coordinator, Decision
 from tfdist._src.cluster.session.exit_reason import describe
 from tfdist._src.cluster.session.shared_state import Loss
@@ -55,8 +55,8 @@ class Session:
         self.topology = topology
         self._options = options
         self._state = shared_state.SessionState()
-        self.report = OwnReport()
-        self.address = OwnAddress()
+        self.report = LocalReport()
+        self.address = LocalAddress()
         self._exchange_lock = threading.Lock()  # one exchange at a time
         self._closing = threading.Lock()
         self._pid = os.getpid()
@@ -104,7 +104,7 @@ class Session:
         return self._state.chief_has_left
 
     @property
-    def awaited(self) -> list[shared_state.Awaited]:
+    def awaited(self) -> list[shared_state.PendingWait]:
         """The exchange and the notice that threads of this process wait for, if any."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
 

@@ -24,7 +24,7 @@ from tfdist.errors import (
 
 
 @dataclass(frozen=True)
-class Awaited:
+class PendingWait:
     """An exchange whose result this process waits for, or a notice of rank 0.
 
     Attributes:
@@ -49,10 +49,10 @@ class Awaited:
 class ExchangeRecorder(Protocol):
     """Records the waits of a session. Its methods return at once and raise nothing."""
 
-    def on_exchange_begin(self, awaited: Awaited) -> None:
+    def on_exchange_begin(self, awaited: PendingWait) -> None:
         """Called when this process joins an exchange, or begins to wait for a notice."""
 
-    def on_exchange_end(self, awaited: Awaited, failed: bool) -> None:
+    def on_exchange_end(self, awaited: PendingWait, failed: bool) -> None:
         """Called when the result or the notice is available, or the wait has failed."""
 
     def on_stall(self, message: str) -> None:
@@ -175,8 +175,8 @@ class SessionState:
     """
 
     def __init__(self) -> None:
-        self.awaited: Awaited | None = None
-        self.awaited_notice: Awaited | None = None
+        self.awaited: PendingWait | None = None
+        self.awaited_notice: PendingWait | None = None
         self.recorder: ExchangeRecorder | None = None
         self.lost_ranks: set[int] = set()
         self.silent_ranks: set[int] = set()
@@ -206,7 +206,7 @@ class SessionState:
         """Begins an exchange and returns its number; earlier results are dropped."""
         with self._changed:
             self._exchanges += 1
-            self.awaited = exchange = Awaited(self._exchanges, tag, time.monotonic_ns())
+            self.awaited = exchange = PendingWait(self._exchanges, tag, time.monotonic_ns())
             self._results.clear()
         if self.recorder is not None:
             self.recorder.on_exchange_begin(exchange)
@@ -315,7 +315,7 @@ class SessionState:
             self.stall(line)
             tell(line)
 
-        notice = Awaited(count, key, time.monotonic_ns(), is_notice=True)
+        notice = PendingWait(count, key, time.monotonic_ns(), is_notice=True)
         failed, self.awaited_notice = True, notice
         if self.recorder is not None:
             self.recorder.on_exchange_begin(notice)

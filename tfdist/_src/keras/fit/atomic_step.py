@@ -13,9 +13,9 @@ import tensorflow as tf
 from tfdist._src.comm import tokens
 from tfdist._src.comm.native_communicator import CoreCommunicator
 from tfdist._src.internals.tensorflow import initialized, traced
-from tfdist._src.keras.optimizers.gradient_sync import Trial
+from tfdist._src.keras.optimizers.gradient_sync import DeferralTrial
 from tfdist._src.sharding import sharded_by, sharded_optimizers
-from tfdist._src.strategy.commit_point import Writes, find_writes
+from tfdist._src.strategy.commit_point import GraphWrites, find_writes
 from tfdist._src.strategy.extended import extended_of
 from tfdist.errors import UnsupportedError
 
@@ -43,7 +43,7 @@ class AtomicStep:
     def __init__(
         self,
         model: keras.Model,
-        compile_step: Callable[[Trial | None], Any],
+        compile_step: Callable[[DeferralTrial | None], Any],
         scratch: Callable[[], Iterable[Any]] = tuple,
         confirm: Callable[[], tf.Tensor] | None = None,
     ) -> None:
@@ -52,9 +52,9 @@ class AtomicStep:
         self._compile = compile_step
         self._scratch, self._confirm = scratch, confirm
         # With several devices, an update does not wait for the other devices' communication.
-        self._trial = Trial() if len(self._extended.worker_devices) == 1 else None
+        self._trial = DeferralTrial() if len(self._extended.worker_devices) == 1 else None
         self._step = compile_step(self._trial)
-        self._writes: weakref.WeakKeyDictionary[Any, Writes] = weakref.WeakKeyDictionary()
+        self._writes: weakref.WeakKeyDictionary[Any, GraphWrites] = weakref.WeakKeyDictionary()
 
     def __call__(self, *arguments: Any) -> Any:
         run = self._eagerly if self._model.run_eagerly else self._in_graph
@@ -186,8 +186,8 @@ def _resources(concrete: Any) -> dict[str, tf.Tensor]:
     return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
 
 
-def _writes_of(concrete: Any) -> Writes:
+def _writes_of(concrete: Any) -> GraphWrites:
     try:
         return find_writes(concrete.graph.as_graph_def())
     except ValueError:  # too large for a message
-        return Writes(frozenset(_resources(concrete)), gated=False)
+        return GraphWrites(frozenset(_resources(concrete)), gated=False)

@@ -467,7 +467,7 @@ def _sample(copy: Any, most: int) -> Any:
     return _bytes(flat[:: max(1, size // most)].numpy())
 
 
-class BeginTogether(Callback):
+class SynchronizedStart(Callback):
     """Compares the state after all other callbacks have seen training begin.
 
     If the callbacks have made it differ, all workers receive the chief's state.

@@ -31,7 +31,7 @@ from tfdist._src.internals.keras import (
 from tfdist._src.internals.tensorflow import PerReplicaSpec
 from tfdist._src.keras.fit import call_checks
 from tfdist._src.keras.fit.callback import Callback
-from tfdist._src.keras.fit.compared_state import BeginTogether
+from tfdist._src.keras.fit.compared_state import SynchronizedStart
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist._src.keras.fit.partitioned_step import explain
 from tfdist._src.keras.fit.step_functions import PredictFunction, StepFunction
@@ -45,7 +45,7 @@ from tfdist.errors import TfdistError
 _SECONDS = 30.0
 
 
-class FollowLinks(Callback):
+class LinkProbe(Callback):
     """Probes the links at the start of an epoch, at most twice a minute; collective."""
 
     communicates_in = ("on_epoch_begin",)
@@ -84,7 +84,7 @@ class StepClock(Callback):
         record.fit_ends()
 
 
-class StopTogether(Callback):
+class SynchronizedStop(Callback):
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
     It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
@@ -262,7 +262,7 @@ class RunsFit(RunsLast):
         raise NotImplementedError
 
 
-_OURS = (FollowLinks, StopTogether, StepClock, BeginTogether, BeginTogether.First)
+_OURS = (LinkProbe, SynchronizedStop, StepClock, SynchronizedStart, SynchronizedStart.First)
 
 
 def _install_callbacks() -> None:
@@ -306,9 +306,9 @@ def _added_callbacks(model: Any) -> list[Any]:
     extended = extended_of(model.distribute_strategy)
     added: list[Any] = []
     if extended.compressor is not None:
-        added.append(FollowLinks())
+        added.append(LinkProbe())
     if extended.process_count > 1 or extended.group.elastic:
-        added += [StopTogether(), BeginTogether()]
+        added += [SynchronizedStop(), SynchronizedStart()]
     if record.keeps_durations:
         added.append(StepClock())
     return added
@@ -323,8 +323,8 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
     last.sort(key=lambda callback: isinstance(callback, RunsFit))  # these may leave `fit`
     for callback in last:
         callback._runs_after(others)
-    begins = [c for c in others if isinstance(c, BeginTogether)]
-    others = [c for c in others if not isinstance(c, BeginTogether)]
+    begins = [c for c in others if isinstance(c, SynchronizedStart)]
+    others = [c for c in others if not isinstance(c, SynchronizedStart)]
     return [*(c.first for c in begins), *others, *last, *begins]
 
 

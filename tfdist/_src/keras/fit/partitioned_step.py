@@ -43,7 +43,7 @@ from tfdist._src.keras.fit import step_exchange
 from tfdist._src.keras.fit.compared_state import outer_state_of
 from tfdist._src.keras.fit.metric_state import metric_variables
 from tfdist._src.keras.optimizers.applying import accumulates_own, optimizers_of
-from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
+from tfdist._src.keras.optimizers.gradient_sync import DeferralTrial, update_late
 from tfdist._src.log import logger
 from tfdist._src.sharding import sharded_by, sharded_optimizers
 from tfdist._src.strategy.commit_point import find_writes
@@ -182,7 +182,7 @@ def run_partitioned_step(
     added: Added,
     told: tf.Tensor | None = None,
     *,
-    late: Trial | None = None,
+    late: DeferralTrial | None = None,
 ) -> tuple[Any, Any, Any]:
     """Adds `train_step` or `test_step` of the whole batch; each replica computes its own rows.
 

@@ -28,7 +28,7 @@ class Request(enum.IntFlag):
     CHANGE_GROUP = 2
 
 
-class Heard(NamedTuple):
+class GroupRequests(NamedTuple):
     """The requests and differences of all workers in an execution; equal on all workers.
 
     Attributes:
@@ -192,7 +192,7 @@ def heard_nothing() -> tf.Tensor:
     return tf.zeros([len(Request) + 1 + 3 * _HALVES], tf.int32)
 
 
-def as_heard(numbers: Sequence[int]) -> Heard:
+def as_heard(numbers: Sequence[int]) -> GroupRequests:
     """Decodes the sum of the results of `heard` over steps."""
     if not any(numbers):
         return _NOTHING
@@ -203,10 +203,10 @@ def as_heard(numbers: Sequence[int]) -> Heard:
     state, signature, program = (
         any(halves[i : i + _HALVES]) for i in range(0, 3 * _HALVES, _HALVES)
     )
-    return Heard(asked, bool(rows), state, program and not signature)
+    return GroupRequests(asked, bool(rows), state, program and not signature)
 
 
-_NOTHING = Heard(Request(0))
+_NOTHING = GroupRequests(Request(0))
 
 # Each number is sent as two halves and their squares. The numbers of all workers are equal if n
 # times the sum of the squares equals the square of the sum. It is computed modulo 2 ** 32.

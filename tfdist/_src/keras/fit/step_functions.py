@@ -42,7 +42,7 @@ from tfdist._src.keras.fit.step_exchange import (
 )
 from tfdist._src.keras.fit.training_data import take_batches_done
 from tfdist._src.keras.optimizers.applying import keep_build
-from tfdist._src.keras.optimizers.gradient_sync import Trial
+from tfdist._src.keras.optimizers.gradient_sync import DeferralTrial
 from tfdist._src.monitoring.training import record
 from tfdist._src.strategy import reduction
 from tfdist._src.strategy.extended import ReplicatedExtended, extended_of
@@ -213,7 +213,7 @@ class _ModelStep:
         self._strategy = model.distribute_strategy
         self.is_alone = not extended_of(self._strategy).communicates
 
-    def compile(self, late: Trial | None = None) -> Callable[..., Any]:
+    def compile(self, late: DeferralTrial | None = None) -> Callable[..., Any]:
         """Returns the function that runs the step, given a batch and its form.
 
         Args:
@@ -225,7 +225,7 @@ class _ModelStep:
 
         return make_function(self._model, step)
 
-    def _run(self, batch: Any, form: BatchForm, late: Trial | None) -> Any:
+    def _run(self, batch: Any, form: BatchForm, late: DeferralTrial | None) -> Any:
         if tf.executing_eagerly() and not self.is_alone:
             batch, told = without_rows(batch)
             whole = distribute.without_none_components(batch)

@@ -45,7 +45,7 @@ from tfdist.errors import UnsupportedError
 
 
 @dataclass
-class Trial:
+class DeferralTrial:
     """Traces of a step whose update may be deferred.
 
     Attributes:
@@ -139,7 +139,7 @@ def _put_off(
     return put_off
 
 
-def update_late(step: Step, trial: Trial | None) -> None:
+def update_late(step: Step, trial: DeferralTrial | None) -> None:
     """Traces the deferred update, if any.
 
     Args:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._src import sharding
 from tfdist._src.comm import tokens
 from tfdist._src.internals.optimizer import (
-    Anywhere,
+    AnyDeviceStrategy,
     averages_of,
     batches_of,
     build_again,
@@ -134,7 +134,7 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
     device = extended.worker_devices[0]
     sharded = sharding.ShardedVariables(variables, extended.replicas[0], device)
     sharded.unbuilt = list(self.variables)
-    with under_strategy(self, Anywhere()), sharding.local_variables(device):
+    with under_strategy(self, AnyDeviceStrategy()), sharding.local_variables(device):
         build(self, list(sharded.shards))
     sharding.note_sharded(self, sharded)
 

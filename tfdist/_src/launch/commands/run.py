@@ -12,7 +12,7 @@ from pathlib import Path
 from tfdist._src import native
 from tfdist._src.cluster.auth.handshake import new_secret
 from tfdist._src.cluster.cluster_spec import port_of
-from tfdist._src.cluster.membership.liveness import Witness
+from tfdist._src.cluster.membership.liveness import LivenessServer
 from tfdist._src.launch.console import logger, warn
 from tfdist._src.launch.hosts.newcomers import HostInfo, worker_addresses
 from tfdist._src.launch.hosts.rendezvous import OtherHosts, Rendezvous, join, serve
@@ -278,11 +278,13 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
     )
 
 
-def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) -> Witness | None:
+def _witness(
+    rendezvous: Rendezvous, port: int, environment: Mapping[str, str]
+) -> LivenessServer | None:
     """Starts the service that informs other hosts which workers of this one are dead."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
-        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), warn)
+        return LivenessServer(f"{host}:{port}", Options.from_environment(dict(environment)), warn)
     except (TfdistError, OSError, ValueError) as error:
         logger.warning(f"other hosts cannot be told which workers of this one are dead: {error}")
         return None

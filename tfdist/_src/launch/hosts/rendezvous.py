@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from tfdist._src.cluster.auth.handshake import HELLO_SECONDS, handshake, is_closed, new_secret
 from tfdist._src.cluster.auth.identity import LAUNCH, Identity
 from tfdist._src.cluster.cluster_spec import Topology, Worker
-from tfdist._src.cluster.membership.liveness import Witness
+from tfdist._src.cluster.membership.liveness import LivenessServer
 from tfdist._src.cluster.net.dns import NameChecks, is_numeric, resolve
 from tfdist._src.cluster.net.framing import printable
 from tfdist._src.cluster.net.listener import port_holder
@@ -402,7 +402,7 @@ class OtherHosts:
         self,
         channels: Mapping[int, Channel],
         late_hosts: LateHosts | None = None,
-        witness: Witness | None = None,
+        witness: LivenessServer | None = None,
     ) -> None:
         self._channels = dict(channels)
         self._late = late_hosts

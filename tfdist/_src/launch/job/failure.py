@@ -15,7 +15,7 @@ from time import time as wall_clock
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from tfdist._src.options import PREEMPTED, SIGNAL_BASE
-from tfdist._src.progress_file import Progress, Raised
+from tfdist._src.progress_file import Progress, UncaughtException
 
 _T = TypeVar("_T")
 # Larger numbers are not accepted by clocks and system calls.
@@ -214,8 +214,8 @@ def _last_exceptions(tail: Sequence[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _last_raised(found: Sequence[tuple[str, str]]) -> Raised | None:
-    return next((Raised((name,), (), message) for name, message in found if name), None)
+def _last_raised(found: Sequence[tuple[str, str]]) -> UncaughtException | None:
+    return next((UncaughtException((name,), (), message) for name, message in found if name), None)
 
 
 def stopped_by(host: int, number: signal.Signals) -> Failure:

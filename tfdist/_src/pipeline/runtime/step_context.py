@@ -14,7 +14,7 @@ from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.engine import Engine
 from tfdist._src.sharding import is_sharded
 from tfdist._src.strategy.extended import extended_of
-from tfdist._src.strategy.step import Step, Turns, clip_by_norm, sum_of_squares
+from tfdist._src.strategy.step import Step, UpdateOrder, clip_by_norm, sum_of_squares
 from tfdist._src.xla import has_rows, or_zeros
 
 
@@ -80,7 +80,7 @@ class PipelineStep(Step):
         self._strategy = strategy
         self._engine = engine
         self.clips_together = strategy.pipeline_size > 1
-        self._turns_of: defaultdict[Any, Turns] = defaultdict(Turns)
+        self._turns_of: defaultdict[Any, UpdateOrder] = defaultdict(UpdateOrder)
 
     def own_parts(self, values: Sequence[Any]) -> list[Any]:
         results = list(values)
@@ -115,7 +115,7 @@ class PipelineStep(Step):
     def updated(self, variable: Any) -> None:
         self._turns_at(variable).after(variable)
 
-    def _turns_at(self, variable: Any) -> Turns:
+    def _turns_at(self, variable: Any) -> UpdateOrder:
         # All gradients of a stage become available at once; before a late update, those of all
         # stages do.
         late = self.late is not None

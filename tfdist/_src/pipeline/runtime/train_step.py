@@ -21,7 +21,7 @@ from tfdist._src.keras.fit.compared_state import StageComparison
 from tfdist._src.keras.fit.metric_state import metric_variables, totals_of
 from tfdist._src.keras.fit.partitioned_step import ReplicaCommunication, note_step
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
-from tfdist._src.keras.optimizers.gradient_sync import Trial, update_late
+from tfdist._src.keras.optimizers.gradient_sync import DeferralTrial, update_late
 from tfdist._src.monitoring.training import record
 from tfdist._src.pipeline.placement.strategy import HybridStrategy
 from tfdist._src.pipeline.runtime.channels import propagating_errors
@@ -195,7 +195,7 @@ class StepRunner:
     ) -> Any:
         program = self._program(mode, microbatches, given[1], rows)
 
-        def compiled(trial: Trial | None = None) -> Any:
+        def compiled(trial: DeferralTrial | None = None) -> Any:
             def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
                 with self._in_replica():
                     return self._step(mode, microbatches, program, x, targets, all_rows, trial)
@@ -239,7 +239,7 @@ class StepRunner:
         x: Any,
         targets: Any,
         all_rows: tf.Tensor,
-        trial: Trial | None,
+        trial: DeferralTrial | None,
     ) -> Any:
         rank = extended_of(self._strategy).worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tfdist._src.cluster import Found, Topology, check_own, find, from_environment
+from tfdist._src.cluster import ResolvedJob, Topology, check_own, find, from_environment
 from tfdist._src.cluster.auth.handshake import summary
 from tfdist._src.cluster.cluster_spec import port_of
 from tfdist._src.cluster.net.dns import resolve
@@ -208,7 +208,7 @@ def check_workers(context: Context) -> Section:
     return section
 
 
-def _check_authentication(section: Section, found: Found, context: Context) -> None:
+def _check_authentication(section: Section, found: ResolvedJob, context: Context) -> None:
     with contextlib.suppress(ValueError):  # `settings` reports the details
         options = Options.from_environment(dict(context.environment))
         text = summary(found.topology, options)
