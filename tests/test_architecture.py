@@ -392,7 +392,7 @@ def test_state_of_threads_is_in_few_objects():
 READS_ENGINE = {
     "tfdist._src.internals.keras",
     "tfdist._src.pipeline.placement.strategy",
-    "tfdist._src.recovery.standing",
+    "tfdist._src.recovery.agreement",
     "tfdist._src.strategy.extended",
     "tfdist._src.strategy.step",
     "tfdist._src.strategy.variables",

@@ -39,7 +39,7 @@ def undisturbed(strategy, case):
         in the order of the program; whether all that a step writes is kept; how many steps count.
     """
     model = _make(case)
-    before, states, keeps = _progress(model).standing, [], []
+    before, states, keeps = _progress(model).committed_steps, [], []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: None if batch else states.append(_state(model)),
         on_train_batch_end=lambda batch, logs: states.append(_state(model)),
@@ -52,7 +52,7 @@ def undisturbed(strategy, case):
 
     with mock.patch.object(tokens, "begins", note), _hooked(lambda name, number: None) as traced:
         _fit(model, case, record)
-    return states, traced[-1], keeps[-1], _progress(model).standing - before
+    return states, traced[-1], keeps[-1], _progress(model).committed_steps - before
 
 
 def until(strategy, case, step, rank, place, dies):
@@ -85,14 +85,14 @@ def until(strategy, case, step, rank, place, dies):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise RuntimeError("this worker fails")
 
-    before = _progress(model).standing
+    before = _progress(model).committed_steps
     hook = calling_before(tokens, "commits", fail) if place is None else _hooked(fail)
     with hook if fails else contextlib.nullcontext():
         try:
             _fit(model, case, keras.callbacks.LambdaCallback(on_train_batch_begin=begin))
         except (tf.errors.OpError, RuntimeError) as error:
             progress = _progress(model)
-            return _state(model), progress.standing - before, progress.torn, str(error)
+            return _state(model), progress.committed_steps - before, progress.torn, str(error)
     return None
 
 

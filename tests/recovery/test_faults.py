@@ -14,8 +14,8 @@ from tests.strategy.comparison import assert_close, assert_equal
 FAULTS = "tests.recovery.behaviours.faults"
 ROWS = 50
 KILLED = {1: ("backward", 9, "kill")}
-TORN = ("own standing", 1, "tear")
-LEADS = ("own standing", 1, "lead")
+TORN = ("fit progress", 1, "tear")
+LEADS = ("fit progress", 1, "lead")
 
 
 def check(answers, survivors, settings=None, tolerance=1e-5, exact=True):

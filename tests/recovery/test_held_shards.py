@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.recovery.standing import FitProgress, agree
+from tfdist._src.recovery.agreement import FitProgress, agree
 from tfdist._src.snapshots.shard_state import HeldShards, ShardSource, find_shards
 from tfdist.errors import GroupLostError, ProgramMismatchError
 

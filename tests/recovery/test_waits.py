@@ -17,10 +17,10 @@ from tfdist._src.cluster import Session, Topology, Worker
 from tfdist._src.comm.cause import FAILED, LEFT, LOST, OTHER, SILENT, Cause
 from tfdist._src.options import Options
 from tfdist._src.recovery import preemption as handling
+from tfdist._src.recovery.agreement import GroupShrinks
 from tfdist._src.recovery.next_group import NextGroup
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import await_end, find_farewell, is_loss
-from tfdist._src.recovery.standing import GroupShrinks
 from tfdist.errors import GroupLostError, RendezvousError
 
 ROOT = pathlib.Path(tfdist.__file__).parent / "_src"

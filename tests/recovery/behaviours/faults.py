@@ -29,7 +29,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "session": (Group, "regroup"),
     "communicators": (Communicators, "reopen"),
     "compressors": (Group, "_renew_compressors"),
-    "own standing": (recovery.Recovery, "_standing"),
+    "fit progress": (recovery.Recovery, "_fit_progress"),
     "agreement": (recovery, "agree"),
     "state": (state_transfer, "_share"),
     "entry": (recovery, "broadcast_bytes"),
@@ -88,7 +88,7 @@ def _happen(what: str, folder: pathlib.Path, arguments: tuple[Any, ...]) -> None
     elif kind == "lead":  # It is a step ahead, with other values.
         (self,) = arguments
         progress = self._extended.progress
-        progress.restore(progress.standing + 1)
+        progress.restore(progress.committed_steps + 1)
         for variable in self._model.trainable_variables:
             variable.assign(variable + 1.0)
     elif kind == "fill":

@@ -99,7 +99,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     if strategy is not None:
         result["held"] = {key: np.asarray(v) for key, v in held_of(made[0]).items()}
         result["redone"] = redo.call_count
-    result["standing"] = strategy.extended.progress.standing if strategy else None
+    result["standing"] = strategy.extended.progress.committed_steps if strategy else None
     return result
 
 

@@ -70,7 +70,7 @@ def halfway(
     redo, redone = Progress.redo, []
 
     def redo_once(self: Progress) -> None:
-        redone.append(self.standing)
+        redone.append(self.committed_steps)
         redo(self)
 
     patches: list[Any] = [mock.patch.object(Progress, "redo", redo_once)]

@@ -83,12 +83,12 @@ def until(strategy, case, step, collective):
             _fit(model, case)
         except tf.errors.UnavailableError:
             progress = strategy.extended.progress
-            return _state(model), progress.standing - before, progress.torn
+            return _state(model), progress.committed_steps - before, progress.torn
     return None
 
 
 def _steps_before(strategy):
-    return strategy.extended.progress.standing
+    return strategy.extended.progress.committed_steps
 
 
 @contextlib.contextmanager

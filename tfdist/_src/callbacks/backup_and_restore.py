@@ -134,7 +134,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         progress, self._held, self._not_counted = extended_of(strategy).progress, [], None
         if extended_of(strategy).group.joiner is None:  # Otherwise, the other workers have it.
             self._restore(progress)
-            self._not_counted = self._steps - progress.standing
+            self._not_counted = self._steps - progress.committed_steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It applies to this call only.
@@ -173,13 +173,13 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._series.change_workers(extended_of(self.model.distribute_strategy))
         self._held = []
 
-    def _on_state_lost(self, standing: int) -> tuple[int, int] | None:
+    def _on_state_lost(self, committed_steps: int) -> tuple[int, int] | None:
         found = self._series.load_newest(self.model)
         if found is None:
             intact = self._series.workers.exchange("intact", "yes" if self._looking else "")
             return (0, 0) if all(intact) else None
         step = found.step
-        trained = step if self._not_counted is None else self._not_counted + standing
+        trained = step if self._not_counted is None else self._not_counted + committed_steps
         most = max(map(int, self._series.workers.exchange("steps trained", str(trained))))
         return step, max(most - step, 0)
 

@@ -9,11 +9,11 @@ from tfdist._src.callbacks.step_count import is_positive
 from tfdist._src.keras.fit.hooks import Entries, RunsFit
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.log import logger
+from tfdist._src.recovery.agreement import GroupShrinks
 from tfdist._src.recovery.fit_calls import FitAlreadyEnded, FitCalls, past_history, watch_others
 from tfdist._src.recovery.next_group import calls_of, membership_of
 from tfdist._src.recovery.preemption import preemption
 from tfdist._src.recovery.recovery import Recovery, RestartFit
-from tfdist._src.recovery.standing import GroupShrinks
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.worker_state import require_variables
 from tfdist._src.strategy.extended import extended_if_ours, extended_of

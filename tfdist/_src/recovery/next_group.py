@@ -13,20 +13,20 @@ from tfdist._src.keras.fit.callback import Callback, GroupInfo, protocol_of, sav
 from tfdist._src.keras.fit.delivered_once import DeliveredOnce
 from tfdist._src.keras.saving.callbacks import become_writer
 from tfdist._src.log import logger
+from tfdist._src.recovery.agreement import GroupShrinks, Stages, StagesMissing
 from tfdist._src.recovery.fit_calls import FitCalls, whereabouts
 from tfdist._src.recovery.preemption import preemption
-from tfdist._src.recovery.standing import GroupShrinks, Stages, StagesMissing
 from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 
 
 class ReadsSnapshots(Callback):
     """Base class of callbacks that can restart `fit` from a snapshot."""
 
-    def _on_state_lost(self, standing: int) -> tuple[int, int] | None:
+    def _on_state_lost(self, committed_steps: int) -> tuple[int, int] | None:
         """Reads the newest snapshot, so that `fit` restarts there; called by all workers.
 
         Args:
-            standing: the number of committed steps on the most advanced worker.
+            committed_steps: the number of committed steps on the most advanced worker.
 
         Returns:
             The number of steps before the snapshot, and the number trained since then; zeros if

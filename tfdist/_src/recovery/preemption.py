@@ -17,7 +17,7 @@ from tfdist._src.group import Group
 from tfdist._src.keras.fit.step_exchange import Request, step_exchange
 from tfdist._src.log import logger
 from tfdist._src.options import PREEMPTED
-from tfdist._src.recovery.standing import FitProgress, GroupShrinks
+from tfdist._src.recovery.agreement import FitProgress, GroupShrinks
 from tfdist._src.snapshots.shard_state import HeldShards, find_shards
 from tfdist.errors import TfdistError
 

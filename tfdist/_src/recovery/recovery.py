@@ -24,9 +24,7 @@ from tfdist._src.keras.optimizers.applying import accumulate_sums
 from tfdist._src.log import logger
 from tfdist._src.monitoring.training import record
 from tfdist._src.recovery import next_group, state_transfer
-from tfdist._src.recovery.fit_calls import allow_reentry, keep_validation
-from tfdist._src.recovery.preemption import preemption, release
-from tfdist._src.recovery.standing import (
+from tfdist._src.recovery.agreement import (
     Agreement,
     FitProgress,
     GroupShrinks,
@@ -34,6 +32,8 @@ from tfdist._src.recovery.standing import (
     StagesMissing,
     agree,
 )
+from tfdist._src.recovery.fit_calls import allow_reentry, keep_validation
+from tfdist._src.recovery.preemption import preemption, release
 from tfdist._src.snapshots.shard_state import ShardState
 from tfdist._src.snapshots.workers import broadcast_bytes, workers_of
 from tfdist._src.strategy.extended import extended_of
@@ -83,14 +83,14 @@ class RestartFit(Exception):
     """Leaves `fit`, in order to enter it again as in a process that has just started."""
 
 
-def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int) -> None:
+def go_back(lost: GroupLostError, entries: Entries, group: Group, committed_steps: int) -> None:
     """Restarts `fit` from the last snapshot; called by all workers.
 
     Args:
         lost: why no worker can continue.
         entries: the state shared by all entries of the call of `fit`.
         group: the workers, some of them possibly new.
-        standing: the number of committed steps on the most advanced worker.
+        committed_steps: the number of committed steps on the most advanced worker.
 
     Raises:
         GroupLostError: there is no usable snapshot.
@@ -101,7 +101,7 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
     if read is None or obstacle:
         raise GroupLostError(_no_way(lost, obstacle))
     try:
-        found = read(standing)
+        found = read(committed_steps)
     except SnapshotError as error:
         raise GroupLostError(_no_way(lost, str(error))) from error
     if found is None:
@@ -293,13 +293,13 @@ class Recovery:
             self._stages.alike(),
             self.shards.held(),
             min_workers=self._next.min_workers,
-            steps=self._extended.progress.standing,
+            steps=self._extended.progress.committed_steps,
         )
 
     def epoch_begins(self, epoch: int) -> None:
         """Records the number of committed steps before an epoch."""
         recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
-        before = self._extended.progress.standing - self._data.batches_before
+        before = self._extended.progress.committed_steps - self._data.batches_before
         self._steps_before = {epoch: before} | recent
         self._data.epoch_begins()
 
@@ -314,7 +314,7 @@ class Recovery:
     def can_help(self, error: BaseException) -> bool:
         """Whether an error was caused by the loss of a worker, and another group may be formed."""
         steps, times = self._changed_at
-        if self._extended.progress.standing == steps and times > _MOST_CHANGES:
+        if self._extended.progress.committed_steps == steps and times > _MOST_CHANGES:
             return False
         group, causes = self._group, self._group.causes()
         if is_loss(error, group.session, causes):
@@ -395,26 +395,24 @@ class Recovery:
         """Enters a group and takes over the state; returns None if no worker has it."""
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
-        standing = FitProgress(is_new=True, came_later=True) if is_new else self._standing()
-        standing = dataclasses.replace(standing, shards=self.shards.held())
-        texts = self._group.exchange(
-            "standing", json.dumps([standing.to_json(), self._reentry.logs])
-        )
+        mine = FitProgress(is_new=True, came_later=True) if is_new else self._fit_progress()
+        mine = dataclasses.replace(mine, shards=self.shards.held())
+        texts = self._group.exchange("progress", json.dumps([mine.to_json(), self._reentry.logs]))
         answers = [json.loads(text) for text in texts]
-        standings = [FitProgress.from_json(text) for text, _ in answers]
-        came = any(one.came_later for one in standings)
+        everyone = [FitProgress.from_json(text) for text, _ in answers]
+        came = any(one.came_later for one in everyone)
         try:
             with self.shards.redistributing():
-                agreement = agree(standings, self._stages.alike())
+                agreement = agree(everyone, self._stages.alike())
         except GroupLostError as error:
             self._validation.group_changes(-1, is_new=is_new, others_came=came)
-            self._lose(error, max(one.steps for one in standings))
+            self._lose(error, max(one.steps for one in everyone))
             return None
         takes = session.rank in agreement.takers
         redoes = session.rank in agreement.redo
         replaced = None
         if takes:
-            has_own = not (is_new or standing.is_torn or redoes)
+            has_own = not (is_new or mine.is_torn or redoes)
             replaced = state_transfer.ReplacedValues() if has_own else None
             self._extended.progress.torn = True  # until the whole state has arrived
         if redoes:
@@ -430,7 +428,7 @@ class Recovery:
         self._reentry.compares = came
         self._validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
         set_initial_epoch(self._model, agreement.epoch)
-        if any(one.is_new for one in standings):
+        if any(one.is_new for one in everyone):
             self._share_entry(agreement, is_new=is_new)
         if not is_new:
             self._end_last_batch(agreement)
@@ -470,7 +468,7 @@ class Recovery:
     def _go_back(self) -> None:
         """Restarts `fit` from the last snapshot, on all workers."""
         assert self._lost is not None
-        go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
+        go_back(self._lost, self._entries, self._group, self._extended.progress.committed_steps)
         self._reentry = allow_reentry(self._model, self._data, keeps_rows=self._keeps_rows)
         self._steps_before = {}
 
@@ -497,12 +495,12 @@ class Recovery:
             )
         return saved
 
-    def _standing(self) -> FitProgress:
+    def _fit_progress(self) -> FitProgress:
         progress, batch = self._extended.progress, self._reentry.last_batch
         return FitProgress(
             is_torn=progress.torn,
             can_redo=self._stages.divided and progress.has_undone,
-            steps=progress.standing,
+            steps=progress.committed_steps,
             epochs_ended=self._callbacks.epochs_ended,
             seen=0 if batch is None else self._callbacks.seen_of(*batch),
             came_later=self._reentry.came_later,
@@ -543,7 +541,7 @@ class Recovery:
     def _report(self, seconds: float, *, lost: bool) -> None:
         before, self._known = self._known, self._group.topology
         record.recoveries += lost
-        steps, rows = self._extended.progress.standing, self._reentry.batch_size.rows
+        steps, rows = self._extended.progress.committed_steps, self._reentry.batch_size.rows
         separate = self._data.separate
         own = separate is not None and separate.is_shared_out
         next_group.report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)

@@ -145,7 +145,7 @@ class ShardState:
         self._check_alone()
         if self._steps is None:
             progress = self._extended.progress
-            self._steps, self._redoable = progress.standing, progress.has_undone
+            self._steps, self._redoable = progress.committed_steps, progress.has_undone
         if self._is_whole and self._now not in self._before:
             self._before.append(self._now)
         steps, redoable = self._steps, self._redoable

@@ -28,7 +28,7 @@ class Progress:
 
     A step is committed when all its communication has ended and all variables have been updated. If
     it fails before, everything is restored to the values before the step. After an error of `fit`,
-    the model, the optimizer and the metrics therefore have the state after `standing` steps.
+    the model, the optimizer and the metrics therefore have the state after `committed_steps` steps.
 
     Steps of `fit` and `train_on_batch` are counted, but not steps of loops that call
     `strategy.run`.
@@ -41,15 +41,15 @@ class Progress:
     """
 
     def __init__(self) -> None:
-        self._standing = 0
+        self._committed_steps = 0
         self.torn = False
         self.redoable = False
         self._undone = False
 
     @property
-    def standing(self) -> int:
+    def committed_steps(self) -> int:
         """The number of committed steps; exact while no step is running."""
-        return self._standing
+        return self._committed_steps
 
     @property
     def has_undone(self) -> bool:
@@ -65,9 +65,9 @@ class Progress:
         tokens.redo()
         self._undone = False
 
-    def restore(self, standing: int) -> None:
-        """Declares that this worker's whole state is now the state after `standing` steps."""
-        self._standing = standing
+    def restore(self, committed_steps: int) -> None:
+        """Declares that this worker now has the whole state after a number of steps."""
+        self._committed_steps = committed_steps
         self.torn = self._undone = False
 
     def add(self, steps: int, *, logged: bool) -> None:
@@ -78,7 +78,7 @@ class Progress:
             logged: whether the steps ran inside `undoing`.
         """
         global _counted
-        self._standing += steps
+        self._committed_steps += steps
         _counted += steps if logged else 0
 
     @contextlib.contextmanager

@@ -246,7 +246,7 @@ class Agreement:
 
 
 def agree(
-    standings: Sequence[FitProgress], alike: Sequence[Sequence[int]] | None = None
+    everyone: Sequence[FitProgress], alike: Sequence[Sequence[int]] | None = None
 ) -> Agreement:
     """Decides how the workers continue; the result is the same on all of them.
 
@@ -255,7 +255,7 @@ def agree(
     previous one.
 
     Args:
-        standings: the positions of all workers, in rank order.
+        everyone: the positions of all workers, in rank order.
         alike: the ranks that hold the same part of the model, for each part; by default all hold
             all of it.
 
@@ -268,19 +268,19 @@ def agree(
         >>> agree([Standing(steps=7), Standing(steps=8), Standing(is_new=True)]).takers
         frozenset({0, 2})
     """
-    whole = {r: s for r, s in enumerate(standings) if not s.is_new and not s.is_torn}
+    whole = {r: s for r, s in enumerate(everyone) if not s.is_new and not s.is_torn}
     if not whole:
         raise GroupLostError(
             "No worker that is left has the state of the training: what had it is lost. Start the "
             "job again, with tfdist.callbacks.BackupAndRestore to go on from a snapshot."
         )
-    steps = max(standing.steps for standing in whole.values())
-    shards = _find_shards([standing.shards for standing in standings], steps)
-    newest = [rank for rank, standing in whole.items() if standing.steps == steps]
+    steps = max(one.steps for one in whole.values())
+    shards = _find_shards([one.shards for one in everyone], steps)
+    newest = [rank for rank, one in whole.items() if one.steps == steps]
     redo = {rank for rank, one in whole.items() if one.steps == steps - 1 and one.can_redo}
     having = redo | set(newest)
-    sources = [0] * len(standings)
-    for ranks in alike or [range(len(standings))]:
+    sources = [0] * len(everyone)
+    for ranks in alike or [range(len(everyone))]:
         source = next((rank for rank in ranks if rank in having), None)
         if source is None:
             raise GroupLostError(
@@ -289,15 +289,15 @@ def agree(
             )
         for rank in ranks:
             sources[rank] = source
-    members = [standing for standing in standings if not standing.is_new]
+    members = [one for one in everyone if not one.is_new]
     return Agreement(
         steps=steps,
         source=newest[0],
         sources=tuple(sources),
-        takers=frozenset(range(len(standings))) - having,
+        takers=frozenset(range(len(everyone))) - having,
         redo=frozenset(redo),
-        newcomers=frozenset(rank for rank, standing in enumerate(standings) if standing.is_new),
-        epoch=min(standing.epochs_ended for standing in members),
+        newcomers=frozenset(rank for rank, one in enumerate(everyone) if one.is_new),
+        epoch=min(one.epochs_ended for one in members),
         seen=max(whole[rank].seen for rank in newest),
         shards=shards,
     )

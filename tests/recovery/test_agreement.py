@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.harness.tiers import exhaustive
-from tfdist._src.recovery.standing import Agreement, FitProgress, agree
+from tfdist._src.recovery.agreement import Agreement, FitProgress, agree
 from tfdist.errors import GroupLostError
 
 
