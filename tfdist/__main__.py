@@ -1,7 +1,5 @@
 """`python -m tfdist`, the same as the console script `tfdist`."""
 
-from __future__ import annotations
-
 import sys
 
 from tfdist._src.launch.cli import main

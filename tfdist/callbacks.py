@@ -1,7 +1,5 @@
 """Keras callbacks for distributed training."""
 
-from __future__ import annotations
-
 from tfdist._src.callbacks.backup_and_restore import BackupAndRestore
 from tfdist._src.callbacks.compression_schedule import CompressionSchedule
 from tfdist._src.callbacks.elastic import Elastic

@@ -3,8 +3,6 @@
 Each message is a single line: what is wrong, where, and how to fix it.
 """
 
-from __future__ import annotations
-
 
 class TfdistError(Exception):
     """Base class of all tfdist errors."""

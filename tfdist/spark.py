@@ -3,8 +3,6 @@
 Needs the extra `tfdist[spark]`.
 """
 
-from __future__ import annotations
-
 try:
     import pyarrow  # noqa: F401
     import pyspark.sql  # noqa: F401

@@ -1,7 +1,5 @@
 """The group of workers that the strategies of a process share: joined once, changed together."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

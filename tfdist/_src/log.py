@@ -1,7 +1,5 @@
 """The logger "tfdist", to which workers and the launcher write their messages."""
 
-from __future__ import annotations
-
 import collections
 import errno
 import logging

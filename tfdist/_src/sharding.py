@@ -1,7 +1,5 @@
 """Optimizers that hold and update a shard of the model's variables (ZeRO-1, arXiv 1910.02054)."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence

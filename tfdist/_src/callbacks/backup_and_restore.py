@@ -1,7 +1,5 @@
 """A callback that saves the whole state of a training, and resumes from it exactly."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

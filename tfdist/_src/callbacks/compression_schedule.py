@@ -1,7 +1,5 @@
 """A callback that changes the gradient compression during training."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

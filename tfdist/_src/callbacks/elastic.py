@@ -1,7 +1,5 @@
 """A callback that continues training when workers are lost or join."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

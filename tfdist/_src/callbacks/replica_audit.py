@@ -1,7 +1,5 @@
 """A callback that checks that all replicas hold the same weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tfdist._src.callbacks.step_count import StepCount

@@ -1,7 +1,5 @@
 """Counts the batches of a training over its epochs, and checks arguments of callbacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

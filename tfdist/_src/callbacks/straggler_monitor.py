@@ -1,7 +1,5 @@
 """A callback that names the worker that keeps the others waiting."""
 
-from __future__ import annotations
-
 import dataclasses
 import socket
 from typing import Any

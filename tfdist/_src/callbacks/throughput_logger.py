@@ -1,7 +1,5 @@
 """Callbacks that log throughput, waiting times and network traffic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

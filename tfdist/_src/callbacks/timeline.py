@@ -1,7 +1,5 @@
 """A callback that writes one timeline of the activity of all workers in some steps."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gzip

@@ -1,7 +1,5 @@
 """The cluster: its workers in rank order, and this process's rank."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Status queries: any process may ask rank 0 about a running job."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import selectors

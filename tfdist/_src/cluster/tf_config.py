@@ -1,7 +1,5 @@
 """Reads the cluster from TF_CONFIG or from a ClusterResolver."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """This process's place in its job, for scripts: `tfdist.rank()`, `size()` and `is_chief()`."""
 
-from __future__ import annotations
-
 from tfdist._src.cluster.cluster_spec import Topology
 from tfdist._src.cluster.resolvers.registry import find
 

@@ -1,7 +1,5 @@
 """Packs tensors into buckets, each reduced by one collective."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf

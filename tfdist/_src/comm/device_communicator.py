@@ -1,7 +1,5 @@
 """Communicators over the devices of a process, or of all workers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

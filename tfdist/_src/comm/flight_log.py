@@ -1,7 +1,5 @@
 """The flight log of this process, written by the core."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

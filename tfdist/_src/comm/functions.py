@@ -8,8 +8,6 @@ The default name of a collective, compared among all ranks, is its call site, fi
 that call it at different lines must pass the same `name`.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """The GPUs of a process: their numbers, the kernels compiled for them, and NCCL."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each takes a token (see `tokens`) and the name of a communicator; `key` is compa
 to detect calls in a different order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

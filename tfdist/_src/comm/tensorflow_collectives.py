@@ -5,8 +5,6 @@ call. The key is read from a counter variable in the graph. So functions that th
 trace at different times, loops and conditionals stay in sync.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

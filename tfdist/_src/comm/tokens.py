@@ -3,8 +3,6 @@
 Calls at different lines do not match, even if their shapes agree.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

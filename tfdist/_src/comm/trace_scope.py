@@ -1,7 +1,5 @@
 """The scope of the code that a thread traces; `tracing.py` and `registry.py` set it."""
 
-from __future__ import annotations
-
 import threading
 
 

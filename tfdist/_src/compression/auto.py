@@ -1,7 +1,5 @@
 """Chooses a codec by measuring how long a step's gradients take on the links."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

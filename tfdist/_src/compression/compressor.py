@@ -1,7 +1,5 @@
 """Sums gradients over all workers, compressed according to a policy."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

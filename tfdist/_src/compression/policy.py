@@ -1,7 +1,5 @@
 """Selects the gradients to compress, the codec, and the first step; lists the codecs by name."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

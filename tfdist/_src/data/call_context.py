@@ -4,8 +4,6 @@ Keras creates and reads datasets deep within these calls and passes nothing of t
 Instead, the calls set the context of their thread, and the code that runs within them reads it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator

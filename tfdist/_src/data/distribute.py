@@ -8,8 +8,6 @@ workers agree before each step on whether any of them has rows left. Files must 
 by hand: each worker would read only a share of its share.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

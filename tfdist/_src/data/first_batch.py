@@ -7,8 +7,6 @@ check does not run the input pipeline a second time: the first element is duplic
 worker takes one copy before the epoch begins.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import weakref

@@ -1,7 +1,5 @@
 """The rows that each replica reads of a batch, and the repetition of batches."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import weakref

@@ -1,7 +1,5 @@
 """Evaluates small integer tensors, such as shapes and axes, with symbols for unknown sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The arguments and results of rules: facts about tensors, and how to partition operations."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

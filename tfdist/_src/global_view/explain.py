@@ -6,8 +6,6 @@ whose results are unused, such as prints. So workers that run the same program h
 sequence of fingerprints; a worker that swaps two sums has a different one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Adds a whole-batch program to a graph, partitioned for the rows of one worker."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import heapq

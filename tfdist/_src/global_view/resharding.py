@@ -1,7 +1,5 @@
 """A worker's view of a partitioned graph's tensors, and conversions between layouts."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The values that a step communicates, as data and as text; also used by the launcher."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

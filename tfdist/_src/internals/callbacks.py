@@ -1,7 +1,5 @@
 """The state that Keras's callbacks keep between batches and between epochs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import keras

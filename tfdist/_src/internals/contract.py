@@ -4,8 +4,6 @@ If the versions have different parameter lists, all known lists are given. Any o
 rejected, since correct gradients and files depend on these functions.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """Private APIs of tf.data: datasets of tfdist's operations, and the parts of a pipeline."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

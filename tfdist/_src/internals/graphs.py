@@ -1,7 +1,5 @@
 """Private APIs of TensorFlow: graphs that are traced for XLA, and the operations in them."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The position of iterators over datasets, and of Keras's iterators over epochs."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

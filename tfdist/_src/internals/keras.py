@@ -1,7 +1,5 @@
 """Private APIs of Keras: functions that the hooks replace, a model's graph, and global state."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import random as python_random

@@ -1,7 +1,5 @@
 """Private APIs of TensorFlow: mirrored machinery, distributed input, eager context, profiles."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

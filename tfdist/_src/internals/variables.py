@@ -1,7 +1,5 @@
 """Keras variables without values: creating them, and setting and freeing their values."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -4,8 +4,6 @@ They cover the whole batch: the replicas combine the statistics of their rows wi
 layer. With `batch_statistics="replica"`, they cover each replica's rows only.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """Values over the global batch; public as `tfdist.global_batch`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

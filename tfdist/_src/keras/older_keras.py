@@ -4,8 +4,6 @@ Before Keras 3.10, metric variables did not synchronize on read, so every update
 sum its full state over the replicas, and `fit` did not recognize all of `tf.distribute`'s datasets.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -5,8 +5,6 @@ same function, in the order of `LAYERS`. Each wrapper is marked with its layer, 
 applied twice, even by another thread or when a module is reloaded.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

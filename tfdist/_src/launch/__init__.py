@@ -1,7 +1,5 @@
 """The `tfdist` command-line tool."""
 
-from __future__ import annotations
-
 # Subcommand -> (module with `main(arguments) -> exit code`, one line for the help text).
 # The module is imported only when its command is run.
 COMMANDS: dict[str, tuple[str, str]] = {

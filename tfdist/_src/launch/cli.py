@@ -1,7 +1,5 @@
 """The entry point of the `tfdist` console script."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

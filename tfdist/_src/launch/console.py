@@ -1,7 +1,5 @@
 """The logger of the launcher, and parsers of its command lines."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from typing import NoReturn, TypeVar

@@ -6,8 +6,6 @@ The launcher is terminated, as by SIGTERM, when the connection ends or after
 `TFDIST_HEARTBEAT_TIMEOUT` seconds of silence: a machine that loses power closes no connection.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

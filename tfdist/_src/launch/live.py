@@ -1,7 +1,5 @@
 """Describes a running job, for people and as JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ ended, or starts again. Therefore no message of a generation follows its verdict
 closes before the end of the job counts as a lost host.
 """
 
-from __future__ import annotations
-
 import enum
 import logging
 import signal

@@ -8,8 +8,6 @@ executes. It has no processes, sockets or clocks. The policies are:
 - "one", `RestartOne`: only the failed worker is replaced, and the others keep running.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import signal

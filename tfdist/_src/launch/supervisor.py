@@ -1,7 +1,5 @@
 """The event loop for the workers of one host; a policy decides how to react to failures."""
 
-from __future__ import annotations
-
 import math
 import select
 import signal

@@ -1,7 +1,5 @@
 """The metrics of this process, computed on each scrape."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """A reading of this process's state and counts; requires no metrics package."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """This process's answer when an observer asks for the job's status."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """ctypes declarations of the core's C API, and its lossy encodings."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import math

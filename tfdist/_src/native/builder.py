@@ -1,7 +1,5 @@
 """Finds a compatible build or compiles one, while other processes wait."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import time

@@ -4,8 +4,6 @@ Importing TensorFlow takes seconds. The launcher avoids this when it builds befo
 start. A test compares the flags with the flags of `tf.sysconfig`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The GPU kernels: their sources, NVIDIA's run-time compiler, and the cache of compiled kernels."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ctypes.util

@@ -1,7 +1,5 @@
 """Loads the libraries, at most once per process."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

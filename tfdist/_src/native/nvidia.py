@@ -1,7 +1,5 @@
 """The NVIDIA software and GPUs of this host, and how the GPUs reach each other."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import itertools

@@ -1,7 +1,5 @@
 """The directories of builds, their locks, and checks of their owners."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import grp

@@ -1,7 +1,5 @@
 """A Keras model split into stages, one or more per worker, that trains with `fit`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

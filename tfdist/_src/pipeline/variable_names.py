@@ -1,7 +1,5 @@
 """Names a worker's variables identically on all workers with a copy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tfdist._src.keras.optimizers import applying

@@ -1,7 +1,5 @@
 """Reports metrics and checkpoints of `fit` to Ray."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A trainer of Ray Train whose workers train together under a tfdist strategy."""
 
-from __future__ import annotations
-
 import html
 import json
 import os

@@ -3,8 +3,6 @@
 An error that all workers raise ends the call on all of them; the group remains for the next call.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """Decides which group of workers forms next, and when others are admitted."""
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """SIGTERM: a worker saves its state and leaves while the others continue."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Continues training in another group of workers, in the same process."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

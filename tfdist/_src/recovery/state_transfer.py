@@ -1,7 +1,5 @@
 """Transfers the state of a training to a joining worker."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Sequence

@@ -3,8 +3,6 @@
 It is a NumPy `.npz` archive, whose entries carry checksums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """The series of a training's snapshots: its folder, and writing in the background."""
 
-from __future__ import annotations
-
 import collections
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Takes, writes and restores the whole state of a call of `fit` between two steps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ Names do not depend on the number of workers, nor on the division of the state a
 and slots are numbered as in a single process, and a shard is a range of elements of its slot.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The workers that take and read snapshots together, and the writers of their shared state."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """A task of the barrier stage: runs a worker in its own process and monitors it."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs workers as the tasks of a barrier stage, or on the driver's machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Each run has a process of its own, so that no state remains when Spark begins th
 the same Python process.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

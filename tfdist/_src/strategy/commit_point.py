@@ -7,8 +7,6 @@ restored if the step fails: always correct, but slower. The finished graph deter
 point, so code that builds the graph need not guarantee one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence

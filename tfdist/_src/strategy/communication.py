@@ -1,7 +1,5 @@
 """Chooses the collectives of a strategy and creates its communicators."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The strategy for one process with several devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Multi-worker data parallelism: every worker holds a copy of the model; gradients are summed."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

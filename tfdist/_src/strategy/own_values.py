@@ -4,8 +4,6 @@ In the traced program they return their input; the package `global_view` gives t
 Gradients cross them in the opposite direction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reductions of dense and sparse values through a communicator."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

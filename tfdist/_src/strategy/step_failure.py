@@ -5,8 +5,6 @@ the same shape and source line. Steps of `fit` are compared more strictly, by
 `keras.fit.compared_state`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Variables with a copy on every replica: kept identical, or summed when read."""
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Iterator

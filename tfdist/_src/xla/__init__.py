@@ -11,8 +11,6 @@ gradients exist, while the backward pass continues in the next cluster.
 `cluster_function.py` makes the function, and `rebuild.py` assembles the step again.
 """
 
-from __future__ import annotations
-
 from tfdist._src.xla.cluster_function import (
     has_rows,
     is_compiled_here,

@@ -5,8 +5,6 @@ differently. A compiled step must give the same result as a step that is not com
 module reproduces TensorFlow's conversion with operations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

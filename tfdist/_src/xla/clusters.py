@@ -1,7 +1,5 @@
 """Decides which operations XLA compiles, and which of them it compiles together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

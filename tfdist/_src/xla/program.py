@@ -1,7 +1,5 @@
 """The operations of a traced graph, in a valid order of execution."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Sequence
 from typing import Any

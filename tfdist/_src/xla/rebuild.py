@@ -1,7 +1,5 @@
 """Adds a traced graph to another one, with its clusters as compiled functions."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -8,8 +8,6 @@ between the two cannot forward them.
 The protocol is a generator that does no I/O, so one thread can run many handshakes concurrently.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """Sends requests to other members, each over its own authenticated connection."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Keeps asking another member until it answers, and collects evidence about it meanwhile."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable

@@ -4,8 +4,6 @@ A worker cannot distinguish the death of a process on another host from a networ
 host's launcher can, and it survives its workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """This process as a member: its state, and its answers to other members and joining processes."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import selectors

@@ -1,7 +1,5 @@
 """Proposes the next view: the Paxos proposer and its connections to the other members."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace

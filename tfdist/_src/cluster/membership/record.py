@@ -5,8 +5,6 @@ process has died, another process of the machine reads it: this is its last word
 a lock on the file, and the system releases the lock when the process ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

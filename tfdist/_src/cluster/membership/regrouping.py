@@ -1,7 +1,5 @@
 """Moves this process from one group to the next: decides on a view, then enters it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from socket import socket

@@ -1,7 +1,5 @@
 """Views, which are the members of one generation, and pure decisions about the next view."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """The messages between members, as the headers of frames."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

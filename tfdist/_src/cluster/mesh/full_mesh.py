@@ -1,7 +1,5 @@
 """Connects a rank to all others of its group: dials lower ranks, accepts higher ones."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """Builds the full mesh of connections that the native core uses."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Shares a memory segment among the ranks of each host."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

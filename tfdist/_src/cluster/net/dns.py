@@ -1,7 +1,5 @@
 """Resolves host names before a deadline, even if the name service hangs."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Frames on a control connection: a JSON header and a payload of bounded size."""
 
-from __future__ import annotations
-
 import json
 import select
 import socket

@@ -1,7 +1,5 @@
 """Binds this process's address, and explains failures to do so."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import os

@@ -1,7 +1,5 @@
 """Opens, configures and closes control connections."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Messages about a worker's wait: the first one soon, then less often."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

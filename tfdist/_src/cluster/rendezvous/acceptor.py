@@ -1,7 +1,5 @@
 """Accepts connections and performs their handshakes, in the calling thread."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import selectors

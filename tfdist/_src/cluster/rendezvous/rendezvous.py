@@ -1,7 +1,5 @@
 """The rendezvous at rank 0's address: either all ranks arrive, or all learn the reason."""
 
-from __future__ import annotations
-
 import heapq
 import selectors
 import socket

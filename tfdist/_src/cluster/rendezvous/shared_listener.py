@@ -1,7 +1,5 @@
 """Listens at this process's address while a job runs, for several purposes at the same time."""
 
-from __future__ import annotations
-
 import contextlib
 import selectors
 import socket

@@ -1,7 +1,5 @@
 """Exchanges the workers' addresses at rank 0, for engines that do not publish them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """The result of a resolver: the job's workers, and how they exchange their addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

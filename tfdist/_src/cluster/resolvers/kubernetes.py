@@ -5,8 +5,6 @@ gives each name an address. An Indexed Job does not say whether its pods work to
 environment also contains the number of workers.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Mapping
 

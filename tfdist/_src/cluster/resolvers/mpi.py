@@ -6,8 +6,6 @@ protocol of the "simple" implementation of PMI in MPICH.
 For Open MPI, a few functions of the PMIx standard (https://pmix.org) are used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ctypes.util

@@ -1,7 +1,5 @@
 """The resolvers in the order of their calls; the engine that was started last is first."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Amazon SageMaker: the hosts of a training job, with one worker each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

@@ -7,8 +7,6 @@ Rank 0 runs on the first host of the step's list, regardless of the distribution
 computed from the job and step numbers. The workers exchange their addresses there.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """RANK, WORLD_SIZE and MASTER_ADDR, as set by torchrun and Kubeflow's PyTorchJob."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tfdist._src.cluster.resolvers import found

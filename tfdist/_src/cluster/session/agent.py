@@ -1,7 +1,5 @@
 """A session's side on all ranks but 0: a single connection, to rank 0."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from socket import socket

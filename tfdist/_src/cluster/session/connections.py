@@ -1,7 +1,5 @@
 """The control connections of a process, served and monitored by one thread."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rank 0's side of a session: completes exchanges, posts notices, reports lost workers."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Records how this process ends, for its peers and its launcher."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import TracebackType

@@ -7,8 +7,6 @@ pass different values, such as zeros on all but one, and may trace a function mo
 But if two ranks pass the same two values in different orders, each value is added to the other.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The running group: exchanges small byte strings and detects lost workers."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """The state of a session in one process: results, notices, and the error that ended it."""
 
-from __future__ import annotations
-
 import threading
 import time
 import traceback

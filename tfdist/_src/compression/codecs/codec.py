@@ -1,7 +1,5 @@
 """The base classes of all codecs."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 import numbers

@@ -1,7 +1,5 @@
 """PowerSGD: a gradient as the product of two thin matrices."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Codecs that send fewer bits per value; they run in the core."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence

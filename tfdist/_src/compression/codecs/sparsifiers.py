@@ -1,7 +1,5 @@
 """Codecs that send a few values of a gradient with their indices."""
 
-from __future__ import annotations
-
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence

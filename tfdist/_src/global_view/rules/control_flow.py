@@ -1,7 +1,5 @@
 """Rules for functions, conditionals, loops, lists of tensors and optionals."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules for elementwise operations with broadcasting, reductions, and contractions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules for operations that look up or scatter elements by indices."""
 
-from __future__ import annotations
-
 from tfdist._src.global_view.decision import Call, Decision, merged
 from tfdist._src.global_view.layout import PARTIAL_SUM, WHOLE, ZEROED_SUM, Layout, partial
 from tfdist._src.global_view.rules.table import is_whole, names, rule, same_rows, sums

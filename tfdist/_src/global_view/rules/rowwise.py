@@ -1,7 +1,5 @@
 """Rules for operations that act on each row separately, such as convolutions and softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules for operations that move elements: reshapes, slices, concatenations and similar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ A program can mark the borders of a computation whose values are a worker's own.
 the borders are copied unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table of rules, which the modules of this package fill."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

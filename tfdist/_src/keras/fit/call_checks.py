@@ -4,8 +4,6 @@ Differences between the workers and unsupported models are reported immediately 
 of by a collective that fails or hangs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The base class of callbacks that react to other workers and to restarts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

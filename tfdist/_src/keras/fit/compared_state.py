@@ -12,8 +12,6 @@ Workers without a shared disk, or with separate working folders, find different 
 chief, so their state may differ when training begins.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -9,8 +9,6 @@ collectives.
 script creates afterwards would be outside the scope.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import platform

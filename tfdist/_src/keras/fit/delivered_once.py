@@ -1,7 +1,5 @@
 """A callback list that delivers each event once, although `fit` is entered several times."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ If a worker joins in the middle of an epoch, its data is compared with the data 
 Values that a dataset draws in Python may differ there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Makes Keras's loops use step functions for several replicas, and adds callbacks to `fit`."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """The state of metrics: each replica holds a part, and the sum of the parts is the value."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

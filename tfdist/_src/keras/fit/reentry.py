@@ -1,7 +1,5 @@
 """Keeps the training data of a `fit` call in place while `fit` is entered again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ All workers learn of a request in the same step. The exchange also compares the 
 state assigned between the steps, and the program of the step. It needs no further communication.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import zlib

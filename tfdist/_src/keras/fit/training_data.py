@@ -1,7 +1,5 @@
 """Tracks the position in the training data, and restores it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator

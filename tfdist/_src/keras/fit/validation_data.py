@@ -6,8 +6,6 @@ workers read the same data as the others. A resumed training continues with the 
 have read next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 

@@ -7,8 +7,6 @@ A lost worker's accumulated gradients would be lost with it. So if the group of 
 the gradients of every batch are summed first, and all replicas accumulate the same sums.
 """
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections.abc import Iterable, Iterator, Sequence

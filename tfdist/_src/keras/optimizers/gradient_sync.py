@@ -12,8 +12,6 @@ Gradients are summed after their accumulation, so that they cross the network on
 `applying.py` decides when this does not apply.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence

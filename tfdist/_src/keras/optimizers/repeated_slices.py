@@ -6,8 +6,6 @@ optimizer scatters them, into a variable or into a dense gradient. Until then th
 since Keras squares each of them by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ update applies the replica's shards of the summed gradients to its shards of the
 sends the results to the other replicas.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -10,8 +10,6 @@ all replicas, it behaves on each replica as in a single process. The overridden 
 on each instance, so the class is unchanged.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 `ModelCheckpoint` writes through `Model.save`; here only its folder is created.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -4,8 +4,6 @@ The chief writes the model's file for all workers. Compression errors differ bet
 each writes its own next to the file, with a checksum of the weights that they belong to.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import uuid

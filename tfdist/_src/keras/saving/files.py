@@ -10,8 +10,6 @@ or uses another path. It then writes one itself, or receives the chief's if the 
 save on the chief alone does not wait for other workers, nor does creating variables meanwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

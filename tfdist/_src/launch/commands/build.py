@@ -1,7 +1,5 @@
 """`tfdist build`: compiles the native collectives ahead of time, for images and wheels."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections.abc import Sequence

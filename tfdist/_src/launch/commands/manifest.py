@@ -1,7 +1,5 @@
 """`tfdist manifest`: prints the Kubernetes objects that run a job."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

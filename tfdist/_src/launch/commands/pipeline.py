@@ -1,7 +1,5 @@
 """`tfdist pipeline`: simulates and compares pipeline schedules before any training."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tfdist run`: runs a script as several workers, on this host or on several."""
 
-from __future__ import annotations
-
 import logging
 import os
 import time

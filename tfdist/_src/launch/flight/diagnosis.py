@@ -1,7 +1,5 @@
 """Derives findings from merged logs."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Times are Unix times in seconds, by the clock of one host; workers are named as in messages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Reads a worker's flight log."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import dataclass

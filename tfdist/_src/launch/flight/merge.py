@@ -1,7 +1,5 @@
 """Merges the logs of a job: by communicator, on a common clock."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import defaultdict, deque

@@ -1,7 +1,5 @@
 """Formats a diagnosis as text for people, and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict

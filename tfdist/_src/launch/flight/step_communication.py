@@ -1,7 +1,5 @@
 """The values that the training steps of a job communicate."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Failures and losses: the data, the choice of the decisive one, and the messages about them."""
 
-from __future__ import annotations
-
 import enum
 import math
 import re

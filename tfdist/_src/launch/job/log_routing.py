@@ -1,7 +1,5 @@
 """Routes the workers' output to the terminal, log files, or both."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

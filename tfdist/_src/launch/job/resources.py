@@ -1,7 +1,5 @@
 """The cores and GPUs of this host, and their division among its workers."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

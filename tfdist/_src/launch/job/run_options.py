@@ -1,7 +1,5 @@
 """The command line of `tfdist run`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

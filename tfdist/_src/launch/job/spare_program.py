@@ -5,8 +5,6 @@ this module with the workers' common environment, and later sends a task: the en
 three streams. The program then runs as with `python -u script.py` or `python -u -m module`.
 """
 
-from __future__ import annotations
-
 import builtins
 import importlib
 import io

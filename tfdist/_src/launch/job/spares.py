@@ -1,7 +1,5 @@
 """Warm spares: processes that have already imported TensorFlow and can become a replacement."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

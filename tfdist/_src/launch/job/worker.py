@@ -7,8 +7,6 @@ and the watchdog sends SIGKILL to the remaining groups. Therefore workers and th
 die with the launcher, except for a process that has moved to another session or process group.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Divides a model into stages by time, by parameters or at given calls."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 

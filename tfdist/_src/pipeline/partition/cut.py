@@ -1,7 +1,5 @@
 """Cuts a model's calls into stages, and finds the values that pass between them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@ A call that may create masks or read other layers' variables is traced once, sym
 touching any variable.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Mapping, Sequence

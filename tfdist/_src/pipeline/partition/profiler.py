@@ -1,7 +1,5 @@
 """Times each call of a model on this host."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

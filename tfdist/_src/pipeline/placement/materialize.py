@@ -1,7 +1,5 @@
 """Partitions a model identically on all workers, and creates their stages' variables."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Agreement of all ranks on a model's layers, compilation and trainable variables."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

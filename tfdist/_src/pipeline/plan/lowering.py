@@ -1,7 +1,5 @@
 """Lowering: inserts the transfers between ranks into a schedule."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Checks that a schedule is complete, in order and free of deadlocks."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

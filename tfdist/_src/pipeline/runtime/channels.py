@@ -1,7 +1,5 @@
 """The channels between the ranks of a pipeline, and the errors that cross them."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

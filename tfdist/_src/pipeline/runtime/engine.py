@@ -1,7 +1,5 @@
 """A rank's programs for a model, built together with the other ranks."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -5,8 +5,6 @@ stage, which uses the targets. They send the others the number of rows and a has
 specs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import operator

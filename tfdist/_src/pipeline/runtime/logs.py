@@ -1,7 +1,5 @@
 """Logs, traffic and recorded times of a pipeline's step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs a rank's actions, sends and receives as operations of one graph."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -10,8 +10,6 @@ waits for the last microbatch; then all forward passes precede the backward pass
 need all rows are computed at the end of the step.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence

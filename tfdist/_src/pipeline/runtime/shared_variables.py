@@ -5,8 +5,6 @@ computed the sum over the pipelines, the sums could differ in the last bits, dep
 of the hosts, and more with compression. So only the owner computes it and broadcasts the sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The context of a pipeline rank's step, and the update at its end."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any

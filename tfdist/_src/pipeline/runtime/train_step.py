@@ -1,7 +1,5 @@
 """Training, evaluation and prediction steps on a pipeline, from batch to logs."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence

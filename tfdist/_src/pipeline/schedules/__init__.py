@@ -1,7 +1,5 @@
 """The built-in schedules by name, and custom ones."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """GPipe, 1F1B and their interleaved variants."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias

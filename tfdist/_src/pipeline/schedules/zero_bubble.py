@@ -1,7 +1,5 @@
 """Zero-bubble schedules: weight gradients fill a rank's idle gaps."""
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ treats rows independently, each microbatch computes its part as soon as its outp
 Otherwise it runs once, on the outputs of all microbatches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ one are passed on, unless they cost nothing to recompute: constants, variable re
 these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

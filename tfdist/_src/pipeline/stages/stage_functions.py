@@ -1,7 +1,5 @@
 """A stage's forward and backward pass as functions, traced once for all microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

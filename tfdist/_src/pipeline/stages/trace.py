@@ -1,7 +1,5 @@
 """Traces a stage's forward and backward pass into one graph, which can be cut into parts."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The values passed between stages: the shape, type and mask of each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ variable by variable, and Keras saves the full model there. To load, each worker
 the full model and keeps only its part.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import inspect

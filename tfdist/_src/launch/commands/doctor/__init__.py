@@ -3,8 +3,6 @@
 With `--flight`, explains a job's flight logs instead; with `--job`, queries a running job.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Doctor's checks of this host: cores, memory, GPUs and their links."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

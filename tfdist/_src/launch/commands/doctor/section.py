@@ -1,7 +1,5 @@
 """The input and output of one check of `tfdist doctor`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Doctor's checks of versions, settings and the native library."""
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -1,7 +1,5 @@
 """Doctor's checks of a job: its workers, TLS, metrics, and its current activity."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import importlib.util
