@@ -7,7 +7,13 @@ from pathlib import Path
 import tfdist._src.cluster
 
 FILES = sorted(Path(tfdist._src.cluster.__file__).parent.rglob("*.py"))
-BELOW = {"tfdist.errors", "tfdist._src.options", "tfdist._src.progress_file", "tfdist._version"}
+BELOW = {
+    "tfdist.errors",
+    "tfdist._src.log",
+    "tfdist._src.options",
+    "tfdist._src.progress_file",
+    "tfdist._version",
+}
 
 
 def imports(path):

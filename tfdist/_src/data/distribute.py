@@ -28,12 +28,7 @@ from tfdist._src.data.shares import (
     split_batches,
 )
 from tfdist._src.group import Group
-from tfdist._src.internals.datasets import (
-    dataset_operations,
-    dataset_sources,
-    is_for_none,
-    plain_input,
-)
+from tfdist._src.internals import datasets
 from tfdist._src.internals.extended import set_batches
 from tfdist._src.internals.tensorflow import (
     DatasetOfBatches,
@@ -92,7 +87,7 @@ class Engine(Protocol):
 
 def describe_files(dataset: Any) -> str:
     """Summarizes the names of a dataset's files without folders, the same on all workers."""
-    return ", ".join(map(_described, dataset_sources(dataset)))
+    return ", ".join(map(_described, datasets.dataset_sources(dataset)))
 
 
 def check_same_files(group: Group, described: Sequence[str]) -> None:
@@ -282,13 +277,13 @@ def without_none_components(batch: Any) -> Any:
 def _with_none_components(dataset: Any) -> Any:
     """Replaces None and empty optionals by `NoneComponent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
-    if current_context().first_batch is None or not any(map(is_for_none, specs)):
+    if current_context().first_batch is None or not any(map(datasets.is_for_none, specs)):
         return dataset
 
     def replace(*batch: Any) -> Any:
         element = as_element(dataset.element_spec, batch)
         return tf.nest.map_structure(
-            lambda spec, part: NoneComponent() if is_for_none(spec) else part,
+            lambda spec, part: NoneComponent() if datasets.is_for_none(spec) else part,
             dataset.element_spec,
             element,
         )
@@ -319,7 +314,7 @@ def _default_options(extended: Engine) -> Any:
     devices = extended.worker_devices
     replays = current_context().replay is not None
     plain = replays or (len(devices) == 1 and "CPU" in devices[0])
-    return plain_input() if plain else None
+    return datasets.plain_input() if plain else None
 
 
 def as_tensors(batch: Any) -> Any:
@@ -408,5 +403,5 @@ def _policy(dataset: Any) -> Any:
 
 
 def _reads_files(dataset: Any) -> bool:
-    operations = dataset_operations(dataset)
+    operations = datasets.dataset_operations(dataset)
     return any(reader in name for name in operations for reader in _FILE_READERS)

@@ -8,12 +8,8 @@ from pathlib import Path
 import keras
 
 from tfdist._src.log import logger
+from tfdist._src.snapshots import worker_state
 from tfdist._src.snapshots.restore import Restored, SnapshotFolder, SnapshotId, new_run, read_newest
-from tfdist._src.snapshots.worker_state import (
-    held_variables,
-    optimizer_classes,
-    parts_held_entirely,
-)
 from tfdist._src.snapshots.workers import Workers, workers_of, writes_shared_state
 from tfdist._src.strategy.extended import ReplicatedExtended
 from tfdist.errors import SnapshotError
@@ -120,10 +116,10 @@ class SnapshotSeries:
             self._loaded.parts.close()
         self._loaded = read_newest(
             self.folder,
-            lambda stored: held_variables(model, stored),
+            lambda stored: worker_state.held_variables(model, stored),
             self.workers,
-            optimizer_classes(model),
-            whole_parts=parts_held_entirely(model),
+            worker_state.optimizer_classes(model),
+            whole_parts=worker_state.parts_held_entirely(model),
         )
         return None if self._loaded is None else self._loaded.snapshot
 

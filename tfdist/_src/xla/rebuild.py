@@ -9,13 +9,7 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.comm import tokens
-from tfdist._src.internals.graphs import (
-    add_control_inputs,
-    branches_of,
-    captured_from,
-    keep_functions,
-    trace_for_xla,
-)
+from tfdist._src.internals import graphs
 from tfdist._src.xla import clusters
 from tfdist._src.xla.cluster_function import Cluster, add_operations
 from tfdist._src.xla.program import TracedProgram, called_by, has_shape
@@ -110,7 +104,7 @@ class ClusteredGraph:
             self._made[op] = new
         for op in operations:
             before = [o for o in op.control_inputs if o not in inside]
-            add_control_inputs(self._made[op], self._equivalents_of(before))
+            graphs.add_control_inputs(self._made[op], self._equivalents_of(before))
 
     def _add_cluster(self, unit: clusters.Unit) -> None:
         inside = set(unit.operations)
@@ -169,7 +163,7 @@ class ClusteredGraph:
             return build
 
         with tf.control_dependencies(self._equivalents_of(op.control_inputs)):
-            results = tf.cond(condition, *map(branch, branches_of(op)))
+            results = tf.cond(condition, *map(branch, graphs.branches_of(op)))
         for tensor, value in zip(op.outputs, results, strict=False):
             value.set_shape(tensor.shape)
             self._given[tensor.name] = value
@@ -192,8 +186,8 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
 
     def run(*arguments: Any) -> Any:
         outer = tf.compat.v1.get_default_graph()
-        graph = trace_for_xla(lambda: function(*arguments))
-        keep_functions(outer, graph)
+        graph = graphs.trace_for_xla(lambda: function(*arguments))
+        graphs.keep_functions(outer, graph)
         structure = graph.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
         given = {inside.name: outer.capture(outside) for outside, inside in graph.captures}
@@ -208,7 +202,7 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
 
 def _is_own(tensor: tf.Tensor) -> bool:
     """Whether a tensor belongs to a step's data, rather than to the program's earlier results."""
-    return has_shape(tensor) and bool(tf.is_symbolic_tensor(captured_from(tensor)))
+    return has_shape(tensor) and bool(tf.is_symbolic_tensor(graphs.captured_from(tensor)))
 
 
 def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:

@@ -14,16 +14,10 @@ from functools import partial
 
 from tfdist._src.cluster.auth.identity import REGROUP, Identity
 from tfdist._src.cluster.cluster_spec import Topology, Worker
-from tfdist._src.cluster.membership import record
+from tfdist._src.cluster.membership import record, view
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import AcceptorState
 from tfdist._src.cluster.membership.record import here, is_dead, is_visible, read
-from tfdist._src.cluster.membership.view import (
-    Member,
-    ProcessIdentity,
-    decode_member,
-    encode_member,
-)
 from tfdist._src.cluster.membership.wire import FRAME_LIMIT, decode_acceptor, encode_acceptor
 from tfdist._src.cluster.net.framing import Decoder, Header, WireError, encode
 from tfdist._src.cluster.net.listener import claim
@@ -52,7 +46,7 @@ class LivenessResult:
     alive: bool = False
 
 
-def look(place: ProcessIdentity, mine: ProcessIdentity) -> LivenessResult:
+def look(place: view.ProcessIdentity, mine: view.ProcessIdentity) -> LivenessResult:
     """Looks at a process; this works only on the machine where it runs, or ran.
 
     Args:
@@ -67,7 +61,7 @@ def look(place: ProcessIdentity, mine: ProcessIdentity) -> LivenessResult:
 
 
 def inspect(
-    calls: Calls, member: Member, mine: ProcessIdentity, witnesses: Iterable[str] = ()
+    calls: Calls, member: view.Member, mine: view.ProcessIdentity, witnesses: Iterable[str] = ()
 ) -> LivenessResult:
     """Looks at a member, and asks processes on its machine.
 
@@ -88,7 +82,7 @@ def inspect(
     return finding
 
 
-def ask(calls: Calls, address: str, member: Member) -> LivenessResult:
+def ask(calls: Calls, address: str, member: view.Member) -> LivenessResult:
     """Asks a process on a member's machine; without an answer, nothing is known.
 
     Args:
@@ -96,7 +90,7 @@ def ask(calls: Calls, address: str, member: Member) -> LivenessResult:
         address: the address of that process.
         member: the member.
     """
-    header = {"kind": "inspect", "member": encode_member(member)}
+    header = {"kind": "inspect", "member": view.encode_member(member)}
     try:
         answer = calls.ask(address, header, _SECONDS)
         word = answer.get("acceptor")
@@ -225,7 +219,7 @@ class LivenessServer:
     def _answer(self, header: Header) -> Header:
         if header["kind"] != "inspect":
             raise WireError("it asks a launcher for what only a worker knows")
-        place = decode_member(header.get("member")).place
+        place = view.decode_member(header.get("member")).place
         finding = look(place, self._place)
         if finding.dead:
             self._buried.add(place.record)

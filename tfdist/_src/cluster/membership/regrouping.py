@@ -4,16 +4,11 @@ import time
 from collections.abc import Callable, Iterator
 from socket import socket
 
+from tfdist._src.cluster.membership import proposer
 from tfdist._src.cluster.membership.calls import Calls
 from tfdist._src.cluster.membership.consensus import NONE, AcceptorState
 from tfdist._src.cluster.membership.contact import MemberProbe
 from tfdist._src.cluster.membership.node import Node
-from tfdist._src.cluster.membership.proposer import (
-    POLL_SECONDS,
-    FormationPolicy,
-    ProposalRound,
-    not_arrived,
-)
 from tfdist._src.cluster.membership.view import (
     Member,
     State,
@@ -106,7 +101,7 @@ class ViewEntry:
         node: Node,
         calls: Calls,
         view: View,
-        terms: FormationPolicy,
+        terms: proposer.FormationPolicy,
         announce: Announce,
     ) -> None:
         self._node = node
@@ -259,7 +254,7 @@ class ViewEntry:
 
     @property
     def _reason(self) -> str:
-        return not_arrived(self._terms.busy, "COLLECTIVE")
+        return proposer.not_arrived(self._terms.busy, "COLLECTIVE")
 
     def _error(self, first: Member) -> GroupLostError:
         return GroupLostError(
@@ -271,7 +266,7 @@ class ViewEntry:
     def _wait(self, whom: Callable[[], str]) -> None:
         self._terms.check()
         self._waits.report(whom)
-        self._node.changed.wait(POLL_SECONDS)
+        self._node.changed.wait(proposer.POLL_SECONDS)
 
 
 def _is_answer(frame: Header) -> bool:
@@ -300,7 +295,7 @@ class Regrouping:
         self,
         node: Node,
         calls: Calls,
-        terms: FormationPolicy,
+        terms: proposer.FormationPolicy,
         planned: bool,
         reason: str,
         announce: Announce,
@@ -367,7 +362,7 @@ class Regrouping:
             if node.view == view:
                 node.leader = lead
         if lead is None or lead.incarnation == node.me:
-            campaign = ProposalRound(
+            campaign = proposer.ProposalRound(
                 node,
                 self._calls,
                 view,
@@ -401,7 +396,7 @@ class Regrouping:
         end = time.monotonic() + _YIELD_SECONDS * (1 + min(attempts, 10))
         with node.changed:
             while time.monotonic() < end and not self._has_moved_on(view):
-                node.changed.wait(POLL_SECONDS)
+                node.changed.wait(proposer.POLL_SECONDS)
 
     def _follow(self, view: View, lead: Member) -> None:
         node = self._node
@@ -447,13 +442,13 @@ class Regrouping:
                                 f"within {seconds:g} s. See its log, or increase "
                                 f"TFDIST_{limit}_TIMEOUT."
                             )
-                        self._absent[lead.incarnation] = not_arrived(seconds, limit)
+                        self._absent[lead.incarnation] = proposer.not_arrived(seconds, limit)
                         self._lost.add(lead.incarnation)
                         self._begin_wait()
                         return
                     self._terms.check()
                     waits.report(lambda: f"{lead} to form a new group")
-                    node.changed.wait(POLL_SECONDS)
+                    node.changed.wait(proposer.POLL_SECONDS)
                 answer = contact.answer
             if answer is not None:
                 node.learn(decode_view(answer.get("view")))

@@ -17,16 +17,10 @@ from tfdist._src.data.call_context import current_context
 from tfdist._src.data.first_batch import unlike_rows
 from tfdist._src.data.shares import BatchForm, fixed_rows, take_share, with_any_rows, without_rows
 from tfdist._src.global_view.partition import Added
-from tfdist._src.keras.fit import atomic_step, partitioned_step
+from tfdist._src.keras.fit import atomic_step, metric_state, partitioned_step
 from tfdist._src.keras.fit.atomic_step import AtomicStep
 from tfdist._src.keras.fit.compared_state import StateComparison, check_programs
 from tfdist._src.keras.fit.compilation import make_function
-from tfdist._src.keras.fit.metric_state import (
-    MetricTotals,
-    metric_variables,
-    take_over_metrics,
-    totals_of,
-)
 from tfdist._src.keras.fit.step_exchange import (
     as_heard,
     count_local_rows,
@@ -107,7 +101,9 @@ def run_eager_step(
             variable.assign(total)
         with EagerGlobalStep(leads):
             logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
-            state = [tf.identity(tf.convert_to_tensor(v)) for v in metric_variables(model)]
+            state = [
+                tf.identity(tf.convert_to_tensor(v)) for v in metric_state.metric_variables(model)
+            ]
             if not leads:
                 for variable in _summed(model):
                     variable.assign(tf.zeros_like(variable))
@@ -170,7 +166,7 @@ def _of_first(strategy: tf.distribute.Strategy, results: Any) -> Any:
 def _summed(model: keras.Model) -> list[Any]:
     """The metric variables whose value is the sum of the replicas' copies."""
     summed = tf.VariableAggregation.SUM
-    return [v for v in metric_variables(model) if v.value.aggregation == summed]
+    return [v for v in metric_state.metric_variables(model) if v.value.aggregation == summed]
 
 
 def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
@@ -263,7 +259,7 @@ class _Steps:
         self,
         model: keras.Model,
         run_step: Callable[..., Any],
-        kept_totals: MetricTotals | None,
+        kept_totals: metric_state.MetricTotals | None,
         *,
         is_alone: bool,
     ) -> None:
@@ -348,13 +344,13 @@ class StepFunction:
         self._model, self._trains = model, trains
         self._strategy = model.distribute_strategy
         self._extended = extended_of(self._strategy)
-        take_over_metrics(model)
+        metric_state.take_over_metrics(model)
         step = _ModelStep(model, step_function)
         self._is_alone = step.is_alone
         self._is_atomic = trains and atomic_step.applies(self._strategy)
         run_step = AtomicStep(model, step.compile) if self._is_atomic else step.compile()
         self._several = max(1, model.steps_per_execution)
-        kept_totals = totals_of(model) if trains else None
+        kept_totals = metric_state.totals_of(model) if trains else None
         self._keeps_totals = kept_totals is not None
         # An object of its own: a cycle of references would delay the release of its graphs.
         self._steps = _Steps(model, run_step, kept_totals, is_alone=self._is_alone)
@@ -434,7 +430,9 @@ class StepFunction:
             partitioned_step.note_rows(self._model, everyone // max(1, int(ran.steps)))
             step_exchange.grant(step_exchange.wanted if self._is_alone else heard.asked)
         if ran.totals:
-            for variable, total in zip(metric_variables(self._model), ran.totals, strict=True):
+            for variable, total in zip(
+                metric_state.metric_variables(self._model), ran.totals, strict=True
+            ):
                 variable.value.know_total(total)
 
 

@@ -7,15 +7,7 @@ from typing import Any
 
 from tfdist._src.data.call_context import current_context, entered
 from tfdist._src.data.shares import RowsRead
-from tfdist._src.internals.iterators import (
-    batches_seen,
-    lasting_iterator,
-    replay_epochs,
-    set_batches_seen,
-    set_number_of_batches,
-    stop_reading,
-    unread_iterator,
-)
+from tfdist._src.internals import iterators
 from tfdist._src.keras.fit.position import (
     BatchSize,
     FirstIterator,
@@ -99,7 +91,7 @@ class TrainingData:
             read = position.rows.read if position.rows else RowsRead(position.batches)
             known = self.batch_size.dataset_batches is not None
             number = position.batches + self.batch_size.left(read) if known else None
-        set_number_of_batches(self._epochs, number)
+        iterators.set_number_of_batches(self._epochs, number)
 
     def follow(self, position: Position, *, anew: bool = False) -> None:
         """Sets the size of batches to the one at a position.
@@ -131,7 +123,7 @@ class TrainingData:
 
     def begin_anew(self) -> None:
         """Makes the next entry of `fit` read the data as in a process that has just started."""
-        stop_reading(self._last_adapter)
+        iterators.stop_reading(self._last_adapter)
         self._first.comes_again()
         if self.validation is not None:
             self.validation.begin_anew()
@@ -158,7 +150,7 @@ class TrainingData:
             epoch_ends: whether all batches of the epoch have been trained.
         """
         epochs = self._epochs
-        current = lasting_iterator(epochs) or self._iterator
+        current = iterators.lasting_iterator(epochs) or self._iterator
         fresh = current is not None and current is not self._iterator
         goes_on = epochs.steps_per_epoch is not None and epoch_ends
         readable = current is not None and (goes_on or not epoch_ends)
@@ -166,13 +158,13 @@ class TrainingData:
         fresh_state = None if state is None else self._fresh
         if epoch_ends and not goes_on:
             shares = self.validation is not None and self.validation.shares_shuffles
-            unread = None if shares else unread_iterator(epochs, self._iterator)
+            unread = None if shares else iterators.unread_iterator(epochs, self._iterator)
             fresh_state = None if unread is None else self._states.of(unread)
         return Position(
             iterators=self.iterators,
             batches=0 if fresh else self._batches,
             in_all=self._in_all,
-            steps_seen=batches_seen(epochs),
+            steps_seen=iterators.batches_seen(epochs),
             goes_on=goes_on,
             at_epoch=self._at_epoch,
             state=state,
@@ -268,7 +260,7 @@ class TrainingData:
         self._count(position)
         ready()
         each = self._epochs.steps_per_execution
-        set_batches_seen(self._epochs, position.steps_seen - batch // each * each + each)
+        iterators.set_batches_seen(self._epochs, position.steps_seen - batch // each * each + each)
         while step[0] + each <= batch:
             step = advance()
         if self.reentry is not None:
@@ -298,7 +290,7 @@ class TrainingData:
     def _replay_epochs(self, position: Position, epoch: int) -> int:
         """Repeats past epochs' effects on the data, such as shuffles; returns their number."""
         epochs = max(epoch - self.first_epoch, 0)
-        replay_epochs(self._epochs.data_adapter, epochs)
+        iterators.replay_epochs(self._epochs.data_adapter, epochs)
         set_random_states(position.at_epoch)
         return epochs
 
