@@ -30,8 +30,8 @@ training goes on by one of the backends:
             rank 0 has saved; pip install torch==2.13.0
 
 A stopped worker is noticed after --silence seconds: TFDIST_HEARTBEAT_TIMEOUT and the timeout of
-torch's process group. The backends take turns, each in a new job. Those that cannot run are reported
-with the reason.
+torch's process group. The backends take turns, each in a new job. Those that cannot run are
+reported with the reason.
 """
 
 from __future__ import annotations
