@@ -198,7 +198,7 @@ def test_a_worker_without_rows_has_the_same_columns(spark):
             [(None,)],
             r"column 'x' of the DataFrame has the type date, which has no tensor",
         ),
-        ("x int, x int", [(1, 2)], "several columns of the name 'x'"),
+        ("x int, x int", [(1, 2)], "several columns named 'x'"),
         ("x int", [(None,)], "^column 'x' of the DataFrame has nulls: fill"),
         ("x array<int>", [([None],)], "column 'x' of the DataFrame has nulls in its arrays"),
         ("x array<int>", [([1],), ([1, 2],)], "arrays of different lengths: pad them"),
@@ -254,11 +254,11 @@ def test_what_is_refused(spark):
         Distributor(2).run("train.py", epochs=3)
     with pytest.raises(ValueError, match=r"no script 'nowhere.py' in"):
         Distributor(2).run("nowhere.py")
-    with pytest.raises(ValueError, match="make datasets, models and locks inside of the function"):
+    with pytest.raises(ValueError, match="create datasets, models and locks inside the function"):
         Distributor(2).run(fail, threading.Lock())
     with pytest.raises(ValueError, match=r"must be a DataFrame of Spark.* Received: a list"):
         Distributor(2).run_on_dataframe(fail, [1])
     with pytest.raises(ValueError, match="local_mode=False"):
         Distributor(2, local_mode=True).run_on_dataframe(fit, spark.range(3))
-    with pytest.raises(ValueError, match="no rows of Spark here"):
+    with pytest.raises(ValueError, match="no rows from Spark"):
         get_dataset_shard()

@@ -18,7 +18,7 @@ Size = tuple[int, bool]
 Shape = tuple[Size, ...]
 
 
-class Program:
+class RandomProgram:
     """A random program of two operands, the same whenever it is traced.
 
     Args:
@@ -82,14 +82,14 @@ def largest(x: Any) -> Any:
     return tf.argmax(tf.round(x * 8), axis=-1, output_type=tf.int32)
 
 
-def unary(p: Program) -> Any:
+def unary(p: RandomProgram) -> Any:
     i, shape = p.any()
     functions = [tf.tanh, tf.sin, tf.abs, tf.negative, tf.sigmoid, tf.nn.softplus, tf.identity]
     function = functions[p.rng.integers(len(functions))]
     return shape, lambda rows, x: function(x), [i]
 
 
-def binary(p: Program) -> Any:
+def binary(p: RandomProgram) -> Any:
     (i, one), (j, other) = p.any(), p.any()
     rank = max(len(one), len(other))
     a, b = (((1, False),) * (rank - len(s)) + s for s in (one, other))
@@ -101,7 +101,7 @@ def binary(p: Program) -> Any:
     return shape, lambda rows, x, y: function(x, y), [i, j]
 
 
-def with_constant(p: Program) -> Any:
+def with_constant(p: RandomProgram) -> Any:
     i, shape = p.any()
     sizes = [1 if times or p.rng.random() < 0.3 else factor for factor, times in shape]
     while sizes and p.rng.random() < 0.3:
@@ -110,7 +110,7 @@ def with_constant(p: Program) -> Any:
     return shape, lambda rows, x: x * value + value, [i]
 
 
-def reduction(p: Program) -> Any:
+def reduction(p: RandomProgram) -> Any:
     i, shape = p.any()
     axes = [a for a in range(len(shape)) if p.rng.random() < 0.5]
     keep = bool(p.rng.random() < 0.5)
@@ -120,13 +120,13 @@ def reduction(p: Program) -> Any:
     return tuple(made), lambda rows, x: tf.tanh(function(x, axes, keepdims=keep)), [i]
 
 
-def transposed(p: Program) -> Any:
+def transposed(p: RandomProgram) -> Any:
     i, shape = p.any()
     order = p.rng.permutation(len(shape)).tolist()
     return tuple(shape[a] for a in order), lambda rows, x: tf.transpose(x, order), [i]
 
 
-def _shaped(shape: Shape, p: Program) -> Callable[..., Any]:
+def _shaped(shape: Shape, p: RandomProgram) -> Callable[..., Any]:
     unknown = int(p.rng.integers(-1, len(shape))) if shape else -1
 
     def function(rows: Any, x: Any) -> Any:
@@ -136,7 +136,7 @@ def _shaped(shape: Shape, p: Program) -> Callable[..., Any]:
     return function
 
 
-def merged(p: Program) -> Any:
+def merged(p: RandomProgram) -> Any:
     i, shape = p.any()
     if len(shape) < 2:
         return None
@@ -148,7 +148,7 @@ def merged(p: Program) -> Any:
     return made, _shaped(made, p), [i]
 
 
-def divided(p: Program) -> Any:
+def divided(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None:
@@ -163,7 +163,7 @@ def divided(p: Program) -> Any:
     return made, _shaped(made, p), [i]
 
 
-def joined(p: Program) -> Any:
+def joined(p: RandomProgram) -> Any:
     (i, one), (j, other) = p.any(), p.any()
     if len(one) != len(other) or not one:
         return None
@@ -175,7 +175,7 @@ def joined(p: Program) -> Any:
     return made, lambda rows, x, y: tf.concat([x, y], a), [i, j]
 
 
-def stacked(p: Program) -> Any:
+def stacked(p: RandomProgram) -> Any:
     (i, one), (j, other) = p.any(), p.any()
     if one != other:
         return None
@@ -183,7 +183,7 @@ def stacked(p: Program) -> Any:
     return (*one[:a], (2, False), *one[a:]), lambda rows, x, y: tf.stack([x, y], a), [i, j]
 
 
-def halved(p: Program) -> Any:
+def halved(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None or shape[a][0] % 2:
@@ -193,7 +193,7 @@ def halved(p: Program) -> Any:
     return made, lambda rows, x: tf.split(x, 2, axis=a)[which], [i]
 
 
-def sliced(p: Program) -> Any:
+def sliced(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None or shape[a][0] < 2:
@@ -211,7 +211,7 @@ def sliced(p: Program) -> Any:
     return made, function, [i]
 
 
-def picked(p: Program) -> Any:
+def picked(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape, rows=False)
     if a is None:
@@ -220,7 +220,7 @@ def picked(p: Program) -> Any:
     return (*shape[:a], *shape[a + 1 :]), lambda rows, x: x[(*(slice(None),) * a, at)], [i]
 
 
-def taken(p: Program) -> Any:
+def taken(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape, rows=False)
     if a is None:
@@ -230,13 +230,13 @@ def taken(p: Program) -> Any:
     return made, lambda rows, x: tf.gather(x, where, axis=a), [i]
 
 
-def expanded(p: Program) -> Any:
+def expanded(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = int(p.rng.integers(len(shape) + 1))
     return (*shape[:a], (1, False), *shape[a:]), lambda rows, x: tf.expand_dims(x, a), [i]
 
 
-def repeated(p: Program) -> Any:
+def repeated(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None:
@@ -248,13 +248,13 @@ def repeated(p: Program) -> Any:
     return made, lambda rows, x: tf.repeat(x, 2, axis=a), [i]
 
 
-def broadcast(p: Program) -> Any:
+def broadcast(p: RandomProgram) -> Any:
     i, shape = p.any()
     made = ((1, True), *shape) if p.rng.random() < 0.5 else ((2, False), *shape)
     return made, lambda rows, x: tf.broadcast_to(x, [size(rows, s) for s in made]), [i]
 
 
-def product(p: Program) -> Any:
+def product(p: RandomProgram) -> Any:
     # `tf.matmul` of such operands and its gradient corrupt memory in TensorFlow's kernels.
     i, shape = p.any()
     if len(shape) < 2 or shape[-1][1]:
@@ -263,14 +263,14 @@ def product(p: Program) -> Any:
     return (*shape[:-1], (3, False)), lambda rows, x: tf.tanh(tf.tensordot(x, matrix, 1)), [i]
 
 
-def contraction(p: Program) -> Any:
+def contraction(p: RandomProgram) -> Any:
     (i, one), (j, other) = p.any(), p.any()
     if len(one) != 2 or len(other) != 2 or one[0] != other[0]:
         return None
     return (one[1], other[1]), lambda rows, x, y: tf.tanh(tf.einsum("ki,kj->ij", x, y)), [i, j]
 
 
-def normalized(p: Program) -> Any:
+def normalized(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None or len(shape) > 4:  # TensorFlow's kernel fails with more axes.
@@ -278,7 +278,7 @@ def normalized(p: Program) -> Any:
     return shape, lambda rows, x: tf.nn.softmax(x, axis=a), [i]
 
 
-def cumulated(p: Program) -> Any:
+def cumulated(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape)
     if a is None:
@@ -288,7 +288,7 @@ def cumulated(p: Program) -> Any:
     return shape, lambda rows, x: tf.tanh(tf.cumsum(x, a) / 4), [i]
 
 
-def padded(p: Program) -> Any:
+def padded(p: RandomProgram) -> Any:
     i, shape = p.any()
     a = p.axis(shape, rows=False)
     if a is None:
@@ -298,7 +298,7 @@ def padded(p: Program) -> Any:
     return made, lambda rows, x: tf.pad(x, around), [i]
 
 
-def segments(p: Program) -> Any:
+def segments(p: RandomProgram) -> Any:
     i, shape = p.any()
     if len(shape) < 2 or shape[-1][1]:
         return None
@@ -310,7 +310,7 @@ def segments(p: Program) -> Any:
     return ((3, False), shape[-1]), function, [i]
 
 
-def encoded(p: Program) -> Any:
+def encoded(p: RandomProgram) -> Any:
     i, shape = p.any()
     if not shape or shape[-1][1]:
         return None
@@ -323,7 +323,7 @@ def encoded(p: Program) -> Any:
     return (*shape[:-1], (2, False)), function, [i]
 
 
-def chosen(p: Program) -> Any:
+def chosen(p: RandomProgram) -> Any:
     i, shape = p.any()
     value = float(p.rng.normal())
     return shape, lambda rows, x: tf.where(x > value, x, value * tf.ones_like(x)), [i]
@@ -359,7 +359,7 @@ def _as_written():
 @pytest.mark.parametrize("seed", some(range(300), always=[0]))
 def test_a_random_graph_acts_on_rows_as_on_the_whole_batch(seed):
     rng = np.random.default_rng([seed, 1])
-    program, shares = Program(seed, int(rng.integers(5, 31))), shares_of(rng)
+    program, shares = RandomProgram(seed, int(rng.integers(5, 31))), shares_of(rng)
     inputs = [
         rng.normal(size=(sum(shares), *(n for n, _ in shape[1:]))).astype("float32")
         for shape in program.shapes[:2]

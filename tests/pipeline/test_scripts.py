@@ -58,7 +58,7 @@ def test_ranks_that_disagree_on_what_is_trained():
 
 def test_a_batch_size_of_its_own_is_refused():
     for error in GROUPS["2"].run(f"{PLACE}:fixed_rows"):
-        assert "gets a batch in parts" in error and "(8, 3)" in error
+        assert "divides a batch" in error and "(8, 3)" in error
 
 
 def test_layers_in_two_models_are_refused():

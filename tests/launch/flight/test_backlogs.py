@@ -20,12 +20,12 @@ def test_a_slow_transfer_names_the_workers_at_its_ends(tmp_path):
         ),
         "it does not move": (
             [[], [], [link(0, 410_000, 120_000, 12_300)]],
-            f"Data is on its way {between}: 0.41 MB, of which nothing has come for 12.3 s. Look at "
+            f"Data is on its way {between}: 0.41 MB, and nothing has arrived for 12.3 s. Look at "
             "the network between them.",
         ),
         "for longer than the operation lasts": (
             [[], [], [link(0, 410_000, 0, 99_000)]],
-            "nothing has come for 31.2 s. Look at the network between them.",
+            "nothing has arrived for 31.2 s. Look at the network between them.",
         ),
         "to several": (
             [[], [], [link(0, 250_000, 100_000), link(1, 150_000, 50_000)]],

@@ -90,7 +90,7 @@ def test_absences(tmp_path):
             f"(/app/data.py:12), called by <module> (/app/train.py:40).",
         ),
         "it has begun none": ([*others, log(3, group(3))], ["absence"], "has not joined"),
-        "no log": (others, ["absence"], "It has left no log, and no other log tells of it."),
+        "no log": (others, ["absence"], "It has left no log, and no other log mentions it."),
         "no log, but heard of": (
             [
                 log(0, group(0, WAITING, peers=[peer(3, 20, 16)])),
@@ -107,7 +107,7 @@ def test_absences(tmp_path):
             ["absence"],
             f"{name(3)}: It runs on node-1. It counts as lost. It has left no log: it was killed "
             f"or stopped, its host has died, it could not write, or its log is not in this folder; "
-            f"{name(1)} heard of it last at 22:13:47 UTC, when it was in x",
+            f"{name(1)} last heard of it at 22:13:47 UTC, when it was in x",
         ),
         "no log, and it has left": (
             [log(0, group(0, WAITING, peers=[peer(3, 27, 16, left=True)]))],
@@ -124,7 +124,7 @@ def test_absences(tmp_path):
         "its log is older than the wait": (
             [*others, log(3, group(3, FIRST), written=28)],
             ["unclear"],
-            f"Whether {name(3)} joined it cannot be told",
+            f"It is unknown whether {name(3)} joined it",
         ),
         "older, but heard of later": (
             [
@@ -167,7 +167,7 @@ def test_absences(tmp_path):
         "collectives lost behind messages": (
             [*others, log(3, group(3, [record(9, 1, 2, kind="send", peer=0, number=2000)]))],
             ["unclear"],
-            "cannot be told",
+            "It is unknown whether",
         ),
         "short": (
             [*[log(r, group(r, WAITING), written=29.7) for r in range(3)], stalled],
@@ -310,8 +310,8 @@ def test_messages_and_cycles(tmp_path):
         "a cycle": (
             [pipe(r, message("receive", (r + 1) % 3)) for r in range(3)],
             ["cycle", "absence", "absence", "absence"],
-            f"workers 0 to 2 wait for one another in a cycle, and none can go on: {name(0)} waits "
-            f"for {name(1)} in receive '0' float32[5] (number 1 of 'pipe').",
+            "workers 0 to 2 wait for one another in a cycle, and none can proceed: "
+            f"{name(0)} waits for {name(1)} in receive '0' float32[5] (number 1 of 'pipe').",
         ),
         "a cycle through a collective": (
             [

@@ -131,7 +131,7 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
         ),
         "flight-rank16.json": (
             good.replace('"last": 3', '"last": 4'),
-            "it is damaged: the ranks of communicator 'workers' do not fit together",
+            "it is damaged: the ranks of communicator 'workers' are inconsistent",
         ),
         "flight-rank17.json": (good, "it is a second log of rank 0"),
         "flight-rank18.json": (

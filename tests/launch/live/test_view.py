@@ -117,7 +117,7 @@ SLOWNESS = {
     ],
     "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
     "worker 1 (a:1), which does not respond, last heard of 4.0 s ago. Data is on its way from "
-    "worker 0 (a:0) to worker 1 (a:1): 2 MB, of which nothing has come for 4.5 s. Look at the "
+    "worker 0 (a:0) to worker 1 (a:1): 2 MB, and nothing has arrived for 4.5 s. Look at the "
     "network between them.": [
         report(operation=(5.0, [1]), links=[(1, 1_000_000, 2_010_000, 2_000_000, 4_500)]),
         None,

@@ -161,7 +161,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     _require_batches(dataset)
     if extended.spans_workers and not splits_batches(dataset):
         distributed = get_distributed_dataset(
-            _with_absent(dataset),
+            _with_none_components(dataset),
             extended.input_workers(options),
             extended.strategy,
             num_replicas_in_sync=extended.replica_count,
@@ -181,7 +181,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     if watcher is not None:
         watched = watcher.watch(dataset, replicas, per_worker_hint=per_worker_hint)
     shares = split_batches(
-        _with_absent(watched), extended.workers, len(extended.worker_devices), replicas
+        _with_none_components(watched), extended.workers, len(extended.worker_devices), replicas
     )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
     distributed = DatasetOfBatches(
@@ -223,7 +223,7 @@ class NoneComponent(NamedTuple):
     """Represents None in distributed batches, in places where TensorFlow does not accept None."""
 
 
-def without_absent(batch: Any) -> Any:
+def without_none_components(batch: Any) -> Any:
     """Restores None in a batch or its spec, in place of `NoneComponent` and optionals."""
     stand_ins = (NoneComponent, tf.experimental.Optional, tf.OptionalSpec)
 
@@ -233,7 +233,7 @@ def without_absent(batch: Any) -> Any:
     return keras.tree.traverse(restored, batch)
 
 
-def _with_absent(dataset: Any) -> Any:
+def _with_none_components(dataset: Any) -> Any:
     """Replaces None and empty optionals by `NoneComponent`, if Keras's loops read the dataset."""
     specs = tf.nest.flatten(dataset.element_spec)
     if current_watcher() is None or not any(map(is_for_none, specs)):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist._src.global_view.layout import ONE, Dim, product
 
-_MOST = 64  # The number of elements up to which a tensor is evaluated.
+_MAX_ELEMENTS = 64  # The number of elements up to which a tensor is evaluated.
 _RULES: dict[str, Callable[..., Any]] = {}
 
 
@@ -45,7 +45,9 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
     if results is None:
         return None
     results = results if isinstance(results, list) else [results]
-    return [r if not isinstance(r, np.ndarray) or r.size <= _MOST else None for r in results]
+    return [
+        r if not isinstance(r, np.ndarray) or r.size <= _MAX_ELEMENTS else None for r in results
+    ]
 
 
 def array(values: Any) -> np.ndarray:
@@ -79,7 +81,7 @@ def _ints(value: Any) -> list[int]:
 @_rule("Const")
 def _const(op: Any, values: Any) -> Any:
     dtype, shape = op.outputs[0].dtype, op.outputs[0].shape
-    if not (dtype.is_integer or dtype.is_bool) or (shape.num_elements() or 0) > _MOST:
+    if not (dtype.is_integer or dtype.is_bool) or (shape.num_elements() or 0) > _MAX_ELEMENTS:
         return None
     return array(tf.make_ndarray(op.get_attr("value")).astype(np.int64))
 
@@ -125,7 +127,7 @@ def _concat(op: Any, values: Any) -> Any:
 
 def _unknown_of(value: Any) -> np.ndarray:
     shape = [int(d.value) for d in value.dims]
-    if np.prod(shape, dtype=int) > _MOST:
+    if np.prod(shape, dtype=int) > _MAX_ELEMENTS:
         raise ValueError("large")
     return np.full(shape, None, dtype=object)
 
@@ -193,7 +195,7 @@ def _unpack(op: Any, values: Any) -> Any:
 @_rule("Fill")
 def _fill(op: Any, values: Any) -> Any:
     shape = _ints(values[0])
-    if np.prod(shape, dtype=int) > _MOST:
+    if np.prod(shape, dtype=int) > _MAX_ELEMENTS:
         return None
     return np.full(shape, _known(values[1]).item(), dtype=object)
 
@@ -201,7 +203,7 @@ def _fill(op: Any, values: Any) -> Any:
 @_rule("Range")
 def _range(op: Any, values: Any) -> Any:
     start, limit, delta = (_ints(v)[0] for v in values)
-    return array(np.arange(start, limit, delta)) if limit - start <= _MOST * delta else None
+    return array(np.arange(start, limit, delta)) if limit - start <= _MAX_ELEMENTS * delta else None
 
 
 @_rule("ReverseV2")
@@ -342,7 +344,7 @@ def _tile(op: Any, values: Any) -> Any:
 @_rule("BroadcastTo")
 def _broadcast_to(op: Any, values: Any) -> Any:
     shape = _ints(values[1])
-    if np.prod(shape, dtype=int) > _MOST:
+    if np.prod(shape, dtype=int) > _MAX_ELEMENTS:
         return None
     return np.array(np.broadcast_to(_known(values[0]), shape))
 

@@ -318,7 +318,7 @@ class Resharding:
             raise UnsupportedError(
                 "A step combines values that differ between the workers. Received: the operation "
                 f"{tensor.op.name!r} of type {tensor.op.type}, {own} where {layout} is needed. "
-                "Compute it in a custom loop, by `strategy.run`."
+                "Compute it in a custom loop, with `strategy.run`."
             )
         if own.is_sum and layout.is_sum:
             return self._worker.neutral_without_rows(value)
@@ -437,8 +437,8 @@ class Resharding:
                 break
         else:
             raise UnsupportedError(
-                "A step computes with a size that is unknown where rows are put together. "
-                "Compute it in a custom loop, by `strategy.run`."
+                "A step computes with a size that is unknown when rows are gathered. "
+                "Compute it in a custom loop, with `strategy.run`."
             )
         size = tf.shape(graph.values[id(symbol.source)])[symbol.axis]
         layout = graph._analysis.value_of(symbol.source).layout

@@ -159,8 +159,8 @@ class _Begun:
         (before, one), (after, other) = times[noticed], times[latest]
         if one.clock_uncertainty is None or other.clock_uncertainty is None:
             return noticed
-        doubt = one.clock_uncertainty + other.clock_uncertainty
-        return latest if after - before > doubt else noticed
+        uncertainty = one.clock_uncertainty + other.clock_uncertainty
+        return latest if after - before > uncertainty else noticed
 
     @staticmethod
     def _key(communicator: Mapping[str, Any], record: Event) -> Any:
@@ -181,7 +181,7 @@ class _Worker:
         lanes = [*_FIRST, *middle, *_LAST, *threads]
         self._lanes = {lane: n for n, lane in enumerate(lanes, start=1)}
         # By the number of a lane: its position from top to bottom.
-        self._places = {n: n for n in self._lanes.values()}
+        self._positions = {n: n for n in self._lanes.values()}
 
     def events(self) -> list[Event]:
         found = list(self._unnamed())
@@ -205,7 +205,7 @@ class _Worker:
         yield self._meta("process_sort_index", {"sort_index": worker.rank})
         for lane, number in self._lanes.items():
             yield self._meta("thread_name", {"name": lane}, number)
-            yield self._meta("thread_sort_index", {"sort_index": self._places[number]}, number)
+            yield self._meta("thread_sort_index", {"sort_index": self._positions[number]}, number)
 
     def _spread(self, slices: list[Event]) -> None:
         """Moves overlapping slices, for example of replicas, to more lanes: viewers nest them."""
@@ -222,7 +222,7 @@ class _Worker:
             if lane is None:
                 lane = len(self._lanes) + 1
                 self._lanes[f"{names[event['tid']]} {len(lanes) + 1}"] = lane
-                self._places[lane] = event["tid"]
+                self._positions[lane] = event["tid"]
                 lanes[lane] = []
             lanes[lane].append(end)
             event["tid"] = lane
@@ -235,8 +235,8 @@ class _Worker:
         return (time - self._worker.clock_offset - self._begin) / 1e3
 
     def _event(self, kind: str, lane: str, name: str, time: int, **more: Any) -> Event:
-        place = {"pid": self._worker.rank, "tid": self._lanes[lane]}
-        return {"ph": kind, "cat": lane, "name": name, "ts": self._at(time), **place, **more}
+        location = {"pid": self._worker.rank, "tid": self._lanes[lane]}
+        return {"ph": kind, "cat": lane, "name": name, "ts": self._at(time), **location, **more}
 
     def _slice(self, lane: str, name: str, begin: int, end: int, **args: Any) -> Event:
         event = self._event("X", lane, name, begin, dur=max(0, end - begin) / 1e3)
@@ -297,7 +297,7 @@ class _Worker:
         for host, time in enumerate(record["arrivals_ns"]):
             if host != own and time:
                 first = communicator["ranks"][communicator["hosts"].index(host)]
-                name = f"host of {first} has come"
+                name = f"host of {first} arrived"
                 yield self._event("i", communicator["name"], name, time, s="t")
 
     def _arrow(self, communicator: Mapping[str, Any], record: Event) -> Event:

@@ -52,7 +52,7 @@ class Collector(BaseCollector):
         yield GaugeMetricFamily("tfdist_workers", "Workers in the job.", now.workers)
         yield CounterMetricFamily(
             "tfdist_recoveries",
-            "Times that training went on after a loss.",
+            "Times that training continued after a loss.",
             now.recoveries,
         )
         yield CounterMetricFamily(
@@ -96,7 +96,7 @@ def _steps(seconds: Histogram) -> HistogramMetricFamily:
 
 def _waiting(activity: Activity) -> CounterMetricFamily:
     family = CounterMetricFamily(
-        "tfdist_wait_seconds", "Time in which steps could not go on, by cause.", labels=["for"]
+        "tfdist_wait_seconds", "Time that steps waited, by cause.", labels=["for"]
     )
     for cause in ("input", "workers", "network"):
         family.add_metric([cause], getattr(activity, cause))

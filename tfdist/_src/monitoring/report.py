@@ -21,7 +21,7 @@ from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.tracing import Activity
 from tfdist._src.monitoring import stragglers, training
 
-_MOST = 8
+_MAX_ITEMS = 8
 _MOST_LINKS = 16
 _MOST_TEXT = 300
 _OWN = str(Path(__file__).parents[2])
@@ -45,7 +45,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         traffic = statistics()
         communicators = stragglers.communicators(records=1)
         exchanges = list(_exchanges(session, now))
-        operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
+        operations = [*exchanges, *_operations(communicators, ranks, now)][:_MAX_ITEMS]
         waited = None
         # The input pipeline has its own collectives, for example at the end of the data.
         if done.input_since is not None and not operations:
@@ -90,7 +90,7 @@ def _operations(
                     "what": record["what"][:_MOST_TEXT],
                     "number": record["sequence"],
                     "seconds": max(0.0, 1e-9 * (now - record["begun_ns"])),
-                    "waits_for": [ranks[name] for name in missing if name in ranks][:_MOST],
+                    "waits_for": [ranks[name] for name in missing if name in ranks][:_MAX_ITEMS],
                     "missing": len(missing),
                 }
 

@@ -21,7 +21,7 @@ from tfdist._src.cluster.this_worker import topology
 from tfdist._src.monitoring.metrics_reading import describe
 from tfdist._src.options import Options
 
-_MOST = 8
+_MAX_CONNECTIONS = 8
 """The limit on connections. Beyond it, the address with the most loses its oldest connection."""
 _SILENCE_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
@@ -79,7 +79,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Called for each connection; closes another one if there are too many."""
         with self._lock:
-            if len(self._open) >= _MOST:
+            if len(self._open) >= _MAX_CONNECTIONS:
                 counts = Counter(address for address, _ in self._open.values())
                 most = max(counts, key=lambda address: counts[address])
                 oldest = next(one for one, (address, _) in self._open.items() if address == most)

@@ -72,7 +72,7 @@ def ensure(
     build = compilation.read_build(target)
     if build is None:
         raise NativeUnavailableError(
-            f"The native collectives have disappeared from {target}: try again, and find out what "
+            f"The native collectives were deleted from {target}: try again, and find out what "
             f"removes them."
         )
     return build

@@ -234,7 +234,7 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
             insecure = writable_by_others(root)
             if insecure is None:
                 return root
-            problem = f"{insecure}, so that what is in {root} cannot be trusted"
+            problem = f"{insecure}, so the contents of {root} cannot be trusted"
         except OSError as error:
             problem = f"{root} cannot be written ({error.strerror})"
     temporary = _temporary()

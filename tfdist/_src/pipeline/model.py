@@ -122,7 +122,7 @@ class PipelineModel(FullModelMethods):
         if kwargs.get("run_eagerly") is True:
             raise UnsupportedError(
                 "run_eagerly=True is not supported in a pipeline, whose passes are operations of "
-                "one graph. Leave it out."
+                "one graph. Omit it."
             )
         model_agreement.agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)

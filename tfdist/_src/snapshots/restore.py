@@ -269,8 +269,8 @@ def read_newest(
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         say(
-            "tfdist: the first snapshot was not finished when the training was interrupted, so "
-            "there is none to resume from."
+            "tfdist: training was interrupted before the first snapshot was complete, so there is "
+            "no snapshot to resume from."
         )
     for candidate in found:
         restored, problem = _read(folder, candidate, held, workers, optimizers, whole_parts)
@@ -287,7 +287,7 @@ def read_newest(
         if workers.rank == 0:
             say(
                 f"tfdist: the snapshot of step {candidate.snapshot.step} cannot be used: "
-                f"{damages[0]}. The one before is tried."
+                f"{damages[0]}. Trying the previous one."
             )
     if found:
         raise SnapshotError(
@@ -336,7 +336,7 @@ def _read(
             raise ValueError(
                 f"they are of {_classes(theirs)}, and this model has {_classes(optimizers)}"
             )
-        lost = [f"what worker {rank} alone held" for rank in candidate.missing]
+        lost = [f"the worker-local state of worker {rank}" for rank in candidate.missing]
         values = []
         mine = held(parts)
         for one in mine:
@@ -353,7 +353,7 @@ def _read(
     except KeyError as error:
         if candidate.is_complete:
             return None, ("foreign", f"they have no {error.args[0]}")
-        return None, ("damaged", f"{error.args[0]} is in none of the files that are left")
+        return None, ("damaged", f"{error.args[0]} is in none of the remaining files")
     except ValueError as error:
         return None, ("foreign", str(error))
 
@@ -374,7 +374,7 @@ def _check_all_taken(
     keys = {key.partition(OF_WORKER)[0] for key in parts.keys}
     left = sorted(k for k in keys if k.rpartition("/")[0] in whole_parts and k not in taken)
     if left:
-        raise ValueError(f"they have {left[0]} besides")
+        raise ValueError(f"they also have {left[0]}")
 
 
 def _value_of(held: HeldVariable, parts: PartIndex, workers: Workers, is_own: bool) -> Array | None:
@@ -383,15 +383,15 @@ def _value_of(held: HeldVariable, parts: PartIndex, workers: Workers, is_own: bo
     Raises:
         KeyError: the snapshot lacks the variable.
     """
-    if held.is_own and is_own and worker_key(held, workers.rank) in parts:
+    if held.is_worker_local and is_own and worker_key(held, workers.rank) in parts:
         return parts.whole(worker_key(held, workers.rank))
     if held.start is not None:
         return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
-    if held.is_own and held.receives_sum is None:
+    if held.is_worker_local and held.receives_sum is None:
         return None
     total = _total(held, parts)
     # A sum over all workers is assigned to one of them.
-    return np.zeros_like(total) if held.is_own and not held.receives_sum else total
+    return np.zeros_like(total) if held.is_worker_local and not held.receives_sum else total
 
 
 def _total(held: HeldVariable, parts: PartIndex) -> Array:
@@ -402,7 +402,7 @@ def _total(held: HeldVariable, parts: PartIndex) -> Array:
     """
     if held.key in parts:
         return parts.whole(held.key, held.shape)
-    total, found = np.zeros(held.shape, held.variable.dtype.as_numpy_dtype), held.is_own
+    total, found = np.zeros(held.shape, held.variable.dtype.as_numpy_dtype), held.is_worker_local
     for rank in parts.ranks:
         device = 0
         while (key := f"{held.key} of worker {rank}, device {device}") in parts:

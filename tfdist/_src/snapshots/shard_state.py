@@ -115,9 +115,10 @@ class ShardState:
             self._check_alone()
             if any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in self._callbacks):
                 raise UnsupportedError(
-                    "Elastic cannot undo a half of what SwapEMAWeights exchanges among workers "
-                    "that shard their optimizer. Omit SwapEMAWeights and set the optimizer's "
-                    "`ema_overwrite_frequency`, or train without `shard_optimizer=True`."
+                    "Elastic cannot undo a partial exchange of weights by SwapEMAWeights among "
+                    "workers that shard their optimizer. Omit SwapEMAWeights and set the "
+                    "optimizer's `ema_overwrite_frequency`, or train without "
+                    "`shard_optimizer=True`."
                 )
             self._extended.progress.redoable = True
             self._divide()
@@ -245,9 +246,9 @@ class ShardState:
                 id(variable) in trained for variable in others
             ):
                 raise UnsupportedError(
-                    "Elastic passes on the shards of the model's own optimizer only. Received: "
-                    f"{optimizer.name!r}, which is sharded and trains variables of "
-                    f"{self._model.name!r}, too. Train without `shard_optimizer=True`."
+                    "Elastic transfers only the shards of the model's own optimizer. Received: "
+                    f"{optimizer.name!r}, which is sharded and also trains "
+                    f"variables of {self._model.name!r}. Train without `shard_optimizer=True`."
                 )
 
 

@@ -53,8 +53,8 @@ class SnapshotWriter:
                 say(
                     f"tfdist: the snapshot of step {step} could not be written: "
                     f"{type(error).__name__}: {error}. "
-                    "Training goes on, and later snapshots are tried. Free space, or correct the "
-                    "directory of tfdist.callbacks.BackupAndRestore."
+                    "Training continues, and later snapshots will be attempted. Free space, or "
+                    "correct the directory of tfdist.callbacks.BackupAndRestore."
                 )
 
         # At exit, Python waits for threads that are not daemons.

@@ -154,8 +154,8 @@ class Resumption:
         )
         if restored.lost:
             say(
-                f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
-                f"{self._workers.size}; not taken over: {restore.names(restored.lost)}."
+                f"tfdist: the snapshot is of {restored.snapshot.size} workers, and there are now "
+                f"{self._workers.size}; not restored: {restore.names(restored.lost)}."
             )
 
     def load(self, skipped: tuple[int, float] | None = None) -> None:
@@ -173,7 +173,7 @@ class Resumption:
             batches, seconds = skipped
             say(
                 f"tfdist: the position in the data could not be saved; {batches} batches were read "
-                f"again to get there, which took {seconds:.1f} s."
+                f"again to reach it, which took {seconds:.1f} s."
             )
 
 

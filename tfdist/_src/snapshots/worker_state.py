@@ -115,7 +115,7 @@ class HeldVariable:
         variable: the TensorFlow variable; of several equal copies, the first.
         assign: sets it, on all devices, to an array of its shape.
         start: the index of its first element in the flattened whole; None if it is the whole.
-        is_own: whether its value differs between workers.
+        is_worker_local: whether its value differs between workers.
         device: for a worker-local value, the number of the device.
         receives_sum: for a value that is summed over the workers: True if a restore with a
             different number of workers sets this variable to the sum, False if it sets it to zero.
@@ -127,7 +127,7 @@ class HeldVariable:
     variable: Any
     assign: Callable[[Any], object]
     start: int | None = None
-    is_own: bool = False
+    is_worker_local: bool = False
     device: int = 0
     receives_sum: bool | None = None
     known_sum: tf.Variable | None = None
@@ -140,7 +140,7 @@ class HeldVariable:
     @property
     def is_common(self) -> bool:
         """Whether it is equal on all workers that hold the same part of the model."""
-        return not self.is_own and self.start is None
+        return not self.is_worker_local and self.start is None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ def read_all(
         if held.known_sum is not None:  # Unlike a worker-local value, it is not lost with a worker.
             if shared:
                 found.append((held.key, None, held.known_sum.read_value()))
-        elif held.is_own:
+        elif held.is_worker_local:
             found.append((worker_key(held, rank), None, held.read()))
         elif shared or held.start is not None:
             found.append((held.key, held.start, held.read()))
@@ -295,7 +295,13 @@ def _one_per_device(
 
         here = first and device == 0
         yield HeldVariable(
-            key, copy, assign, is_own=True, device=device, receives_sum=here, known_sum=known_sum
+            key,
+            copy,
+            assign,
+            is_worker_local=True,
+            device=device,
+            receives_sum=here,
+            known_sum=known_sum,
         )
 
 

@@ -97,9 +97,9 @@ def writes_shared_state(
     answers = [json.loads(text) for text in texts]
     if problem and (tolerate_failure or is_full):
         say(
-            f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
-            "on, and later snapshots are tried. Free space, or correct the directory of "
-            "tfdist.callbacks.BackupAndRestore."
+            f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training "
+            "continues, and later snapshots will be attempted. Free space, or correct the "
+            "directory of tfdist.callbacks.BackupAndRestore."
         )
     for rank, (_, text, full) in enumerate(answers):
         if text and not (tolerate_failure or full):

@@ -119,7 +119,7 @@ class BarrierTask:
             log.close()
         if status:
             how = f"exit code {status}" if status > 0 else f"signal {-status}"
-            last = f"It printed last:\n{tail}" if tail else "It has printed nothing."
+            last = f"Its last output:\n{tail}" if tail else "It printed nothing."
             raise RuntimeError(f"worker {rank} {_ENDED} {how}. {last}\n{_END}")
 
 

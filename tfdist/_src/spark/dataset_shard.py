@@ -30,7 +30,7 @@ def check_columns(schema: types.StructType) -> None:
     """
     names = [field.name for field in schema.fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the DataFrame has several columns of the name {twice[0]!r}: rename them")
+        raise ValueError(f"the DataFrame has several columns named {twice[0]!r}: rename them")
     for field in schema.fields:
         kind = field.dataType
         if isinstance(kind, types.ArrayType):
@@ -170,8 +170,8 @@ def get_dataset_shard() -> tf.data.Dataset:
 
     if ROWS not in os.environ:
         raise ValueError(
-            "There are no rows of Spark here: get_dataset_shard() is for what "
-            "tfdist.spark.Distributor.run_on_dataframe runs"
+            "This process has received no rows from Spark: call get_dataset_shard() in the "
+            "function that tfdist.spark.Distributor.run_on_dataframe runs"
         )
     found = json.loads(os.environ[ROWS])
     path, lengths = found["path"], found["lengths"]

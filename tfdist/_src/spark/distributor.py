@@ -57,7 +57,7 @@ def run_locally(program: WorkerProgram, count: int, *, use_gpu: bool, max_restar
                 raise
         if process.returncode:
             raise RuntimeError(
-                f"the training failed with exit code {process.returncode}. It printed last:\n"
+                f"the training failed with exit code {process.returncode}. Its last output:\n"
                 + "".join(lines)
             )
         return program.result(program.saved_result(folder))

@@ -84,7 +84,7 @@ class DriverLog:
             self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
         if not self._begun and error is None:
             _show(
-                "tfdist: no worker has reached the driver: what they have printed is in the "
+                "tfdist: no worker has connected to the driver; the workers' output is in the "
                 "executors' logs"
             )
         self._stopped = True
@@ -106,8 +106,8 @@ class DriverLog:
             return
         self._told = True
         _show(
-            f"tfdist: the workers have not begun yet: Spark needs slots for {self._workers} tasks "
-            "at once, and then gives them their rows"
+            f"tfdist: the workers have not started yet: Spark needs {self._workers} free task "
+            "slots at once, and then sends them their rows"
         )
 
     def _begin(self, sock: socket.socket, hello: Identity) -> None:
@@ -188,5 +188,5 @@ class DriverLogClient:
 
     def _give_up(self, error: Exception) -> None:
         # Printed to the executor's log.
-        print(f"tfdist: the driver shows no output from here on: {error}", flush=True)
+        print(f"tfdist: the driver shows no further output of this worker: {error}", flush=True)
         self.close()

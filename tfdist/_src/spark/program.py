@@ -72,6 +72,6 @@ def _pickled(call: Any) -> bytes:
     except Exception as error:  # Pickling an object may raise any exception.
         raise ValueError(
             "The function is sent to the workers, with its arguments and the global variables that "
-            f"it uses, and one of them cannot be sent ({error}): make datasets, models and locks "
-            "inside of the function"
+            f"it uses, and one of them cannot be sent ({error}): create datasets, models and locks "
+            "inside the function"
         ) from error

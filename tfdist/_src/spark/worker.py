@@ -38,8 +38,8 @@ def _pickled(result: Any) -> bytes:
         return bytes(cloudpickle.dumps(result))
     except Exception as error:
         raise SystemExit(
-            f"What the function has returned, a {type(result).__name__}, cannot be sent to the "
-            f"driver ({error}): return numbers, arrays, lists or dicts of them, or a Keras model"
+            f"The function's result, a {type(result).__name__}, cannot be sent to the driver "
+            f"({error}): return numbers, arrays, lists or dicts of them, or a Keras model"
         ) from error
 
 

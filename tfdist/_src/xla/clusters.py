@@ -51,8 +51,8 @@ def excluded_operations(program: TracedProgram, *, is_branch: bool = False) -> s
     Args:
         program: the program.
         is_branch: whether it is a branch of another program. A value without a static shape may
-            then be equal on all workers, such as an input with rows of all workers. It must be compiled
-            on all workers or on none; it is compiled on none.
+            then be equal on all workers, such as an input with rows of all workers. It must be
+            compiled on all workers or on none; it is compiled on none.
 
     Raises:
         UnsupportedError: collectives are in a function that is to be compiled as a whole.
@@ -222,8 +222,8 @@ def _has_effects(op: Any) -> bool:
     return bool(op.op_def.is_stateful) and op.type != _READ and not communicates(op)
 
 
-_LEAST_OPERATIONS = 8
-_LEAST_SMALL_ONES = 64
+_MIN_OPERATIONS = 8
+_MIN_SMALL_OPERATIONS = 64
 _SMALL = 32  # elements
 _LARGE = 1 << 14
 _ROWS = 8  # assumed if their number is unknown
@@ -251,9 +251,9 @@ class Unit:
 def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Unit]:
     """Divides operations into clusters and excluded operations, in an order to run them.
 
-    An operation belongs to the cluster of the first left-out operation, in the program's order,
-    that needs it. Operations that no left-out operation needs form the last cluster. So a cluster
-    waits only for operations that its left-out operation would wait for anyway, and no two clusters
+    An operation belongs to the cluster of the first excluded operation, in the program's order,
+    that needs it. Operations that no excluded operation needs form the last cluster. So a cluster
+    waits only for operations that its excluded operation would wait for anyway, and no two clusters
     wait for each other. A worker's own operations are separated from operations whose results may
     have to be equal on all workers: workers may differ in whether they compile their own.
 
@@ -318,8 +318,8 @@ def _is_worth_it(operations: Sequence[Any]) -> bool:
     computing = [op for op in operations if op.type not in _NOTHING]
     sizes = [max((_elements(t) for t in op.outputs), default=0) for op in computing]
     return (
-        len(computing) >= _LEAST_SMALL_ONES
-        or sum(size >= _SMALL for size in sizes) >= _LEAST_OPERATIONS
+        len(computing) >= _MIN_SMALL_OPERATIONS
+        or sum(size >= _SMALL for size in sizes) >= _MIN_OPERATIONS
         or max(sizes, default=0) >= _LARGE
         or any(op.type.startswith(_HEAVY) for op in operations)
     )
@@ -343,9 +343,9 @@ def exchanging_lists(
     for op in program.operations:
         for tensor in op.inputs:
             if tensor.dtype == tf.variant and tensor.op in clusters:
-                places = clusters[op], clusters[tensor.op]
-                if places[0] is not places[1]:
-                    found |= {o for o, place in zip((op, tensor.op), places, strict=True) if place}
+                of_both = clusters[op], clusters[tensor.op]
+                if of_both[0] is not of_both[1]:
+                    found |= {o for o, place in zip((op, tensor.op), of_both, strict=True) if place}
     return found
 
 

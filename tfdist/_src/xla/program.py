@@ -16,7 +16,7 @@ _SHAPES: dict[str, Callable[[list[int]], Any]] = {
     "Size": np.prod,
     "Rank": len,
 }
-_MOST_ELEMENTS = 1024
+_MAX_ELEMENTS = 1024
 # Computes the axes along which to sum gradients; their number is not known statically.
 _AXES = "BroadcastGradientArgs"
 
@@ -215,7 +215,7 @@ def _is_constant(op: Any, constant: Collection[Any]) -> bool:
     if op.type == _AXES:
         return all(t.op in constant for t in op.inputs)
     small = all(t.shape.num_elements() is not None for t in op.outputs)
-    small = small and sum(t.shape.num_elements() for t in op.outputs) <= _MOST_ELEMENTS
+    small = small and sum(t.shape.num_elements() for t in op.outputs) <= _MAX_ELEMENTS
     return small and all(t.op in constant for t in op.inputs)
 
 

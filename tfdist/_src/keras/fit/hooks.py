@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfdist._src.comm import registry
-from tfdist._src.data.distribute import without_absent
+from tfdist._src.data.distribute import without_none_components
 from tfdist._src.data.shares import without_rows
 from tfdist._src.internals.extended import first_spec
 from tfdist._src.internals.keras import (
@@ -218,7 +218,7 @@ def symbolic_batch(element_spec: Any) -> Any:
             spec = first_spec(spec)
         return spec
 
-    return tf.nest.map_structure(first, without_absent(without_rows(element_spec)[0]))
+    return tf.nest.map_structure(first, without_none_components(without_rows(element_spec)[0]))
 
 
 class RunsFit:

@@ -208,14 +208,18 @@ def make_step_function(
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
-            whole = distribute.without_absent(batch)
+            whole = distribute.without_none_components(batch)
             return run_eager_step(model, step_function, whole, told, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return step_function(distribute.without_absent(shard)), [], tf.constant([0])
+                return (
+                    step_function(distribute.without_none_components(shard)),
+                    [],
+                    tf.constant([0]),
+                )
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
             return partitioned_step.run_partitioned_step(
@@ -338,14 +342,14 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
         if tf.executing_eagerly() and not alone:
             batch, told = without_rows(batch)
             return run_eager_prediction(
-                model, distribute.without_absent(batch), told, shared=form.shared
+                model, distribute.without_none_components(batch), told, shared=form.shared
             )
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return model.predict_step(distribute.without_absent(shard))
+                return model.predict_step(distribute.without_none_components(shard))
             shard, told = without_rows(shard)
             shard = _as_traced(shard, form.rows, strategy)
             return partitioned_step.run_partitioned_prediction(model, shard, form, added, told)
@@ -479,7 +483,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows; a trace fixes their number only if it is the same on all replicas."""
-    shard = distribute.without_absent(shard)
+    shard = distribute.without_none_components(shard)
     extended = strategy.extended
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard

@@ -38,7 +38,7 @@ _THREAD = re.compile(r"^(?:Current t|T)hread \S+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^ +File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(r"/(?:site-packages|dist-packages|lib(?:64)?/python3\.\d+)/|^<frozen ")
 _OWN = f"{Path(__file__).parents[3]}/"
-_MOST = 3
+_MAX_FRAMES = 3
 
 
 def user_frames(stacks: str, program: str) -> tuple[str, ...]:
@@ -57,7 +57,9 @@ def user_frames(stacks: str, program: str) -> tuple[str, ...]:
     last = threads[-1] if threads else []
     main = next((frames for frames in reversed(threads) if _runs_script(frames)), last)
     own = [frame for frame in main if Path(frame[0]).name == program or not _is_library(frame[0])]
-    return tuple(f"{function} ({file}:{line})" for file, line, function in (own or main)[:_MOST])
+    return tuple(
+        f"{function} ({file}:{line})" for file, line, function in (own or main)[:_MAX_FRAMES]
+    )
 
 
 def _runs_script(frames: list[tuple[str, str, str]]) -> bool:
@@ -388,7 +390,7 @@ def diagnose(job: Job) -> Diagnosis:
     links: dict[str, list[Link]] = defaultdict(list)
     for edge in edges:
         links[edge.link.worker].append(edge.link)
-    absences = [_absence(wait, links) for wait in waits if wait.absent]
+    absences = [_missing_workers(wait, links) for wait in waits if wait.absent]
     findings: list[Finding] = [
         *sorted(mismatches.values(), key=lambda mismatch: mismatch.time),
         *find_cycles(edges),
@@ -430,9 +432,12 @@ def _edges(wait: Wait) -> list[Edge]:
     return found
 
 
-def _absence(wait: Wait, links: Mapping[str, Sequence[Link]]) -> MissingWorkers:
+def _missing_workers(wait: Wait, links: Mapping[str, Sequence[Link]]) -> MissingWorkers:
     group = wait.group
-    absent = [_absent(wait, rank, links.get(group.ranks[rank], ())) for rank in sorted(wait.absent)]
+    absent = [
+        _missing_worker(wait, rank, links.get(group.ranks[rank], ()))
+        for rank in sorted(wait.absent)
+    ]
     return MissingWorkers(
         operation=_operation(wait),
         waiting=_waiting(wait),
@@ -444,7 +449,7 @@ def _absence(wait: Wait, links: Mapping[str, Sequence[Link]]) -> MissingWorkers:
     )
 
 
-def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> MissingWorker:
+def _missing_worker(wait: Wait, rank: int, links: Sequence[Link]) -> MissingWorker:
     group, member, log = wait.group, wait.group.members.get(rank), wait.group.log(rank)
     record = None
     if member is not None:

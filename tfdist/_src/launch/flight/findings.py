@@ -14,7 +14,7 @@ from typing import TypeAlias
 from tfdist._src.launch.flight.merge import Total
 
 _WORKER = re.compile(r"(\w+) (\d+) \(.*\)")
-_MOST = 8
+_MAX_LISTED = 8
 
 
 def workers(names: Sequence[str]) -> str:
@@ -43,8 +43,8 @@ def listed(parts: Sequence[str]) -> str:
         'a, b and c'
     """
     shown = list(parts)
-    if len(shown) > _MOST:
-        shown[_MOST - 1 :] = [f"{len(shown) - _MOST + 1} more"]
+    if len(shown) > _MAX_LISTED:
+        shown[_MAX_LISTED - 1 :] = [f"{len(shown) - _MAX_LISTED + 1} more"]
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
@@ -160,7 +160,7 @@ def _amount(found: Sequence[UnacknowledgedData]) -> str:
     amount = f"{sum(one.bytes for one in found) / 1e6:.2g} MB"
     silent = min(one.silent_seconds for one in found)
     if silent >= _SILENT_SECONDS:
-        return f"{amount}, of which nothing has come for {seconds(silent)}"
+        return f"{amount}, and nothing has arrived for {seconds(silent)}"
     rate = sum(one.bytes_per_second for one in found)
     return f"{amount}, at {rate / 1e6:.2g} MB/s" if rate else amount
 

@@ -319,7 +319,7 @@ def _communicator(raw: Any) -> Communicator:
         and all(isinstance(host, int) for host in read.hosts)
         and all(0 <= rank < len(ranks) for rank in named | noted)
     ):
-        raise TypeError(f"the ranks of communicator {read.name!r} do not fit together")
+        raise TypeError(f"the ranks of communicator {read.name!r} are inconsistent")
     return read
 
 

@@ -114,8 +114,8 @@ def compare(logs: Sequence[Log]) -> list[Clock]:
             i = waiting.popleft()
             for j, offset, uncertainty in sorted(edges[i], key=lambda edge: edge[2]):
                 if j not in clocks:
-                    uncertainty = clocks[i].uncertainty_ns + uncertainty
-                    clocks[j] = Clock(clocks[i].shift_ns - offset, uncertainty, first)
+                    total = clocks[i].uncertainty_ns + uncertainty
+                    clocks[j] = Clock(clocks[i].shift_ns - offset, total, first)
                     waiting.append(j)
     return [clocks[i] for i in range(len(logs))]
 

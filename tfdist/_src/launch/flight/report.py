@@ -30,7 +30,7 @@ from tfdist._src.launch.flight.findings import (
 from tfdist._src.launch.flight.merge import Folder
 from tfdist._src.launch.flight.step_communication import describe
 
-_MOST = 16
+_MAX_LINES = 16
 _NO_LOG = (
     "it was killed or stopped, its host has died, it could not write, or its log is not in this "
     "folder"
@@ -39,7 +39,7 @@ _NO_LOGS = (
     "they were killed or stopped, their hosts have died, they could not write, or their logs are "
     "not in this folder"
 )
-_UNKNOWN = "It has left no log, and no other log tells of it."
+_UNKNOWN = "It has left no log, and no other log mentions it."
 
 
 def sentences(finding: Finding) -> list[str]:
@@ -57,11 +57,11 @@ def sentences(finding: Finding) -> list[str]:
         case Failure():
             return [_failure(finding)]
         case MissingWorkers():
-            return _absence(finding)
+            return _missing_workers(finding)
         case Transfer():
             return _transfer(finding)
         case UnknownParticipants():
-            return [_unclear(finding)]
+            return [_unknown_participants(finding)]
 
 
 def operation(of: Operation) -> str:
@@ -95,10 +95,14 @@ def _cycle(finding: Cycle) -> list[str]:
     names = [link.worker for link in finding.links]
     shown = [
         f"{link.worker} waits for {link.waits_for} in {operation(link.operation)}."
-        for link in finding.links[:_MOST]
+        for link in finding.links[:_MAX_LINES]
     ]
-    more = [f"and {len(names) - _MOST} more"] if len(names) > _MOST else []
-    return [f"{workers(names)} wait for one another in a cycle, and none can go on:", *shown, *more]
+    more = [f"and {len(names) - _MAX_LINES} more"] if len(names) > _MAX_LINES else []
+    return [
+        f"{workers(names)} wait for one another in a cycle, and none can proceed:",
+        *shown,
+        *more,
+    ]
 
 
 def _failure(finding: Failure) -> str:
@@ -108,7 +112,7 @@ def _failure(finding: Failure) -> str:
     return f"{finding.message} This ended {ended}{time}, {say} {workers(finding.workers)}."
 
 
-def _absence(finding: MissingWorkers) -> list[str]:
+def _missing_workers(finding: MissingWorkers) -> list[str]:
     if finding.is_message:
         return [_message(finding)]
     names = [one.worker for one in finding.absent]
@@ -126,8 +130,12 @@ def _absence(finding: MissingWorkers) -> list[str]:
         )
         return [" ".join([head, *_details(one)])]
     head = f"{workers(names)} have not {joined}: {have} for them {waited}."
-    lines = [f"{one.worker}: {' '.join(_details(one))}" for one in finding.absent[:_MOST]]
-    return [head, *lines, *([f"and {len(names) - _MOST} more"] if len(names) > _MOST else [])]
+    lines = [f"{one.worker}: {' '.join(_details(one))}" for one in finding.absent[:_MAX_LINES]]
+    return [
+        head,
+        *lines,
+        *([f"and {len(names) - _MAX_LINES} more"] if len(names) > _MAX_LINES else []),
+    ]
 
 
 def _message(finding: MissingWorkers) -> str:
@@ -152,11 +160,11 @@ def _details(one: MissingWorker) -> list[str]:
     parts = [f"It runs on {one.host}."] if one.host else []
     if one.waits:
         link = one.waits[0]
-        parts.append(f"It waits itself for {link.waits_for} in {operation(link.operation)}.")
+        parts.append(f"It is waiting for {link.waits_for} in {operation(link.operation)}.")
     elif one.last is not None and not one.late:
         parts.append(_last(one.last))
     if one.has_log and not one.has_communicator:
-        parts.append("Its log does not show the communicator: it has closed it or not made it.")
+        parts.append("Its log does not show the communicator: it closed it or never created it.")
     if one.input_seconds is not None:
         parts.append(f"It had waited {seconds(one.input_seconds)} for its next batch.")
     if one.frames:
@@ -176,7 +184,7 @@ def _last(one: LastOperation) -> str:
         case "failed":
             return f"{was}, which failed {seconds(one.seconds)} before its log was written."
         case _:
-            return f"{was}, in which it waits."
+            return f"{was}, in which it is waiting."
 
 
 def _heard(heard: LastReport, has_log: bool) -> list[str]:
@@ -193,7 +201,7 @@ def _heard(heard: LastReport, has_log: bool) -> list[str]:
 
 def _heard_last(heard: LastReport) -> str:
     return (
-        f"{heard.by} heard of it last at {moment(heard.time)}, when it was in "
+        f"{heard.by} last heard of it at {moment(heard.time)}, when it was in "
         f"{heard.inside or 'no operation'} and had joined number {heard.number}"
     )
 
@@ -219,19 +227,19 @@ def _transfer(finding: Transfer) -> list[str]:
         return [head]
     names = [one.worker for one in silent]
     lines = [
-        f"{one.worker}: {_heard_last(one.heard) if one.heard else 'no other log tells of it'}."
-        for one in silent[:_MOST]
+        f"{one.worker}: {_heard_last(one.heard) if one.heard else 'no other log mentions it'}."
+        for one in silent[:_MAX_LINES]
     ]
-    more = [f"and {len(names) - _MOST} more"] if len(names) > _MOST else []
+    more = [f"and {len(names) - _MAX_LINES} more"] if len(names) > _MAX_LINES else []
     return [f"{head} {workers(names)} have left no logs: {_NO_LOGS}.", *lines, *more]
 
 
-def _unclear(finding: UnknownParticipants) -> str:
+def _unknown_participants(finding: UnknownParticipants) -> str:
     logs = "logs do" if len(finding.workers) > 1 else "log does"
     return (
         f"{workers(finding.waiting)} {_are(finding.waiting)} in {operation(finding.operation)} "
-        f"since {moment(finding.time)}, for {seconds(finding.seconds)}. Whether "
-        f"{workers(finding.workers)} joined it cannot be told: the {logs} not cover that time."
+        f"since {moment(finding.time)}, for {seconds(finding.seconds)}. It is "
+        f"unknown whether {workers(finding.workers)} joined it: the {logs} not cover that time."
     )
 
 
@@ -239,7 +247,7 @@ def _are(names: tuple[str, ...]) -> str:
     return "are" if len(names) > 1 else "is"
 
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 # Logs this many seconds apart are unlikely to be of one failure.
 _OLD = 60
 # The version of the JSON object's keys.
@@ -293,7 +301,7 @@ def _head(diagnosis: Diagnosis, folder: Folder) -> Iterator[str]:
 def _findings(diagnosis: Diagnosis) -> Iterator[str]:
     yield "\nWhat happened:"
     if not diagnosis.findings:
-        yield "  Nothing that explains a failure: no error, and no wait of a second or more."
+        yield "  Nothing explains a failure: no error, and no wait of a second or more."
     for number, finding in enumerate(diagnosis.findings, start=1):
         first, *details = sentences(finding)
         yield f"  {number}. {first}"
@@ -303,17 +311,17 @@ def _findings(diagnosis: Diagnosis) -> Iterator[str]:
 def _totals(diagnosis: Diagnosis) -> Iterator[str]:
     yield "\nWaits in the recorded operations:"
     if not diagnosis.totals:
-        yield "  None has waited for another one."
+        yield "  No worker waited for another."
         return
     rows = [
         (total.worker, seconds(total.waited_for), seconds(total.waited))
-        for total in diagnosis.totals[:_MOST_ROWS]
+        for total in diagnosis.totals[:_MAX_ROWS]
     ]
     table = [("worker", "others waited for it", "it waited"), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for name, waited_for, waited in table:
         yield f"  {name:<{widths[0]}}  {waited_for:>{widths[1]}}  {waited:>{widths[2]}}"
-    if (more := len(diagnosis.totals) - _MOST_ROWS) > 0:
+    if (more := len(diagnosis.totals) - _MAX_ROWS) > 0:
         yield f"  and {more} more"
 
 

@@ -76,7 +76,7 @@ def _differing(step: StepCommunication, usual: StepCommunication) -> Iterator[st
     yield (
         f"  The step of {step.model!r} on {workers(step.workers)} differs from that on "
         f"{workers(usual.workers)}: it {_totals(step)}. All workers must run the same program; a "
-        "worker that has just traced another step differs, too. Only there:"
+        "worker that has just traced another step also differs. Only there:"
     )
     others = {_without_name(one) for one in usual.transfers}
     apart = [one for one in step.transfers if _without_name(one) not in others]

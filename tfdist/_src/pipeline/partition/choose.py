@@ -199,7 +199,7 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
     boundaries = sorted({after[name] for name in cuts})
     if len(boundaries) < len(cuts):
         raise PartitionError(
-            f"`cuts` must name each cut once. Received: {list(cuts)}, of which two mean the same "
+            f"`cuts` must name each cut once. Received: {list(cuts)}, two of which mean the same "
             "cut. Remove one."
         )
     return boundaries

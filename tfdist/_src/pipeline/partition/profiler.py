@@ -18,13 +18,13 @@ from tfdist._src.internals.keras import get_keras_mask, set_keras_mask, unchange
 from tfdist._src.pipeline.partition.graph import Call, Graph, Key, Placeholder, Spec
 from tfdist.errors import PartitionError
 
-UNKNOWN = 64
+ASSUMED_SIZE = 64
 """The assumed size of a dimension, other than the rows, that the model leaves open."""
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
     """Returns the shape of a value for a number of rows."""
-    return tuple(UNKNOWN if size is None else size for size in spec.with_rows(rows).shape)
+    return tuple(ASSUMED_SIZE if size is None else size for size in spec.with_rows(rows).shape)
 
 
 def bytes_of(spec: Spec, rows: int) -> int:

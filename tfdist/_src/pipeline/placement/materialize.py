@@ -168,7 +168,7 @@ def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
     for tensor in model.inputs or []:
         if tensor.shape[:1] not in ((), (None,)):
             raise UnsupportedError(
-                "A PipelineModel gets a batch in parts, so its inputs must not fix the batch size. "
+                "A PipelineModel divides a batch, so its inputs must not fix the batch size. "
                 f"Received: {tensor.name!r} of shape {tuple(tensor.shape)}. Pass `shape` without "
                 "the rows instead of `batch_shape` or `batch_size`; layers with `stateful=True` "
                 "need a full batch."

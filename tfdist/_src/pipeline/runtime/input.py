@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdist._src.data.distribute import without_absent
+from tfdist._src.data.distribute import without_none_components
 from tfdist._src.internals.keras import unpack_x_y_sample_weight
 from tfdist._src.keras.fit.step_exchange import Request, count_rows, step_exchange
 from tfdist._src.keras.fit.step_functions import received, shard_batch, wait_for
@@ -131,7 +131,7 @@ def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, A
     # A list yielded by a generator means a tuple.
     data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
     data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
-    data = without_absent(data)
+    data = without_none_components(data)
     for leaf in keras.tree.flatten(data):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             raise UnsupportedError(

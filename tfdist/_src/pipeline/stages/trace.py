@@ -381,8 +381,9 @@ def _check_apart(analysis: Analysis, wanted: Sequence[Layout]) -> None:
     for _, op in analysis.communicated(wanted):
         raise UnsupportedError(
             "A layer in a stage of a pipeline must treat the rows of a batch independently, since "
-            f"they come in microbatches. Received: {op.name!r} ({where(op)}), which needs all "
-            "rows. Compute it in the loss or a metric, or use tfdist.MultiWorkerMirroredStrategy."
+            f"it receives them in microbatches. Received: {op.name!r} ({where(op)}), which needs "
+            "all rows. Compute it in the loss or a metric, or use "
+            "tfdist.MultiWorkerMirroredStrategy."
         )
 
 

@@ -406,7 +406,7 @@ def _first_difference(shapes: list[tuple[int, ...]], weights: list[Any]) -> str:
     for shape, weight in zip(shapes, weights, strict=False):
         if shape != tuple(weight.shape):
             return f"{shape} where {weight.path!r} has {tuple(weight.shape)}"
-    return "that agree up to the shorter list's end"
+    return "which are equal up to the end of the shorter list"
 
 
 @dataclasses.dataclass
