@@ -369,7 +369,7 @@ def test_a_first_snapshot_that_is_not_finished_is_no_obstacle(tmp_path):
         (folder / name).write_bytes((snapshot / name).read_bytes())
         resumed = go_on("2", tmp_path / f"without {rank}")
         assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
-        assert "the first snapshot was not finished" in resumed[0][1]
+        assert "before the first snapshot was complete" in resumed[0][1]
 
 
 @pytest.mark.exhaustive

@@ -28,7 +28,7 @@ def test_lines_of_several_workers(module, capsys):
         lines = [line for line in printed.splitlines() if line.startswith(f"[{rank}]")]
         assert lines[:100] == [f"[{rank}] {number} ü" for number in range(100)]
     assert "[1] without an end" in printed
-    assert "no worker has reached" not in printed
+    assert "no worker has connected" not in printed
 
 
 def test_a_line_without_an_end_is_not_kept_for_ever(module, capsys, monkeypatch):
@@ -45,7 +45,7 @@ def test_no_worker_comes(module, capsys, monkeypatch):
     monkeypatch.setattr(module, "_QUIET_SECONDS", 0.0)
     with module.DriverLog(SECRET, 1):
         seen = []
-        until(lambda: seen.append(capsys.readouterr().out) or "not begun yet" in "".join(seen))
+        until(lambda: seen.append(capsys.readouterr().out) or "not started yet" in "".join(seen))
     assert "no worker has connected to the driver" in capsys.readouterr().out
 
 
