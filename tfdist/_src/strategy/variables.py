@@ -18,12 +18,7 @@ from tfdist._src.internals.tensorflow import (
     default_variable_creator,
     distribute_utils,
 )
-from tfdist._src.strategy.step import (
-    PlacedExtended,
-    current_step,
-    in_global_step,
-    this_thread,
-)
+from tfdist._src.strategy import step
 from tfdist.errors import RendezvousError
 
 
@@ -132,7 +127,7 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
             tf.VariableAggregation.NONE,
             tf.VariableAggregation.ONLY_FIRST_REPLICA,
         )
-        if is_own or in_global_step():
+        if is_own or step.in_global_step():
             return update_fn(copy_here(self), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
 
@@ -161,7 +156,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
         return super()._get_cross_replica()
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        if current_step() is None:
+        if step.current_step() is None:
             # A user-defined function changes the variable on each of its runs.
             self._changed_elsewhere = True
         self._total = None
@@ -176,7 +171,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             return super().assign(value, *args, **kwargs)
         # One replica holds the full value, since dividing it may be inexact.
         full = tf.convert_to_tensor(value, self.dtype)
-        extended: PlacedExtended = self.distribute_strategy.extended
+        extended: step.PlacedExtended = self.distribute_strategy.extended
         first = extended.worker_rank == 0
         for i, copy in enumerate(self.values):
             with tf.device(copy.device):
@@ -201,17 +196,17 @@ def alone() -> Iterator[None]:
     One worker can then do work by itself inside the strategy's scope, such as saving a model,
     without waiting for the other workers.
     """
-    outer = this_thread.creates_local_variables
-    this_thread.creates_local_variables = True
+    outer = step.this_thread.creates_local_variables
+    step.this_thread.creates_local_variables = True
     try:
         yield
     finally:
-        this_thread.creates_local_variables = outer
+        step.this_thread.creates_local_variables = outer
 
 
 def is_alone() -> bool:
     """Whether this thread is in `alone`."""
-    return this_thread.creates_local_variables
+    return step.this_thread.creates_local_variables
 
 
 class Engine(Protocol):

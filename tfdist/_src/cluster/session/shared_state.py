@@ -8,9 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from tfdist import errors
 from tfdist._src.cluster.net.framing import Header, WireError, encode
 from tfdist._src.log import logger
+from tfdist.errors import (
+    ClusterError,
+    PeerLostError,
+    ProgramMismatchError,
+    RendezvousError,
+    TfdistError,
+    TlsError,
+    UnsupportedError,
+)
 
 
 @dataclass(frozen=True)
@@ -49,25 +57,25 @@ class ExchangeRecorder(Protocol):
         """Called on a long wait, here or on another rank; the message names the awaited ranks."""
 
 
-_TYPES: dict[str, type[errors.TfdistError]] = {
+_TYPES: dict[str, type[TfdistError]] = {
     error.__name__: error
     for error in (
-        errors.ClusterError,
-        errors.PeerLostError,
-        errors.ProgramMismatchError,
-        errors.RendezvousError,
-        errors.TlsError,
-        errors.UnsupportedError,
+        ClusterError,
+        PeerLostError,
+        ProgramMismatchError,
+        RendezvousError,
+        TlsError,
+        UnsupportedError,
     )
 }
 
 
-def encode_error(kind: str, error: errors.TfdistError) -> Header:
+def encode_error(kind: str, error: TfdistError) -> Header:
     """Returns the header of a frame of the given kind that carries the error."""
     return {"kind": kind, "type": type(error).__name__, "message": str(error)}
 
 
-def decode_error(header: Header) -> errors.TfdistError:
+def decode_error(header: Header) -> TfdistError:
     """Returns the error that a frame carries.
 
     Raises:
@@ -175,7 +183,7 @@ class SessionState:
         self._exchanges = 0
         self._results: dict[int, list[bytes]] = {}
         self._notices: defaultdict[str, list[Notice]] = defaultdict(list)
-        self._error: errors.TfdistError | None = None
+        self._error: TfdistError | None = None
         self._lost: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
         self._left: list[str] = []
@@ -220,7 +228,7 @@ class SessionState:
         if self.recorder is not None:
             self.recorder.on_stall(message)
 
-    def fail(self, error: errors.TfdistError) -> None:
+    def fail(self, error: TfdistError) -> None:
         """Ends the session with an error; only the first one counts."""
         with self._changed:
             self._error = self._error or error
@@ -231,7 +239,7 @@ class SessionState:
         if rank is not None:
             self.lost_ranks.add(rank)
             self.silent_ranks |= {rank} if silent else set()
-        self.fail(errors.PeerLostError(message))
+        self.fail(PeerLostError(message))
         with self._changed:
             if self._lost is not None:
                 return
@@ -264,9 +272,7 @@ class SessionState:
         for message in left:
             _call(callback, message)
 
-    def result(
-        self, sequence: int, deadline: float, timeout_error: errors.TfdistError
-    ) -> list[bytes]:
+    def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
         """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
         failed = True
         try:
@@ -283,7 +289,7 @@ class SessionState:
         key: str,
         count: int,
         deadline: float,
-        timeout_error: errors.TfdistError,
+        timeout_error: TfdistError,
         warning: tuple[float, str],
         tell: Callable[[str], object],
     ) -> list[Notice]:
@@ -324,7 +330,7 @@ class SessionState:
         self,
         get: Callable[[], _T | None],
         deadline: float,
-        timeout_error: errors.TfdistError,
+        timeout_error: TfdistError,
         warning: tuple[float, str, Callable[[str], object]] | None = None,
     ) -> _T:
         with self._changed:

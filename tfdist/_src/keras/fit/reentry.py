@@ -4,13 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist._src.data.shares import Replay, RowsRead
-from tfdist._src.internals.iterators import (
-    batches_seen,
-    lasting_iterator,
-    set_batches_seen,
-    take_over,
-    within_epoch,
-)
+from tfdist._src.internals import iterators
 from tfdist._src.keras.fit.position import BatchSize
 
 Step = tuple[Any, ...]
@@ -109,7 +103,11 @@ class Reentry:
             given = self.replay.given - self._given
             return given if self.read == self.epoch else self.batches_before
         if self.read != self.epoch or self._step is None:
-            seen = batches_seen(self._epochs) if lasting_iterator(self._epochs) else 0
+            seen = (
+                iterators.batches_seen(self._epochs)
+                if iterators.lasting_iterator(self._epochs)
+                else 0
+            )
             return seen + self.batch_size.left(self.replay.read() if seen else RowsRead())
         again = self._goes_on is not None and self.has_untrained(self._goes_on[0])
         given = self.replay.given - self._given - again
@@ -120,7 +118,7 @@ class Reentry:
         """Replaces the previous epoch iterator by Keras's new one; returns whether one existed."""
         earlier, self._epochs = self._epochs, epochs
         if earlier is not None:
-            take_over(epochs, earlier)
+            iterators.take_over(epochs, earlier)
         return earlier is not None
 
     def iterator(self) -> Any:
@@ -174,7 +172,7 @@ class Reentry:
             batches: the number of trained batches of the epoch.
         """
         self.read, self._ended, self._step = self.epoch, False, step
-        self._seen = batches_seen(self._epochs)
+        self._seen = iterators.batches_seen(self._epochs)
         self._given = self.replay.given - batches
         self._goes_on = None
         self.batches_done = batches % self._epochs.steps_per_execution
@@ -197,9 +195,9 @@ class Reentry:
     def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
         """Makes Keras count up to its previous position, without taking batches."""
         # Keras starts counting from this number if an iterator lasts for several epochs.
-        set_batches_seen(self._epochs, self._seen - self.taken)
+        iterators.set_batches_seen(self._epochs, self._seen - self.taken)
         self._iterator = iterator
-        with within_epoch(self._epochs):
+        with iterators.within_epoch(self._epochs):
             step = self._next(advance)
         self._iterator = None  # Unused if Keras has kept its own iterator.
         self.batches_done = batches % self._epochs.steps_per_execution
@@ -213,5 +211,5 @@ class Reentry:
         except StopIteration:
             self.end()
             raise
-        self._seen = batches_seen(self._epochs)
+        self._seen = iterators.batches_seen(self._epochs)
         return self._step
