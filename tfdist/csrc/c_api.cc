@@ -1,9 +1,10 @@
 #include "c_api.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <climits>
 #include <future>
 #include <memory>
 #include <numeric>
@@ -53,7 +54,15 @@ int Guarded(Do what) {
   }
 }
 
-void Warn(const std::string& message) { std::fprintf(stderr, "tfdist: %s\n", message.c_str()); }
+// Writes a whole line to stderr, and drops it if nobody reads there: a thread that watches the
+// other ranks must not block. A pipe that is ready takes PIPE_BUF bytes at once.
+void Warn(const std::string& message) {
+  const std::string line = ("tfdist: " + message).substr(0, PIPE_BUF - 1) + "\n";
+  pollfd ready{STDERR_FILENO, POLLOUT, 0};
+  if (poll(&ready, 1, 200) > 0 && (ready.revents & POLLOUT) != 0) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, line.data(), line.size());
+  }
+}
 
 Operation Make(Kind kind, const char* name, int dtype) {
   if (dtype < 0 || dtype >= tfdist::kDTypes) {
