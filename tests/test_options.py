@@ -115,7 +115,7 @@ def test_names():
     assert settings - {"TFDIST_LAUNCHER"} < users
     assert {f"TFDIST_{f.name.upper()}" for f in dataclasses.fields(LauncherOptions)} < internal
     assert not users & internal
-    documented = set(re.findall(r"\bTFDIST_[A-Z_]+\b", (DOCS / "settings.md").read_text()))
+    documented = set(re.findall(r"\bTFDIST_[A-Z_]+\b", (DOCS / "guide/settings.md").read_text()))
     assert documented == users | internal - {InternalVariable.SPARK_ROWS}
 
 
