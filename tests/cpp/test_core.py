@@ -96,6 +96,8 @@ LONG = {
     ("collectives", ("processes",)),
     ("collectives", ("many",)),
     ("compressed", ()),
+    ("copies", ()),
+    ("data", ("20000",)),
     ("device_codecs", ()),
     ("device_compressed", ()),
     ("device_rounds", ("60",)),
@@ -103,7 +105,9 @@ LONG = {
     ("losses", ("kill",)),
     ("losses", ("stop",)),
     ("mismatches", ()),
+    ("rounding", ()),
     ("rounds", ("60",)),
+    ("segment", ("4000",)),
     ("segment", ("20000",)),
 }
 CASES = [
