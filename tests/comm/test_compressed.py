@@ -43,5 +43,5 @@ def test_errors_stay_within_two_half_steps():
 def test_wrong_arguments_are_refused():
     for messages in GROUPS["2"].run(f"{BEHAVIOURS}:compressed_wrongly"):
         assert len(messages) == 2
-        assert "a float32 variable with as many values as its tensor. The tensor: [4]" in messages[0]
-        assert "a float32 variable with as many values as its tensor. The tensor: [4]" in messages[1]
+        for message in messages:
+            assert "float32 variable with as many values as its tensor. The tensor: [4]" in message
