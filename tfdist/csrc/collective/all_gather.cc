@@ -3,8 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "collective/algorithms.h"
 #include "collective/collectives.h"
-#include "collective/direct.h"
 #include "collective/transfer.h"
 
 namespace tfdist {
@@ -53,7 +53,7 @@ Sizes BetweenHosts(Fabric& fabric, const Operation& operation) {
   transfer.part_bytes.assign(size, sizeof(own));
   transfer.in = ConstBufferList(reinterpret_cast<const char*>(&own), sizeof(own));
   transfer.out = BufferList(reinterpret_cast<char*>(all.data()), size * sizeof(own));
-  RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
+  RunTwoShot(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
   return {{all.begin(), all.end()}, false};
 }
 
@@ -69,9 +69,9 @@ void AllGather(Fabric& fabric, Operation& operation) {
   transfer.in = operation.in;
   transfer.out = operation.out;
   if (!one_host) {
-    return RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
+    return RunTwoShot(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
   }
-  if (!sizes.arrived && host.size() > 1) return RunShared(host, transfer);
+  if (!sizes.arrived && host.size() > 1) return RunShm(host, transfer);
   CopyPart(transfer, host.rank(), 0, operation.in.bytes());
   for (int rank = 0; rank < host.size(); ++rank) {
     if (rank == host.rank()) continue;

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "collective/algorithms.h"
 #include "collective/collectives.h"
 #include "collective/compressed.h"
-#include "collective/direct.h"
 #include "collective/transfer.h"
 #include "error.h"
 #include "reduce/reduce.h"
@@ -25,10 +25,10 @@ constexpr Named kAlgorithms[] = {
 
 constexpr int kMaxEagerRanks = 64;
 // Up to this size, latency dominates the time of a message between hosts.
-constexpr size_t kWholeBytes = 16 << 10;
-constexpr int kMaxWhole = 64;
+constexpr size_t kOneShotBytes = 16 << 10;
+constexpr int kMaxOneShotRanks = 64;
 // With more members, a ring needs fewer connections, and no rank has many senders concurrently.
-constexpr int kMaxDirect = 16;
+constexpr int kMaxTwoShotRanks = 16;
 
 double Divisor(const Operation& operation, int size) {
   return operation.fingerprint.op == ReduceOp::kMean ? size : 1.0;
@@ -79,8 +79,8 @@ bool FitsEagerSlots(size_t bytes, int ranks) {
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
-  if (bytes <= kWholeBytes && members <= kMaxWhole) return Algorithm::kOneShot;
-  return members <= kMaxDirect ? Algorithm::kTwoShot : Algorithm::kRing;
+  if (bytes <= kOneShotBytes && members <= kMaxOneShotRanks) return Algorithm::kOneShot;
+  return members <= kMaxTwoShotRanks ? Algorithm::kTwoShot : Algorithm::kRing;
 }
 
 void OverLinks(Fabric& fabric, const Operation& operation, const Members& members,
@@ -97,11 +97,11 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   switch (algorithm) {
     case Algorithm::kOneShot:
-      return RunWhole(fabric, operation.fingerprint, members, transfer);
+      return RunOneShot(fabric, operation.fingerprint, members, transfer);
     case Algorithm::kRing:
       return RunRing(fabric, operation.fingerprint, members, transfer);
     default:
-      return RunDirect(fabric, operation.fingerprint, members, transfer);
+      return RunTwoShot(fabric, operation.fingerprint, members, transfer);
   }
 }
 
@@ -191,7 +191,7 @@ class Hierarchical {
     inside.widens = widens_;
     inside.out = sums;
     if (host_.size() > 1) {
-      RunShared(host_, inside);
+      RunShm(host_, inside);
     } else {
       ReducePart(inside, 0, 0, bytes, {nullptr});
     }
@@ -207,7 +207,7 @@ class Hierarchical {
       back.in = rounded.Const();
     }
     if (host_.size() > 1) {
-      RunShared(host_, back);
+      RunShm(host_, back);
     } else {
       CopyPart(back, 0, 0, bytes);
     }
@@ -278,7 +278,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
                          operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
-  if (algorithm == Algorithm::kShm) return RunShared(host, whole);
+  if (algorithm == Algorithm::kShm) return RunShm(host, whole);
   host.AwaitAll();
   OverLinks(fabric, operation, Everyone(topology), whole, algorithm);
 }
@@ -295,9 +295,9 @@ void ReduceScatter(Fabric& fabric, Operation& operation) {
   if (transfer.op == ReduceOp::kMean) transfer.divisor = size;
   transfer.part_bytes.assign(static_cast<size_t>(size), operation.out.bytes());
   fabric.host->Arrive(operation.fingerprint);
-  if (fabric.topology.hosts.size() == 1 && size > 1) { return RunShared(*fabric.host, transfer); }
+  if (fabric.topology.hosts.size() == 1 && size > 1) { return RunShm(*fabric.host, transfer); }
   fabric.host->AwaitAll();
-  RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
+  RunTwoShot(fabric, operation.fingerprint, Everyone(fabric.topology), transfer);
 }
 
 }  // namespace tfdist

@@ -3,8 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "collective/algorithms.h"
 #include "collective/collectives.h"
-#include "collective/direct.h"
 #include "error.h"
 #include "transport/exchange.h"
 
@@ -71,7 +71,7 @@ void OnHost(Host& host, const Operation& operation, int from, const ConstBufferL
   transfer.part_bytes[static_cast<size_t>(from)] = operation.out.bytes();
   if (host.rank() == from) transfer.in = data;
   transfer.out = operation.out;
-  RunShared(host, transfer);
+  RunShm(host, transfer);
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ void Barrier(Fabric& fabric, Operation& operation) {
   Transfer nothing;
   nothing.gather = true;
   nothing.part_bytes.assign(static_cast<size_t>(fabric.topology.size), 0);
-  RunDirect(fabric, operation.fingerprint, Everyone(fabric.topology), nothing);
+  RunTwoShot(fabric, operation.fingerprint, Everyone(fabric.topology), nothing);
 }
 
 }  // namespace tfdist

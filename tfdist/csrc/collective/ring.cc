@@ -1,4 +1,4 @@
-#include "collective/direct.h"
+#include "collective/algorithms.h"
 
 #include <algorithm>
 
@@ -103,7 +103,7 @@ class AroundRing {
 void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
              const Transfer& transfer) {
   if (members.ranks.size() == 1) {
-    RunDirect(fabric, joined, members, transfer);
+    RunTwoShot(fabric, joined, members, transfer);
   } else {
     AroundRing(fabric, joined, members, transfer)();
   }

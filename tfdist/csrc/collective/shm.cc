@@ -3,7 +3,7 @@
 // caller's memory and to the segment in one pass. Chunks overlap: while a rank waits for the others
 // to publish a chunk, its own next chunk is already available.
 
-#include "collective/direct.h"
+#include "collective/algorithms.h"
 
 #include <algorithm>
 #include <cstring>
@@ -123,6 +123,6 @@ class Run {
 
 }  // namespace
 
-void RunShared(Host& host, const Transfer& transfer) { Run(host, transfer)(); }
+void RunShm(Host& host, const Transfer& transfer) { Run(host, transfer)(); }
 
 }  // namespace tfdist

@@ -12,13 +12,13 @@ namespace tfdist {
 //
 // All members call this together. The owner reduces its part in the members' order while it is
 // being received, and sends it chunk by chunk.
-void RunDirect(Fabric& fabric, const Fingerprint& joined, const Members& members,
-               const Transfer& transfer);
+void RunTwoShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
+                const Transfer& transfer);
 
 // The same for a small all-reduce: every rank sends its whole input to every other rank, in one
 // round instead of two.
-void RunWhole(Fabric& fabric, const Fingerprint& joined, const Members& members,
-              const Transfer& transfer);
+void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
+                const Transfer& transfer);
 
 // An all-reduce around a ring: each member exchanges data with two others, regardless of the number
 // of members.
@@ -32,6 +32,6 @@ void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
 //
 // All ranks of the host call this in the same order, after Host::Arrive. `in` and `out` may be the
 // same memory if both hold all parts.
-void RunShared(Host& host, const Transfer& transfer);
+void RunShm(Host& host, const Transfer& transfer);
 
 }  // namespace tfdist

@@ -1,4 +1,4 @@
-#include "collective/direct.h"
+#include "collective/algorithms.h"
 
 #include <algorithm>
 #include <cstring>
@@ -125,13 +125,13 @@ class Direct {
 
 }  // namespace
 
-void RunDirect(Fabric& fabric, const Fingerprint& joined, const Members& members,
-               const Transfer& transfer) {
+void RunTwoShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
+                const Transfer& transfer) {
   Direct(fabric, joined, members, transfer)();
 }
 
-void RunWhole(Fabric& fabric, const Fingerprint& joined, const Members& members,
-              const Transfer& transfer) {
+void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
+                const Transfer& transfer) {
   const size_t size = members.ranks.size(), bytes = transfer.in.bytes();
   const auto me = static_cast<size_t>(members.me);
   char* scratch = fabric.link_scratch.Take(size * bytes);
