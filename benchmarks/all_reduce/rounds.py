@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from benchmarks.all_reduce.team import Team, TeamError
 
 ROUND_SECONDS = 0.03
-MOST_REPETITIONS = 1_000_000
+MAX_REPETITIONS = 1_000_000
 
 
 @dataclass
@@ -69,8 +69,8 @@ def calibrate(team: Team, size: int) -> int:
     while True:
         seconds, _ = team.measure(size, repetitions)
         spent = seconds * repetitions
-        if spent > ROUND_SECONDS / 3 or repetitions == MOST_REPETITIONS:
-            return min(MOST_REPETITIONS, max(1, round(ROUND_SECONDS / seconds)))
+        if spent > ROUND_SECONDS / 3 or repetitions == MAX_REPETITIONS:
+            return min(MAX_REPETITIONS, max(1, round(ROUND_SECONDS / seconds)))
         # The first ones are slower than the rest, so it goes by steps.
         growth = min(50.0, 1.5 * ROUND_SECONDS / spent)
-        repetitions = min(MOST_REPETITIONS, math.ceil(repetitions * growth))
+        repetitions = min(MAX_REPETITIONS, math.ceil(repetitions * growth))

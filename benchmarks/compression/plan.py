@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 ROUND_SECONDS = 1.5
-MOST_STEPS = 40
-LEAST_STEPS = 2
+MAX_STEPS = 40
+MIN_STEPS = 2
 ENOUGH_STEPS = 60
 ENOUGH_ROUNDS = 10
 ENOUGH_SECONDS = 30.0
-LEAST_ROUNDS = 5
+MIN_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ def make_plan(step_seconds: float, steps: int | None, rounds: int | None) -> Pla
         rounds: how many; None where the user did not say.
     """
     if steps is None:
-        steps = min(MOST_STEPS, max(LEAST_STEPS, round(ROUND_SECONDS / step_seconds)))
+        steps = min(MAX_STEPS, max(MIN_STEPS, round(ROUND_SECONDS / step_seconds)))
     if rounds is None:
         enough = max(ENOUGH_ROUNDS, math.ceil(ENOUGH_STEPS / steps))
         affordable = int(ENOUGH_SECONDS / (steps * step_seconds))
-        rounds = max(LEAST_ROUNDS, min(enough, affordable))
+        rounds = max(MIN_ROUNDS, min(enough, affordable))
     return Plan(steps, rounds)

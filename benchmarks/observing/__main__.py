@@ -38,7 +38,7 @@ from benchmarks.observing.watches import WATCHES
 from benchmarks.step_time.members import TeamError
 from benchmarks.step_time.models import MODELS
 
-LEAST_STEPS = 10  # so that a StragglerMonitor compares in every round
+MIN_STEPS = 10  # so that a StragglerMonitor compares in every round
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("workers", 2, "number of workers", lower_bound=1)
@@ -47,7 +47,7 @@ flags.DEFINE_list("watch", list(WATCHES), f"any of {', '.join(WATCHES)}")
 flags.DEFINE_integer("starts", 2, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 10, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer(
-    "steps", None, f"steps in a round; by default the model's own number, at least {LEAST_STEPS}"
+    "steps", None, f"steps in a round; by default the model's own number, at least {MIN_STEPS}"
 )
 flags.DEFINE_string("json", None, "file to write the rows to")
 for name, known in (("models", MODELS), ("watch", WATCHES)):
@@ -87,7 +87,7 @@ def measure(
         For each way to watch the seconds of each step in each round, and how many inputs and
         collectives have been recorded in a step.
     """
-    steps = FLAGS.steps or max(LEAST_STEPS, MODELS[model].steps)
+    steps = FLAGS.steps or max(MIN_STEPS, MODELS[model].steps)
     metrics = any(WATCHES[watch].scraped for watch in watches)
     times: dict[str, list[list[float]]] = {watch: [] for watch in watches}
     recorded: dict[str, float] = {}

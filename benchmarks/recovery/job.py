@@ -18,7 +18,7 @@ from typing import TypeVar
 from benchmarks.all_reduce.python import ENVIRONMENT
 from benchmarks.recovery.marks import parse
 from benchmarks.recovery.timeline import Life
-from benchmarks.step_time.members import LAST_LINES, LONGEST, TeamError
+from benchmarks.step_time.members import LAST_LINES, MAX_TEXT, TeamError
 
 T = TypeVar("T")
 # Every process of a job has it in its environment, whoever has started it.
@@ -117,7 +117,7 @@ class Job:
         # Torchrun's last words are a summary without the cause.
         error = re.compile(r"(\[rank\d+\]: )?\w*(Error|Exception): ")
         causes = [line for line in words if error.match(line)]
-        return " | ".join([*causes[-1:], *words[-LAST_LINES:]])[:LONGEST] or "without a word"
+        return " | ".join([*causes[-1:], *words[-LAST_LINES:]])[:MAX_TEXT] or "without a word"
 
 
 def processes_with(variable: str) -> list[int]:

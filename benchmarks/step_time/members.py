@@ -15,7 +15,7 @@ from typing import IO, Any
 from benchmarks.all_reduce.python import ENVIRONMENT
 
 LAST_LINES = 3
-LONGEST = 500
+MAX_TEXT = 500
 
 
 class TeamError(Exception):
@@ -128,4 +128,4 @@ class Member:
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]
-        return " | ".join(words[-LAST_LINES:])[-LONGEST:] or "without a word"
+        return " | ".join(words[-LAST_LINES:])[-MAX_TEXT:] or "without a word"

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from benchmarks.step_time.members import LONGEST
+from benchmarks.step_time.members import MAX_TEXT
 
 
 def serve(work: Callable[..., None]) -> None:
@@ -27,4 +27,4 @@ def serve(work: Callable[..., None]) -> None:
         pass  # The driver is gone.
     except Exception as error:
         traceback.print_exc()
-        pipe.send(textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST))
+        pipe.send(textwrap.shorten(f"{type(error).__name__}: {error}", MAX_TEXT))

@@ -32,7 +32,7 @@ def test_lines_of_several_workers(module, capsys):
 
 
 def test_a_line_without_an_end_is_not_kept_for_ever(module, capsys, monkeypatch):
-    monkeypatch.setattr(module, "_LONGEST_LINE", 1000)
+    monkeypatch.setattr(module, "_MAX_LINE", 1000)
     with module.DriverLog(SECRET, 1) as log:
         client = module.DriverLogClient(("127.0.0.1", log.port), SECRET)
         client.send(b"x" * 5000)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tests.global_view.simulation import check
 from tests.harness.tiers import some
 
-_MOST = 400  # The maximum number of elements per row.
+_MAX_ELEMENTS = 400  # Per row.
 # The size of an axis: an integer, and whether it is multiplied by the number of rows.
 Size = tuple[int, bool]
 Shape = tuple[Size, ...]
@@ -36,7 +36,7 @@ class RandomProgram:
             if made is None:
                 continue
             shape, function, operands = made
-            if elements(shape) <= _MOST and sum(times for _, times in shape) <= 2:
+            if elements(shape) <= _MAX_ELEMENTS and sum(times for _, times in shape) <= 2:
                 self.steps.append((name, function, operands))
                 self.shapes.append(shape)
 

@@ -23,7 +23,7 @@ from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
 # The maximum number of warm processes; the least recently used groups are stopped first.
-MOST = 16
+MAX_WARM_PROCESSES = 16
 _warm: list[Ranks] = []
 
 # Even and odd ranks are forked from different processes, so that they iterate over sets in
@@ -141,7 +141,7 @@ class Ranks:
             return False, f"ended with exit code {process.exitcode(1)}"
 
     def _start(self) -> None:
-        while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MOST:
+        while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MAX_WARM_PROCESSES:
             _warm[0].stop()
         if self._native and self.workers > 1:
             # Compile here, since the deadline of the call has not started yet.

@@ -43,7 +43,7 @@ def save_on_sigterm():
 # Spares that have nothing to import.
 LIGHT = {"job.spares._PRELOAD": []}
 SOON = {"restart_policy._FIRST_DELAY": 0.05}
-NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._LONGEST_DELAY": FAR}
+NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._MAX_DELAY": FAR}
 KILLED = "worker 1 was killed by SIGKILL, often because the host ran out of memory"
 
 

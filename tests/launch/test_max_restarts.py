@@ -32,7 +32,7 @@ def save_on_sigterm():
     signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
 """
 SOON = {"restart_policy._FIRST_DELAY": 0.05}
-NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._LONGEST_DELAY": FAR}
+NEVER = {"restart_policy._FIRST_DELAY": FAR, "restart_policy._MAX_DELAY": FAR}
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tfdist._src.pipeline.simulation import simulate
 F = BI = BW = 1
 B = BI + BW
 # Ranks, where the simulation of more takes long.
-MOST = some([4, 8], always=[4])
+MAX_RANKS = some([4, 8], always=[4])
 
 
 def sizes(most: int = 8) -> list[tuple[int, int]]:
@@ -105,7 +105,7 @@ def test_interleaved_zb_divides_the_bubble_of_zb_h1(v):
         assert max(peak_activations(schedule)) <= max(peak_activations(whole))
 
 
-@pytest.mark.parametrize("most", MOST)
+@pytest.mark.parametrize("most", MAX_RANKS)
 def test_zbv_has_the_bubble_and_memory_of_its_paper(most):
     # Zero bubble, section 6: no bubble but the fill of (p - 1) stages, F / 2 each, and from
     # m = 2 p - 1 on no rank waits between; with 1F1B's memory, p microbatches of both stages.
@@ -121,7 +121,7 @@ def test_zbv_has_the_bubble_and_memory_of_its_paper(most):
                 assert own[-1].end - own[0].start == m * (F + BI + BW)
 
 
-@pytest.mark.parametrize("most", MOST)
+@pytest.mark.parametrize("most", MAX_RANKS)
 def test_dualpipev_has_the_bubble_and_memory_of_its_readme(most):
     # DualPipe, the README's table: (p - 1)(F&B + B - 3 W) of one of two stages, and 2 p + 1
     # activations. F&B, a forward and a backward pass at once, takes F + B here, but the forward

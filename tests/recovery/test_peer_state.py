@@ -11,7 +11,7 @@ from tfdist._src.recovery.state_transfer import ReplacedValues
 
 @pytest.mark.parametrize("most", [1 << 30, 11])
 def test_replaced_values_are_put_back_if_they_are_not_too_many(monkeypatch, most):
-    monkeypatch.setattr(state_transfer, "_MOST_KEPT_BYTES", most)
+    monkeypatch.setattr(state_transfer, "_MAX_KEPT_BYTES", most)
     variables = [tf.Variable([1.0, 2.0]), tf.Variable(3)]
     replaced = ReplacedValues()
     for variable in variables:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.harness.tiers import exhaustive
 from tests.soaking.plan import KINDS, Event, Group, make_plan
 
-LEAST, MOST = 1, 4
+MIN_WORKERS, MAX_WORKERS = 1, 4
 
 
 def replay(events: list[Event], start: int) -> list[list[int]]:
@@ -25,11 +25,11 @@ def replay(events: list[Event], start: int) -> list[list[int]]:
 def test_plans_keep_their_limits_and_leave_a_group_that_may_go_on() -> None:
     kinds, together, eldest = set(), 0, 0
     for seed in range(300):
-        events = make_plan(seed, steps=200, start=3, least=LEAST, most=MOST)
+        events = make_plan(seed, steps=200, start=3, least=MIN_WORKERS, most=MAX_WORKERS)
         assert [event.step for event in events] == sorted(event.step for event in events)
         assert all(0 < event.step <= 200 for event in events)
         course = replay(events, 3)
-        assert all(LEAST <= len(members) <= MOST for members in course)
+        assert all(MIN_WORKERS <= len(members) <= MAX_WORKERS for members in course)
         # The group of each step at which something happens, against those of it who are left.
         for step in {event.step for event in events}:
             at = [i for i, event in enumerate(events) if event.step == step]

@@ -22,9 +22,9 @@ _LENGTH = struct.Struct("=q")
 _STEPS_AT = _OWNER.size
 _LENGTH_AT = _STEPS_AT + _STEPS.size
 _TEXT_AT = _LENGTH_AT + _LENGTH.size
-_LONGEST_MESSAGE = 300
-_LONGEST_NAME = 80
-_MOST_NAMES = 12
+_MAX_MESSAGE = 300
+_MAX_NAME = 80
+_MAX_NAMES = 12
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class UncaughtException:
         return cls(
             classes=_short(classes or [type(error).__name__]),
             chained=_short([type(other).__name__ for other in _chain(error)]),
-            message=lines[0][:_LONGEST_MESSAGE] if lines else "",
+            message=lines[0][:_MAX_MESSAGE] if lines else "",
         )
 
     def __str__(self) -> str:
@@ -146,4 +146,4 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _short(names: list[str]) -> tuple[str, ...]:
-    return tuple(name[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
+    return tuple(name[:_MAX_NAME] for name in names[:_MAX_NAMES])

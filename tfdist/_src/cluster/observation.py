@@ -106,7 +106,7 @@ PATIENCE_SECONDS = 3.0
 """The time limit for the reports of the ranks."""
 
 _SEND_SECONDS = 10.0
-MOST = 4
+_MAX_OBSERVERS = 4
 """The maximum number of observers answered at the same time."""
 _CHUNK = 64 * 1024
 
@@ -181,7 +181,7 @@ class ObservationServer:
 
     def admit(self, sock: socket.socket, hello: Identity) -> None:
         """Accepts an observer, which is answered soon."""
-        if len(self._waiting) + len(self._replies) >= MOST:
+        if len(self._waiting) + len(self._replies) >= _MAX_OBSERVERS:
             send_at_once(sock, framing.encode({"kind": "busy"}))
             sock.close()
             return
@@ -311,5 +311,5 @@ def observe(session: Session, options: Options, announce: Announce = logger.warn
     def answering(selector: selectors.BaseSelector, wake: Wake) -> ObservationServer:
         return ObservationServer(selector, session, wake)
 
-    listener.serve(OBSERVE, answering, MOST)
+    listener.serve(OBSERVE, answering, _MAX_OBSERVERS)
     session.address.let(listener)

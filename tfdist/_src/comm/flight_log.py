@@ -120,7 +120,7 @@ _exchanges: ExchangeLog | None = None  # reports the session's exchanges to the 
 _folder = Path()
 # The values that training steps communicate, by the names of their models; the newest is last.
 _steps: dict[str, dict[str, Any]] = {}
-_MOST_MODELS = 4
+_MAX_MODELS = 4
 # Why there is no log; "" if there is one.
 _none_because = (
     "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
@@ -223,7 +223,7 @@ def note_step(model: str, step: dict[str, Any]) -> None:
             return
         _steps.pop(model, None)
         _steps[model] = step
-        if len(_steps) > _MOST_MODELS:
+        if len(_steps) > _MAX_MODELS:
             del _steps[next(iter(_steps))]
         if _session is not None and _exchanges is not None:
             native.load().library.tfd_flight_move(*_place(_folder, _session.topology))

@@ -81,7 +81,7 @@ def _environment(pid: int) -> dict[str, str]:
 
 
 _MAX_TEXT = 500
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _activity(
 def _operation(raw: Any, absent: dict[int, list[int]]) -> Operation:
     waits_for, missing = raw["waits_for"], raw["missing"]
     if _is_exchange(raw):
-        waits_for = absent[raw["number"]][:_MOST_NAMED]
+        waits_for = absent[raw["number"]][:_MAX_NAMED]
         missing = len(absent[raw["number"]])
     return Operation(
         _text(raw["communicator"]),
@@ -323,7 +323,7 @@ def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
     )
     seconds = 1e-6 * busy_us
     # The counts shrink if a group has been closed meanwhile.
-    known = before is not None and seconds >= stragglers.LEAST_BUSY_SECONDS and came >= 0
+    known = before is not None and seconds >= stragglers.MIN_BUSY_SECONDS and came >= 0
     return Link(
         rank=rank,
         bytes=int(came) if known else None,
@@ -349,7 +349,7 @@ def _text(value: Any) -> str:
 # Higher than the monitor's default: this sample has few steps and few messages.
 _FACTOR = 1.5
 _LINK_FACTOR = 3.0
-_LEAST_STEPS = 4
+_MIN_STEPS = 4
 
 
 def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
@@ -361,7 +361,7 @@ def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
     measured = [_measurement(one, hosts) for one in known]
     process = None
     # A wait is counted when it ends: among few steps, a single one changes the result.
-    if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
+    if min(one.steps_per_second * one.seconds for one in known) >= _MIN_STEPS:
         process = stragglers.find_slow_process(measured, _FACTOR)
     return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
@@ -563,7 +563,7 @@ def _do(names: Sequence[str]) -> str:
     return "do" if len(names) > 1 else "does"
 
 
-_MOST_ROWS = 64
+_MAX_ROWS = 64
 _COLUMNS = (
     "rank",
     "host",
@@ -582,7 +582,7 @@ _LEFT = ("host", "now")
 _FORMAT = 1
 
 
-def live_text(ranks: Sequence[Rank], *, most: int | None = _MOST_ROWS) -> str:
+def live_text(ranks: Sequence[Rank], *, most: int | None = _MAX_ROWS) -> str:
     """Formats the headline and a table with a row for each rank, ranks that others wait for first.
 
     Args:

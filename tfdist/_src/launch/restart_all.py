@@ -36,7 +36,7 @@ _LAST_WORDS_SECONDS = 1.0
 _HOST_0_SECONDS = 3.0
 # Extra time allowed to a host beyond its workers' grace period.
 _HOST_SECONDS = 30.0
-_LONGEST_DELAY = 3600.0
+_MAX_DELAY = 3600.0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RestartDecision:
     saved: bool = False
 
     def __post_init__(self) -> None:
-        if self.restart < 0 or self.limit < 0 or not 0 <= self.delay <= _LONGEST_DELAY:
+        if self.restart < 0 or self.limit < 0 or not 0 <= self.delay <= _MAX_DELAY:
             raise ValueError("it sent an invalid verdict")
 
 

@@ -21,7 +21,7 @@ from tfdist._src.options import PREEMPTED
 HOST_0 = 0
 # Seconds before the first restart, doubled after each failure without progress.
 _FIRST_DELAY = 1.0
-_LONGEST_DELAY = 60.0
+_MAX_DELAY = 60.0
 # A job that ran for this many seconds was training, even if it counted no steps, as in a custom
 # loop.
 _LONG = 600.0
@@ -324,7 +324,7 @@ def decide(history: Sequence[Ended], limit: int, *, at_once: bool = False) -> Re
     count = _in_vain(history)
     if at_once and not count:
         return Restart(0.0)
-    return Restart(min(_FIRST_DELAY * 2.0 ** min(count - at_once, 99), _LONGEST_DELAY))
+    return Restart(min(_FIRST_DELAY * 2.0 ** min(count - at_once, 99), _MAX_DELAY))
 
 
 def all_saved(failure: Failure, codes: Collection[int]) -> bool:

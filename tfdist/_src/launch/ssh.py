@@ -293,7 +293,7 @@ def is_this_machine(host: ListedHost) -> bool:
 
 # The first and the longest delay, in seconds, before a lost host of an elastic job is dialed again.
 _RETRY_SECONDS = (5.0, 60.0)
-_MOST_RETRIES = 8
+_MAX_RETRIES = 8
 # Signals, output and exits wake this process; this interval catches missed ones.
 _CHECK_SECONDS = 1.0
 # Time in which the launchers must end after a stop request; longer than their own grace period.
@@ -471,7 +471,7 @@ class HostsJob:
                     host.end()
             return
         for number, retry in self._retries.items():
-            if number not in self._running and retry.due <= now and retry.count <= _MOST_RETRIES:
+            if number not in self._running and retry.due <= now and retry.count <= _MAX_RETRIES:
                 listed = self._options.hosts[number]
                 logger.info(f"connecting to {listed.name} again")
                 self._running[number] = RemoteHost(number, listed, self._ssh, self._task)

@@ -20,8 +20,8 @@ from tfdist._src.comm.tracing import Activity
 from tfdist._src.monitoring import stragglers, training
 
 _MAX_ITEMS = 8
-_MOST_LINKS = 16
-_MOST_TEXT = 300
+_MAX_LINKS = 16
+_MAX_TEXT = 300
 _OWN = str(Path(__file__).parents[2])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 
@@ -84,8 +84,8 @@ def _operations(
             if not record["ended_ns"]:
                 missing = [one["ranks"][peer] for peer in _missing(one, record)]
                 yield {
-                    "communicator": one["name"][:_MOST_TEXT],
-                    "what": record["what"][:_MOST_TEXT],
+                    "communicator": one["name"][:_MAX_TEXT],
+                    "what": record["what"][:_MAX_TEXT],
                     "number": record["sequence"],
                     "seconds": max(0.0, 1e-9 * (now - record["begun_ns"])),
                     "waits_for": [ranks[name] for name in missing if name in ranks][:_MAX_ITEMS],
@@ -101,7 +101,7 @@ def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
     for one in session.awaited:
         yield {
             "communicator": NOTICES if one.is_notice else SESSION,
-            "what": one.what[:_MOST_TEXT],
+            "what": one.what[:_MAX_TEXT],
             "number": one.sequence,
             "seconds": max(0.0, 1e-9 * (now - one.since_ns)),
             "waits_for": [0] if one.is_notice else None,
@@ -120,7 +120,7 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
 def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
     """The busiest connections to other hosts, by rank."""
     found = stragglers.by_rank(communicators, ranks)
-    busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MOST_LINKS]
+    busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MAX_LINKS]
     return [(rank, *astuple(found[rank])) for rank in busiest]
 
 
@@ -145,4 +145,4 @@ def _main_thread() -> str:
     if shown is None:
         return ""
     code = shown.f_code
-    return f"{code.co_name} ({code.co_filename}:{shown.f_lineno})"[-_MOST_TEXT:]
+    return f"{code.co_name} ({code.co_filename}:{shown.f_lineno})"[-_MAX_TEXT:]

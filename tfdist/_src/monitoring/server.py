@@ -25,7 +25,7 @@ _MAX_CONNECTIONS = 8
 """The limit on connections. Beyond it, the address with the most loses its oldest connection."""
 _SILENCE_SECONDS = 5.0
 _REQUEST_SECONDS = 20.0
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 
 
 class _Handler(WSGIRequestHandler):
@@ -70,7 +70,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
     def reject(self, address: Any, reason: str) -> None:
         """Reports that a connection received no answer, perhaps later with others of its host."""
-        text = printable(reason)[:_LONGEST_REASON]
+        text = printable(reason)[:_MAX_REASON]
         with self._lock:
             self._rejections.add(
                 address[0], f"{address[0]}:{address[1]}", f"no metrics: {text}", time.monotonic()

@@ -18,14 +18,14 @@ USUAL_FACTOR = 1.3
 _NOTICEABLE = 0.05
 # A rate is unreliable if data was in flight for less than this time, or if the link carried less
 # than this share of the busiest link's bytes: such a link carries only small messages.
-LEAST_BUSY_SECONDS = 0.001
-_LEAST_SHARE = 0.1
+MIN_BUSY_SECONDS = 0.001
+_MIN_SHARE = 0.1
 # A link is reported on its own only if it is slower than the median of the best rates by this
 # number times the factor.
 _ALONE = 3.0
 # A small delay may only mean that a busy processor read messages late. A queue on the network
 # takes at least this time, and at least this multiple of the delay in the other direction.
-_LEAST_QUEUE_SECONDS = 0.005
+_MIN_QUEUE_SECONDS = 0.005
 _QUEUE_FACTOR = 3.0
 # Links are compared only if data moves for at least this share of a step.
 _MOVES = 0.1
@@ -101,7 +101,7 @@ class Measurement:
         most = max((link.bytes for link in links.values()), default=0.0)
         fastest: dict[int, tuple[float, int]] = {}  # the rate and the rank, by host
         for rank, link in links.items():
-            if link.busy >= LEAST_BUSY_SECONDS and link.bytes >= max(1.0, _LEAST_SHARE * most):
+            if link.busy >= MIN_BUSY_SECONDS and link.bytes >= max(1.0, _MIN_SHARE * most):
                 found = (link.bytes / link.busy, rank)
                 fastest[hosts[rank]] = max(found, fastest.get(hosts[rank], found))
         rate, peer = min(fastest.values(), default=(0.0, -1))
@@ -271,7 +271,7 @@ def _find_queue(
     back, there = sorted(ends, key=lambda r: measured[r].delay)
     delay, usual = measured[there].delay, measured[back].delay
     if (
-        delay < max(_LEAST_QUEUE_SECONDS, max(factor, _QUEUE_FACTOR) * usual)
+        delay < max(_MIN_QUEUE_SECONDS, max(factor, _QUEUE_FACTOR) * usual)
         or delay - usual < _NOTICEABLE * measured[there].step
     ):
         return None

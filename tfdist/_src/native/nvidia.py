@@ -18,7 +18,7 @@ DRIVER = "libcuda.so.1"
 NCCL = "libnccl.so.2"
 _NCCL_PACKAGES = ("nvidia.nccl", "nvidia.cu13")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-_LONGEST_NAME = 128
+_MAX_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Driver:
         return [self._device(number) for number in range(count.value)]
 
     def _device(self, number: int) -> Device:
-        name = ctypes.create_string_buffer(_LONGEST_NAME)
-        self.call("cuDeviceGetName", name, _LONGEST_NAME - 1, number)
+        name = ctypes.create_string_buffer(_MAX_NAME)
+        self.call("cuDeviceGetName", name, _MAX_NAME - 1, number)
         parts = []
         for attribute in (_MAJOR, _MINOR):
             part = ctypes.c_int()

@@ -215,7 +215,7 @@ def _may_come_from_others(error: BaseException) -> bool:
     return isinstance(error, (*_FAILURES, TfdistError)) and not isinstance(error, GroupLostError)
 
 
-_MOST_CHANGES = 8
+_MAX_CHANGES = 8
 """How often the group may change between two steps."""
 
 
@@ -312,7 +312,7 @@ class Recovery:
     def can_help(self, error: BaseException) -> bool:
         """Whether an error was caused by the loss of a worker, and another group may be formed."""
         steps, times = self._changed_at
-        if self._extended.progress.committed_steps == steps and times > _MOST_CHANGES:
+        if self._extended.progress.committed_steps == steps and times > _MAX_CHANGES:
             return False
         group, causes = self._group, self._group.causes()
         if is_loss(error, group.session, causes):

@@ -170,7 +170,7 @@ def decode(contents: bytes) -> EntryPosition:
 
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
-_MOST_KEPT_BYTES = 1 << 30
+_MAX_KEPT_BYTES = 1 << 30
 """The limit of host memory for copies. If it is exceeded, no values are put back."""
 
 
@@ -184,7 +184,7 @@ class ReplacedValues:
     def keep(self, value: tf.Tensor, assign: Callable[[Any], object]) -> None:
         """Keeps the value of a variable that is about to be assigned."""
         self._bytes += value.dtype.size * value.shape.num_elements()
-        if self._bytes > _MOST_KEPT_BYTES:
+        if self._bytes > _MAX_KEPT_BYTES:
             self._kept = []
             return
         with tf.device("CPU:0"):
@@ -194,7 +194,7 @@ class ReplacedValues:
         """Puts all values back; returns whether all had been kept."""
         for assign, value in self._kept:
             assign(value)
-        return self._bytes <= _MOST_KEPT_BYTES
+        return self._bytes <= _MAX_KEPT_BYTES
 
 
 def share_state(

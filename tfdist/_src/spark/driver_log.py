@@ -22,7 +22,7 @@ _QUIET_SECONDS = 10.0
 _LAST_SECONDS = 10.0
 _TICK_SECONDS = 0.1
 _READ_SIZE = 64 * 1024
-_LONGEST_LINE = 1 << 20
+_MAX_LINE = 1 << 20
 _BACKLOG = 1024
 
 
@@ -126,7 +126,7 @@ class DriverLog:
         except OSError:  # The worker or its host is gone.
             data = b""
         whole, end, rest = (self._lines[sock] + data).rpartition(b"\n")
-        if not data or len(rest) > _LONGEST_LINE:
+        if not data or len(rest) > _MAX_LINE:
             whole, end, rest = self._lines[sock] + data, b"", b""
         self._lines[sock] = rest
         if whole or end:

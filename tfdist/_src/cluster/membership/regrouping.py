@@ -75,7 +75,7 @@ _LOST = (State.DEAD, State.GONE, State.LOST)
 _AGAIN_SECONDS = 0.5
 _LET_IN_SECONDS = 20.0
 _STAGGER_SECONDS = 0.1
-_MOST_STAGGER_SECONDS = 10.0
+_MAX_STAGGER_SECONDS = 10.0
 
 
 class ViewEntry:
@@ -109,7 +109,7 @@ class ViewEntry:
         self._view = view
         self._terms = terms
         # The first member whose time is up asks the others; staggered, so that two seldom ask.
-        stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MOST_STAGGER_SECONDS)
+        stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MAX_STAGGER_SECONDS)
         self._deadline = time.monotonic() + terms.busy + stagger
         self.absent: dict[str, str] = {}
         self._waits = WaitMessages(node.member.worker, terms.busy, announce)

@@ -27,7 +27,7 @@ _TICK_SECONDS = 0.2
 _ATTENTIVE_SECONDS = 30.0
 """The time for which the thread checks deadlines after an event, before it sleeps."""
 _STOP_SECONDS = 2.0
-_MOST_ERRORS = 10
+_MAX_ERRORS = 10
 """The maximum number of unexpected errors printed in one period of listening."""
 
 
@@ -261,7 +261,7 @@ def _loop(
             call()
         except Exception:
             errors += 1
-            if errors <= _MOST_ERRORS:
+            if errors <= _MAX_ERRORS:
                 traceback.print_exc()
             return False
         return True

@@ -76,13 +76,13 @@ def _ask(stream: TextIO, command: str) -> dict[str, str]:
 _LIBRARIES = ("libpmix.so.2", "libpmix.so")
 _PMIX_KEY = b"tfdist.rank0"
 _GLOBAL, _STRING = 3, 3  # PMIX_GLOBAL, PMIX_STRING
-_LONGEST_NAMESPACE = 255
+_MAX_NAMESPACE = 255
 
 
 class _Process(ctypes.Structure):
     """`pmix_proc_t`."""
 
-    _fields_ = (("nspace", ctypes.c_char * (_LONGEST_NAMESPACE + 1)), ("rank", ctypes.c_uint32))
+    _fields_ = (("nspace", ctypes.c_char * (_MAX_NAMESPACE + 1)), ("rank", ctypes.c_uint32))
 
 
 class _Value(ctypes.Structure):

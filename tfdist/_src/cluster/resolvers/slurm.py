@@ -19,7 +19,7 @@ from tfdist._src.cluster.resolvers import found
 from tfdist._src.cluster.resolvers.torchrun import master
 from tfdist.errors import ClusterError
 
-_MOST = 1 << 20
+_MAX_HOSTS = 1 << 20
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
@@ -39,7 +39,7 @@ def expand(text: str, variable: str) -> list[str]:
         ['a08x1', 'a08x2', 'a09x1', 'a09x2', 'a10x1', 'a10x2', 'a2x1', 'a2x2', 'b']
     """
     try:
-        hosts = list(itertools.islice(_hosts(text), _MOST))
+        hosts = list(itertools.islice(_hosts(text), _MAX_HOSTS))
     except ValueError:
         hosts = []
     if not hosts:
@@ -66,7 +66,7 @@ def _numbers(text: str) -> list[str]:
         if match is None:
             raise ValueError(entry)
         first, last = match[1], match[2] or match[1]
-        if not 0 <= int(last) - int(first) < _MOST:
+        if not 0 <= int(last) - int(first) < _MAX_HOSTS:
             raise ValueError(entry)
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers

@@ -184,7 +184,7 @@ class PendingExchanges:
 
 # If many ranks wait for the same rank, one report is enough.
 _BETWEEN_STALLS = 1.0
-_MOST_QUESTIONS = 4
+_MAX_QUESTIONS = 4
 
 
 def loss_message(rank: int, worker: Worker, what: str) -> str:
@@ -289,7 +289,7 @@ class Coordinator:
             self._asked += 1
             gathering = Gathering(self._asked, self._connections.ranks, on_complete)
             self._gatherings[self._asked] = gathering
-            self._gatherings.pop(self._asked - _MOST_QUESTIONS, None)
+            self._gatherings.pop(self._asked - _MAX_QUESTIONS, None)
         self._connections.broadcast(encode({"kind": "ask", "number": gathering.number}))
         return gathering
 

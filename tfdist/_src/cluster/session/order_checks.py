@@ -120,7 +120,7 @@ def _described(operation: Mapping[str, Any]) -> str:
 
 
 # Functions that some ranks have not traced yet.
-_MOST_KEPT = 256
+_MAX_KEPT = 256
 
 
 class CollectiveInput(NamedTuple):
@@ -208,6 +208,6 @@ class TracedOrders:
         told[rank] = mine
         if len(told) == len(self._workers):
             del self._told[function]
-        elif len(self._told) > _MOST_KEPT:
+        elif len(self._told) > _MAX_KEPT:
             self._told.popitem(last=False)
         return None

@@ -52,7 +52,7 @@ from tfdist._src.strategy.step import GlobalStep, RowCounts
 from tfdist._src.strategy.variables import SummedVariable
 from tfdist._src.xla import has_rows
 
-_MOST_SHOWN = 50
+_MAX_SHOWN = 50
 _SMALL = 64 << 10
 
 # For models whose last trace has not run yet: notes the trace again with its number of rows.
@@ -128,7 +128,7 @@ def _hash_of(found: Sequence[Transfer]) -> str:
 
 def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dict[str, Any]:
     """A step's entry in the flight log."""
-    shown = largest_first(found)[:_MOST_SHOWN]
+    shown = largest_first(found)[:_MAX_SHOWN]
     return {
         "program": program,
         "rows": rows,
@@ -434,7 +434,7 @@ def _components(leaves: Sequence[Any]) -> list[Any]:
 
 
 # With more replicas, two sums of batch statistics are smaller than every replica's statistics.
-_MOST_GATHERED = 16
+_MAX_GATHERED = 16
 
 
 def _trace(
@@ -462,7 +462,7 @@ def _trace(
         step = GlobalStep(
             form.rows,
             own_statistics=extended.batch_statistics == "replica",
-            gathers_statistics=elastic or extended.replica_count <= _MOST_GATHERED,
+            gathers_statistics=elastic or extended.replica_count <= _MAX_GATHERED,
         )
         with step, tracing_summaries():
             made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))

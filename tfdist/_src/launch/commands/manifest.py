@@ -12,7 +12,7 @@ from tfdist._src.launch.console import OneLineParser, count, typed
 from tfdist._src.options import PREEMPTED, InternalVariable, Variable
 
 # Pods are named after the job, and a label has at most 63 characters.
-_LONGEST_NAME = 45
+_MAX_NAME = 45
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
@@ -112,7 +112,7 @@ def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--name",
-        type=_matching(_NAME, "lower-case letters, digits and '-'", _LONGEST_NAME),
+        type=_matching(_NAME, "lower-case letters, digits and '-'", _MAX_NAME),
         required=True,
         help="the job's name",
     )

@@ -8,7 +8,7 @@ from tfdist._src.launch.flight.findings import CommunicatedValue, StepCommunicat
 from tfdist._src.launch.flight.log import LoggedTransfer, Step
 from tfdist._src.launch.flight.merge import Job
 
-_MOST_LINES = 10
+_MAX_LINES = 10
 
 
 def communicated(job: Job) -> tuple[StepCommunication, ...]:
@@ -85,8 +85,8 @@ def _differing(step: StepCommunication, usual: StepCommunication) -> Iterator[st
 
 
 def _first(values: Sequence[Transfer], more: int) -> Iterator[str]:
-    yield from (f"    {value}" for value in values[:_MOST_LINES])
-    more += len(values[_MOST_LINES:])
+    yield from (f"    {value}" for value in values[:_MAX_LINES])
+    more += len(values[_MAX_LINES:])
     if more:
         yield f"    and {more} more"
 

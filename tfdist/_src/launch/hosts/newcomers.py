@@ -155,7 +155,7 @@ def _is_loopback(address: str) -> bool:
 Message = tuple[str, Any]
 """A kind, and a value that JSON can represent."""
 
-_LONGEST = 1 << 20
+_MAX_FRAME = 1 << 20
 _READ_SIZE = 65536
 _SEND_SECONDS = 5.0
 # A host that vanishes silently is detected after about 15 + 3 * 5 seconds.
@@ -200,7 +200,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._decoder = Decoder(_LONGEST)
+        self._decoder = Decoder(_MAX_FRAME)
         connection.settimeout(_SEND_SECONDS)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():

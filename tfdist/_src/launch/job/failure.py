@@ -17,8 +17,8 @@ from tfdist._src.progress_file import Progress, UncaughtException
 
 _T = TypeVar("_T")
 # Larger numbers are not accepted by clocks and system calls.
-_MOST_INTEGER = 1 << 53
-_MOST_SECONDS = 1e11
+_MAX_INTEGER = 1 << 53
+_MAX_SECONDS = 1e11
 
 
 def decode(kind: type[_T], value: object) -> _T:
@@ -53,12 +53,12 @@ def _read(kind: Any, value: Any) -> Any:
             hints = get_type_hints(kind)
             return make(**{name: _read(hints[name], one) for name, one in value.items()})
     elif kind is float:
-        if type(value) in (int, float) and abs(value) <= _MOST_SECONDS and math.isfinite(value):
+        if type(value) in (int, float) and abs(value) <= _MAX_SECONDS and math.isfinite(value):
             return float(value)
     elif issubclass(kind, enum.IntEnum):
         if type(value) is int:
             return kind(value)
-    elif type(value) is kind and (kind is not int or abs(value) <= _MOST_INTEGER):
+    elif type(value) is kind and (kind is not int or abs(value) <= _MAX_INTEGER):
         return value
     raise ValueError(f"sent something that is not {kind!r}")
 

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from tfdist._src.launch.job.worker import Stream
 from tfdist.errors import LaunchError
 
-_LONGEST_LINE = 65536
+_MAX_LINE = 65536
 _TAIL_BYTES = 65536
 _TAIL_WIDTH = 500
 
@@ -42,9 +42,9 @@ class LineAssembler:
     def feed(self, data: bytes) -> bytes:
         """Adds output, and returns the completed lines with the prefix."""
         *lines, rest = (self._rest + data).split(b"\n")
-        while len(rest) > _LONGEST_LINE:
-            lines.append(rest[:_LONGEST_LINE])
-            rest = rest[_LONGEST_LINE:]
+        while len(rest) > _MAX_LINE:
+            lines.append(rest[:_MAX_LINE])
+            rest = rest[_MAX_LINE:]
         self._rest = rest
         return b"".join(self._prefix + _last_state(line) + b"\n" for line in lines)
 

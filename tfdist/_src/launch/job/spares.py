@@ -22,7 +22,7 @@ _PRELOAD = (
     "tfdist._src.pipeline.placement.strategy",
 )
 # The number of spares killed before use after which no more are started.
-_MOST_KILLED = 3
+_MAX_KILLED = 3
 # The end of a spare's output, which shows an import error.
 _TAIL_BYTES = 4096
 # Variables set for each worker separately.
@@ -154,7 +154,7 @@ class Spares:
             line = spare.last_line()
             spare.close()
             self._killed += 1
-            if status >= 0 or self._killed == _MOST_KILLED:
+            if status >= 0 or self._killed == _MAX_KILLED:
                 how = f"signal {-status}" if status < 0 else f"exit code {status}"
                 return self._give_up(f"ended with {how}{f': {line}' if line else ''}")
         try:

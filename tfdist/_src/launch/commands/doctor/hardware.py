@@ -193,7 +193,7 @@ def _pairs(links: Sequence[Link]) -> str:
 # See csrc/device/gpu.h and nccl.h.
 _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
 # See csrc/device/kernels/staging.h.
-_MOST_GPUS = 16
+_MAX_GPUS = 16
 _SECONDS = 60.0
 _WAYS = {"p2p": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
 _USE = 'so with several workers, or communication="native"; else by TensorFlow\'s NCCL'
@@ -239,8 +239,8 @@ def check_gpus(context: Context) -> Section:
     seconds = _SECONDS if context.timeout is None else context.timeout
     tried = nvidia.measure(options.cuda_library, len(devices), seconds) if devices[1:] else []
     add(section, tried)
-    if len(devices) > _MOST_GPUS:
-        no_kernels = no_kernels or f"there are more than {_MOST_GPUS} GPUs"
+    if len(devices) > _MAX_GPUS:
+        no_kernels = no_kernels or f"there are more than {_MAX_GPUS} GPUs"
     _add_choice(section, options, no_kernels or obstacle(tried), no_nccl)
     if len(devices) == 1:
         section.add("", "a single GPU is seen here: whether it reaches others is not tried")
