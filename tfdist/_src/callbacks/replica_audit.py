@@ -5,7 +5,8 @@ from typing import Any
 from tfdist._src.callbacks.step_count import StepCount
 from tfdist._src.keras.fit.callback import Callback
 from tfdist._src.keras.fit.compared_state import different_copies
-from tfdist._src.pipeline.variable_names import copies_of
+from tfdist._src.keras.optimizers import applying
+from tfdist._src.pipeline.model import PipelineModel
 from tfdist._src.strategy.extended import extended_if_ours, extended_of
 from tfdist.errors import ReplicaMismatchError
 
@@ -75,10 +76,30 @@ class ReplicaAudit(Callback):
         strategy = self.model.distribute_strategy
         if extended_if_ours(strategy) is None:
             return
-        found = different_copies(extended_of(strategy).group, copies_of(self.model))
+        found = different_copies(extended_of(strategy).group, _copies_of(self.model))
         if found:
             raise ReplicaMismatchError(
                 f"After {self._count.done} batches the replicas are not equal: {found}. Look for "
                 "code that changes weights on one worker only, or draws random numbers separately "
                 "on each."
             )
+
+
+def _copies_of(model: Any) -> dict[str, Any]:
+    """Returns this worker's weights and optimizer variables that other workers hold copies of.
+
+    Args:
+        model: a Keras model; may be a PipelineModel.
+
+    Returns:
+        Keras variables by name. Workers with the same name hold copies of the same variable.
+    """
+    if not isinstance(model, PipelineModel):
+        return applying.replicated_variables(model)
+    pipeline_rank = model.distribute_strategy.pipeline_rank
+    numbers = {id(v): i for i, v in enumerate(model.partition.graph.model.variables)}
+    found = {f"weight {numbers[id(v)]}": v for v in model.weights}
+    for name, optimizer in applying.optimizers_of(model).items():
+        for i, variable in enumerate(applying.replicated_state(optimizer)):
+            found[f"pipeline rank {pipeline_rank}, {name} {i}"] = variable
+    return found
