@@ -166,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, and checks that they cut their buckets identically: a part of a bucket is
-// reduced with the same part on the other ranks.
+// Waits for all ranks, and checks that they divide their buckets identically, since a part of a
+// bucket is reduced with the same part on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;
