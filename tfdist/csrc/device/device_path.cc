@@ -136,8 +136,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can bypass host memory. A message can only in a group of two, since in
-// larger groups the other ranks do not take part in it.
+// Whether an operation can bypass host memory. A message can do so only in a group of two ranks,
+// since the other ranks of a larger group do not take part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
