@@ -43,7 +43,7 @@ void MeansOfEqualValues(int ranks, int hosts, const std::string& algorithm) {
   }
 }
 
-// Sets the mode in which a library built with -ffast-math leaves a thread.
+// Sets this thread's mode as a library built with -ffast-math does.
 void FlushDenormals() {
 #if defined(__x86_64__)
   _mm_setcsr(_mm_getcsr() | 0x8040);

@@ -42,7 +42,7 @@ void OneTrip() {
     EXPECT(clock.measured());
     const int64_t wrong = clock.uncertainty(trip.came);
     EXPECT(std::abs(clock.offset() - ahead) <= wrong + kRounding);
-    // At most half of the round trip, and 50 ppm of the time.
+    // The error is at most half of the transmission times, plus 50 ppm of the whole round trip.
     EXPECT(wrong <= (there + back) / 2 + (trip.came - trip.sent) / 20000 + kRounding);
     EXPECT(clock.uncertainty(trip.came - kSecond) == wrong);
     EXPECT(clock.uncertainty(trip.came + 100 * kSecond) == wrong + 5 * kMillisecond);

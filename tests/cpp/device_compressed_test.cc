@@ -401,8 +401,8 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
   EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
 }
 
-// Without NCCL, a process sums in host memory and is one rank of the compression. The error is that
-// of its first GPU.
+// Without NCCL, a process sums in host memory and is one rank of the compression. Its first GPU
+// keeps the error.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
   const Codec codec = CodecOf(Encoding::kLevels);

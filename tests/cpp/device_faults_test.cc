@@ -281,7 +281,7 @@ void NcclFails(const Plan& plan, bool later) {
 }
 
 void WithFakes() {
-  // Processes come first, since none may have a driver before it forks.
+  // Plans with processes are first: a process that forks must not have a driver yet.
   std::vector<std::function<void()>> stops;
   for (const char* const transport : {"p2p", "nccl", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));

@@ -213,7 +213,7 @@ void MissingPart(Plan plan) {
   });
 }
 
-// A GPU does not join since its step was aborted; the next step includes both.
+// A GPU does not join, since its step was aborted. Both GPUs join the next step.
 void GivenUp(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);

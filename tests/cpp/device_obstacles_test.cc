@@ -37,7 +37,7 @@ void Settings() {
   });
 }
 
-// Processes with one GPU whose streams cannot wait, or not for these words.
+// Processes that share a GPU: its streams cannot wait, or cannot wait for these words.
 void WithoutStreams(const Plan& plan) {
   const auto refused = [](const std::vector<std::string>& parts) {
     return [parts](Communicator& c) {

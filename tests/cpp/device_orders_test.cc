@@ -110,7 +110,7 @@ void Turns() {
     early.Settle(7);
     ExpectError([&] { early.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
     late.Settle(7);
-    early.Await(guard, 60);  // decided by the names
+    early.Await(guard, 60);  // of equal numbers, the smaller name is first
     ExpectError([&] { late.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
   }
   late.Await(guard, 60);

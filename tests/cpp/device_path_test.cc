@@ -89,7 +89,7 @@ void Launched(Communicator& c, Memory& memory) {
   }
 }
 
-// A message comes first, so that no rank outside the message is asked to take part.
+// The first operation is a message: no rank outside it may be needed.
 void Values(Communicator& c) {
   Memory memory;
   Message(c, memory, 700);
@@ -114,8 +114,8 @@ void Large(Communicator& c) {
   AllReduce(c, memory, DType::kFloat16, ReduceOp::kMean, {2 << 20});
 }
 
-// No message comes first, so that small tensors are fused in memory allocated by NCCL. Args:
-// version: NCCL's; registers: the function that registers this memory.
+// The first operation is no message, so that small tensors are fused in memory allocated by NCCL.
+// Args: version: NCCL's; registers: the function that registers this memory.
 void WithNccl(const char* version, const char* registers) {
   setenv("FAKE_NCCL_VERSION", version, 1);
   OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), [registers](Communicator& c) {

@@ -15,7 +15,7 @@ Error Failed(const std::string& message) {
   return Error(Code::kUnavailable, message, Event::kFailed, "rank 1");
 }
 
-// Whether a group has ended by an event of a worker, in which an operation of this rank has failed.
+// Whether a group was aborted by an event of a worker, and an operation of this rank failed by it.
 bool EndedBy(Communicator& c, Event event, const std::string& worker) {
   const auto aborted = c.Aborted();
   return aborted && aborted->cause.event() == event && aborted->cause.worker() == worker &&

@@ -125,7 +125,8 @@ void Waited() {
   Expect(decoded.message.size() == tfdist::kLongestMessage, "A message was not cut.");
 }
 
-// The worker of an abort is cut, and separated from its message, by whatever either contains.
+// The worker of an abort is cut to the maximum length, and stays separate from the message, even if
+// both contain line ends.
 void Causes() {
   Frame frame = Sample(1);
   Expect(frame.kind == FrameKind::kAbort, "The sample is another one.");

@@ -33,7 +33,7 @@ class Intruder {
   std::vector<int> copies_;
 };
 
-// After `rounds` valid collectives.
+// Rank 1 sends garbage after `rounds` valid collectives.
 void Intrude(const Plan& plan, bool control, Kind kind, int rounds) {
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;

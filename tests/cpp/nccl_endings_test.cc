@@ -228,7 +228,7 @@ void WorksOnAlone() {
   });
 }
 
-// Rank 0's launched work waits for another process, which lives and launches nothing. Both are
+// Rank 0's launched work waits for another process that runs but launches nothing. Both ranks are
 // aborted, and join a new group.
 void APeerThatDoesNothing() {
   OnEachNcclProcess(2, [](NcclProcess& process) {

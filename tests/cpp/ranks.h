@@ -66,7 +66,7 @@ void OnEachRank(const Plan& plan, const std::function<void(Communicator&)>& body
 void OnEachThread(std::vector<Communicator::Setup> setups,
                   const std::function<void(Communicator&)>& body);
 
-// The same in processes. If rank `may_die` is killed or fails, that is no failure.
+// The same in processes. Rank `may_die` may be killed or fail without failing the test.
 void OnEachProcess(const Plan& plan, int may_die, const std::function<void(Communicator&)>& body);
 
 // Runs each test in its own process, all concurrently; for tests that mostly wait.

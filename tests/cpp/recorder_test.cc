@@ -185,7 +185,7 @@ void WhoCameLast(int ranks, int hosts, int late) {
     EXPECT(hosts == 1 ||
            (record.begun <= record.between_begun && record.between_begun <= record.between_ended));
     for (int host = 0; host < hosts; ++host) {
-      // Alone on a host, a rank observes only those of other hosts.
+      // A rank that is alone on its host observes only arrivals from other hosts.
       const bool own = c.rank() % hosts == host;
       EXPECT((own && hosts > 1) || log.arrivals[1][static_cast<size_t>(host)] >= 0);
     }

@@ -1,4 +1,4 @@
-// Ranks that wait for another one leave it the cores.
+// Ranks that wait for another rank do not occupy the cores that it needs.
 #include <sys/resource.h>
 
 #include <chrono>

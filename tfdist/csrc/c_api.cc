@@ -54,8 +54,8 @@ int Guarded(Do what) {
   }
 }
 
-// Writes a whole line to stderr, and drops it if nobody reads there: a thread that watches the
-// other ranks must not block. A pipe that is ready takes PIPE_BUF bytes at once.
+// Writes a whole line to stderr, or drops it if stderr is not writable for 0.2 s: the thread that
+// watches the other ranks must not block. A pipe that is ready takes PIPE_BUF bytes at once.
 void Warn(const std::string& message) {
   const std::string line = ("tfdist: " + message).substr(0, PIPE_BUF - 1) + "\n";
   pollfd ready{STDERR_FILENO, POLLOUT, 0};
@@ -155,7 +155,7 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   return converted;
 }
 
-// For each rank a descriptor where there has to be one; else a wait would never end.
+// Throws Error unless exactly the required descriptors are given: otherwise a wait would never end.
 void CheckSetup(const tfd_setup& setup) {
   if (setup.rank < 0 || setup.rank >= setup.size) {
     throw Error(Code::kInvalidArgument, "The rank must be one of the group's " +
@@ -266,7 +266,7 @@ int tfd_close(int64_t number) {
 
 int tfd_close_all(void) {
   return Guarded([] {
-    // Their destructors wait.
+    // The destructor of each future waits for its call.
     std::vector<std::future<void>> closing;
     for (const auto& communicator : tfdist::RemoveAll()) {
       closing.push_back(std::async(std::launch::async, [communicator] { communicator->Close(); }));

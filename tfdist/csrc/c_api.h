@@ -21,7 +21,7 @@ const char* tfd_vector_unit(void);
 
 /* Settings of a communicator. It takes ownership of all descriptors, even if the call fails. */
 typedef struct {
-  const char* name;         /* the group's name, for messages */
+  const char* name;         /* the group's name; ops find the communicator by it */
   int rank;                 /* rank of this process */
   int size;                 /* number of ranks in the group */
   const char* const* ranks; /* each rank's name in messages: "worker 1 (10.0.0.2:8470)" */
@@ -32,8 +32,8 @@ typedef struct {
   size_t segment_bytes;     /* its size: tfd_segment_bytes(ranks of this host); zero-filled */
   double silence_warning_seconds; /* a rank silent for longer is named in a warning */
   double silence_timeout_seconds; /* a rank silent for longer is considered lost */
-  double stall_seconds;           /* time in one collective before a warning names missing ranks */
-  double timeout_seconds;         /* time in one collective before the communicator is aborted */
+  double stall_seconds;           /* time without progress before a warning names missing ranks */
+  double timeout_seconds;         /* time without progress before the communicator is aborted */
   double start_seconds;           /* time limit of the TLS handshakes */
   const char* algorithm;       /* name of one algorithm for all; "" selects by size and topology */
   const char* tls_certificate; /* paths of PEM files: given all three, all sockets switch to TLS; */
@@ -45,10 +45,10 @@ typedef struct {
   const char* const* gpu_kernels; /* per GPU: the file of kernels compiled for it; "" for none */
   const char* cuda_library;       /* the CUDA driver; "" or NULL for the system's */
   const char* nccl_library;       /* "" or NULL for none */
-  const char* device_algorithm;   /* "p2p", "nccl" or "host"; "" or NULL for the best one */
+  const char* device_algorithm;   /* "p2p", "nccl", "host" or "by_size"; "" or NULL measures */
   size_t device_buffer_bytes;     /* size of each of two staging buffers; 0 for the default */
-  int news; /* a stream socket, which gets a byte when the communicator is aborted. It remains the
-               caller's. Not positive for none. */
+  int news; /* a stream socket that gets a byte when the communicator is aborted. It remains the
+               caller's. Zero or negative for none. */
 } tfd_setup;
 
 /* Returns the size of the shared memory for `ranks` ranks on one host. */
@@ -69,7 +69,7 @@ int tfd_create(const tfd_setup* setup, int64_t* number);
 int tfd_abort(int64_t number, const char* event, const char* worker, const char* message);
 
 /* Reports that this rank's step has failed. Another rank fails with this message if it waits for
-   this rank, or if this rank proceeds without it, unless its own step has failed as well.
+   this rank or joins a later operation, unless its own step has failed as well.
    event, worker: as for `tfd_abort`. */
 int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message);
 
@@ -78,12 +78,12 @@ int tfd_step_failed(int64_t number, const char* event, const char* worker, const
    next call. */
 const char* tfd_cause(int64_t number);
 
-/* Closes a communicator: waits for pending operations, notifies the other ranks, and frees all
-   resources. After an abort it does not wait. Closing twice is not an error. */
+/* Closes a communicator: waits for pending operations, which fail at once after an abort, notifies
+   the other ranks, and frees all resources. Closing twice is not an error. */
 int tfd_close(int64_t number);
 
 /* Closes all communicators of this process concurrently, so that pending operations of one do not
-   keep the others from announcing that this process ends. */
+   delay the farewells of the others. */
 int tfd_close_all(void);
 
 /* Returns the message of this thread's last failed call; valid until its next failed call. */
@@ -121,7 +121,8 @@ typedef struct {
 } tfd_activity;
 void tfd_get_activity(tfd_activity* activity);
 
-/* The kernel's statistics of the TCP connection to a rank; all zero for ranks of this host. */
+/* The operating system's statistics of the TCP connection to a rank; all zero for ranks of this
+   host. */
 typedef struct {
   uint64_t acknowledged_bytes; /* sent and acknowledged */
   uint64_t busy_us;            /* time with data in flight */
@@ -131,6 +132,7 @@ typedef struct {
   uint32_t retransmits;        /* retransmitted segments */
   uint32_t silent_ms;          /* time since the last acknowledgment */
 } tfd_link;
+/* links: one for each rank. */
 int tfd_get_links(int64_t number, tfd_link* links);
 
 /* Turns the recording of later collectives and messages on or off. It is on by default; turn it
@@ -169,13 +171,15 @@ void tfd_flight_set_session(const char* session);
 /* Returns a descriptor that becomes readable, 8 bytes at a time, when the flight log needs the
    stacks of Python's threads; -1 before tfd_flight_start. */
 int tfd_flight_stacks_wanted(void);
+/* Adds the stacks to the flight log, as text. */
 void tfd_flight_give_stacks(const char* stacks);
 /* Waits until the last requested flight log has been written, at most `seconds`. */
 void tfd_flight_flush(double seconds);
 
 /* dtype: 0 bool, 1 uint8, 2 int8, 3 int32, 4 int64, 5 float16, 6 bfloat16, 7 float32, 8 float64.
    op: 0 sum, 1 mean (floating types), 2 min, 3 max, 4 product.
-   Counts are in elements. `in` and `out` may be the same. Each call blocks until completion. */
+   Counts are in elements. Each call blocks until completion.
+   in, out: may be the same memory in tfd_all_reduce, but not in the other functions. */
 int tfd_all_reduce(int64_t number, const char* name, const void* in, void* out, size_t count,
                    int dtype, int op);
 /* in: size * count elements; out: count. */
@@ -192,7 +196,7 @@ int tfd_send(int64_t number, const char* name, const void* in, size_t count, int
 int tfd_receive(int64_t number, const char* name, void* out, size_t count, int dtype, int from);
 int tfd_barrier(int64_t number, const char* name);
 
-/* Creates a replay, through which datasets pass to be able to return their last batch again.
+/* Creates a replay: with it, a dataset's iterator can return its last batch again.
  *number identifies it in this process, from 1, and is never reused. */
 int tfd_replay_create(int64_t* number);
 /* Makes the iterator return the previous batch once more. */
@@ -216,7 +220,7 @@ int tfd_replay_give_whole(int64_t number, int whole);
    pending, pending_batches: rows not yet returned, and the dataset's own batches that hold them. */
 int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,
                     int64_t* pending, int64_t* pending_batches);
-/* Closes a replay. Datasets that have passed through it keep the state they need. */
+/* Closes a replay. Datasets that already use it continue to do so. */
 int tfd_replay_close(int64_t number);
 
 /* A lossy encoding of float32; codec/codec.h explains the fields. */

@@ -25,8 +25,8 @@ constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 // How long a closing rank waits for other ranks that may still read its GPUs' memory.
 constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
-// The minimum number of statuses from other ranks during the patience with a canceled operation, so
-// that a late status is not mistaken for a missing one.
+// The patience with a canceled operation lasts for at least this number of statuses from another
+// rank, so that a late status does not look like a lack of progress.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -139,7 +139,7 @@ Communicator::Communicator(Setup setup)
   try {
     queue_.Start();
   } catch (...) {
-    // Its thread calls back into members that are about to be destroyed.
+    // The watch's thread calls back into members that are about to be destroyed.
     watch_->Stop();
     if (news_ >= 0) close(news_);
     throw;
@@ -164,7 +164,7 @@ void Communicator::Execute(Operation& operation) {
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const std::exception& error) {
-    // Otherwise the other ranks would wait for this rank until they time out.
+    // Any exception aborts the group: otherwise the other ranks would wait until they time out.
     Fail(operation, AsError(error));
   }
 }
@@ -198,9 +198,9 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   });
 }
 
-// This rank has not arrived until its GPUs have produced their inputs. If the wait ends early, the
-// next step reports why. A GPU computes its queued work even if the step was canceled; a part may
-// then never arrive.
+// This rank has not arrived until its GPUs have produced their inputs. If an abort ends the wait,
+// the next check reports why. A canceled step does not end the wait for a GPU, which finishes its
+// queued work. It ends the wait for the parts of an operation, since a part may never be enqueued.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -221,7 +221,7 @@ void Communicator::AwaitInput(Operation& operation) {
       throw error;
     }
     if (given_up) {
-      // The other ranks do not know of it yet.
+      // The operation has not begun, so the group remains usable.
       recorder_.Forget();
       throw StepEnded(Code::kCancelled);
     }
@@ -232,7 +232,7 @@ void Communicator::AwaitInput(Operation& operation) {
   }
 }
 
-// The last launched operation's record applies: this rank waits for that operation.
+// Waits for all launched operations. The record of the last one is open and includes this wait.
 void Communicator::AwaitLaunched() {
   const auto note = [this](bool active) {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
@@ -246,8 +246,8 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// A launched operation runs concurrently with later work. Its record stays open until the operation
-// is seen to have ended, or the next one begins.
+// A launched operation runs concurrently with later work. Its record stays open until a check finds
+// that the operation has ended, or until the next one begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -272,7 +272,7 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   throw Detected(cause, operation, rank(), now - doing.since);
 }
 
-// Waits for a message that explains an error; without one, the error itself becomes the reason.
+// Returns the reason of an error: a message that arrives within a short wait, or the error itself.
 Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
@@ -409,7 +409,7 @@ void Communicator::Check() {
   if (IsOverdue()) throw StepEnded(Code::kCancelled);
 }
 
-// Whether the running operation was canceled and its patience has run out.
+// Whether the running operation was canceled and has since made no progress for too long.
 bool Communicator::IsOverdue() {
   return cancellation_ && cancellation_->asked() &&
          cancellation_->Overdue(Clock::now(), progress_.Last(), patience_);
@@ -454,14 +454,14 @@ void Communicator::GiveUp(const Error& given, bool spread) {
   frame.worker = cause.worker();
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
-  // Full, or its reader has ended: in both cases nobody has to be woken.
+  // If this fails, the socket is full or its reader has ended: nobody has to be woken.
   if (news_ >= 0) (void)!send(news_, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   FlightLog::Instance().Ask("error", name_, message);
 }
 
-// Fails later operations on this rank after the end of the step left an operation half-done. The
-// caller may report the cause at once with `StepFailed`; otherwise the other ranks receive only
-// this reason.
+// Fails later operations on this rank, since a canceled operation is incomplete. The other ranks
+// receive the cause if the program soon reports it with `StepFailed`. Otherwise they receive only
+// that this rank has given up its step.
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   if (aborted_) return;

@@ -42,11 +42,12 @@ class Communicator : private Guard {
     double start_seconds = 300;
     double stall_seconds = 30;
     double timeout_seconds = 600;
-    double patience_seconds = 1;  // without progress, for an operation that is canceled
+    double patience_seconds = 1;  // without progress, until a canceled operation fails
     std::string algorithm;
-    std::optional<DevicePath::Setup> device;  // for device memory; the times and `warn` above apply
-    // A stream socket to which a byte is written when the communicator is aborted; duplicated. Not
-    // positive for none.
+    // For device memory; `timeout_seconds` and `warn` are taken from this setup.
+    std::optional<DevicePath::Setup> device;
+    // A stream socket that gets a byte when the communicator is aborted; duplicated. Zero or
+    // negative for none.
     int news = -1;
     std::function<void(const std::string&)> warn;
   };
@@ -86,11 +87,12 @@ class Communicator : private Guard {
   // Fails all pending and later operations on every rank. Only the first cause counts.
   void Abort(const Error& cause) { GiveUp(cause, true); }
   // Reports that this rank's step failed, and why. A rank that waits for this rank fails with the
-  // cause. If both proceed, the failure shows as a difference in their step counts.
+  // cause. So does a rank that joins a later operation, since it counts fewer failed steps.
   void StepFailed(const Error& cause);
   // Throws Error after an abort; from any thread.
   void CheckAborted();
-  // Why all ranks have been aborted; none as long as that is unknown. From any thread.
+  // Returns why all ranks have been aborted; none if they have not been, or if the cause is still
+  // unknown. From any thread.
   std::optional<AbortState> Aborted();
   // Waits for pending operations, sends farewells, and frees everything but the object itself.
   // Other threads may be in any call meanwhile.
@@ -104,8 +106,8 @@ class Communicator : private Guard {
   CommunicatorState State(size_t records, int64_t since);
 
  private:
-  // Guards waits for this process's GPUs. These complete without another rank's program and show no
-  // progress meanwhile, so only the end of the group ends them.
+  // Guards waits for this process's GPUs. Such a wait needs no other rank's program and shows no
+  // progress, so only an abort of the group ends it early, not a cancellation.
   class GpuGuard : public Guard {
    public:
     explicit GpuGuard(Communicator& communicator) : communicator_(communicator) {}
@@ -151,7 +153,7 @@ class Communicator : private Guard {
   std::unique_ptr<Watch> watch_;
   GpuGuard gpu_guard_{*this};
   std::unique_ptr<DevicePath> device_;
-  std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
+  std::vector<std::shared_ptr<const Gpu>> gpus_;  // of `device_`, which is destroyed first
   std::shared_ptr<const KernelModule> kernels_;   // the same
   std::unique_ptr<Assemblies> assemblies_;        // set if there are several GPUs
   const double timeout_seconds_;
@@ -164,7 +166,7 @@ class Communicator : private Guard {
   std::mutex doing_mutex_;
   Doing doing_;
   uint8_t failures_ = 0;                 // steps of this rank that have failed
-  std::array<Fingerprint, 16> joined_;   // the last collectives, by number
+  std::array<Fingerprint, 16> joined_;   // of the last collectives, at their number modulo 16
   std::vector<uint64_t> messages_to_;    // sent to each rank so far
   std::vector<uint64_t> messages_from_;  // received from each rank so far
 
@@ -176,7 +178,7 @@ class Communicator : private Guard {
   Clock::time_point due_;
   Error cause_{Code::kUnavailable, ""};  // of the abort
   int64_t aborted_at_ = 0;
-  std::optional<AbortState::Detected> detected_;  // the last operation that failed
+  std::optional<AbortState::Detected> detected_;  // of the last operation that failed
   int news_ = -1;
   Statistics final_;  // set when the fabric is destroyed
   std::atomic<uint64_t> collectives_{0}, device_bytes_{0};

@@ -86,7 +86,7 @@ void OperationQueue::Work() {
       execute_(task.operation);
     } catch (const Error& error) {
       failure = error;
-    } catch (const std::exception& error) {  // no memory
+    } catch (const std::exception& error) {  // such as a lack of memory
       failure = Error(Code::kInternal, "An operation of the communicator '" + name_ +
                                            "' has failed: " + error.what() + ".");
     }

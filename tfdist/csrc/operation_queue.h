@@ -26,7 +26,7 @@ class ProgressClock {
   void Note() {
     count_.store(count_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  // A number that changes with each progress of this rank; sent to the other ranks.
+  // The number of calls of `Note`, modulo 2^32; sent to the other ranks.
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
 
   // Records progress of another rank; from any thread.
@@ -52,8 +52,8 @@ class ProgressClock {
 // Runs a communicator's operations one at a time, in the calling thread or in its own.
 class OperationQueue {
  public:
-  // Receives null or the error; called in the queue's thread. It must not throw or wait for the
-  // queue.
+  // Receives null or the error; called in the queue's thread, or by `Enqueue` if the queue has been
+  // closed. It must not throw or wait for the queue.
   using Done = std::function<void(const Error*)>;
 
   // Args: the communicator's name, for messages, and a function that runs one operation or throws
@@ -65,8 +65,7 @@ class OperationQueue {
   void Run(Operation operation);
   // Runs an operation in the queue's own thread. `done` may destroy the buffers of `operation`.
   void Enqueue(Operation operation, Done done);
-  // Refuses new operations and waits for pending ones. Returns false if another call is already
-  // closing.
+  // Refuses new operations and waits for pending ones. Returns false if it was called before.
   bool Close();
 
   // Descriptions of the operations queued behind the current one.

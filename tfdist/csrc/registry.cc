@@ -21,8 +21,8 @@ Registry& Instance() {
   return *registry;
 }
 
-// A forked child has none of the threads. It keeps the parent's communicators reachable, but cannot
-// use them.
+// A forked child has none of the communicators' threads. So its registry is empty, and the parent's
+// communicators are never destroyed there.
 void InForkedChild() {
   new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
   Instance().communicators.clear();

@@ -1,6 +1,6 @@
 // An NCCL for machines without GPUs. Its ranks are threads or processes of one host that share
-// memory. Its work runs in the streams of the driver whose path is FAKE_CUDA, or that the process
-// has loaded as CUDA's.
+// memory. Its work runs in the streams of a driver: the library at the path FAKE_CUDA, or the one
+// that the process has loaded as CUDA's.
 #include "cpp/fakes/nccl_memory.h"
 #include "cpp/fakes/nccl_ranks.h"
 

@@ -61,7 +61,7 @@ struct DecodeArgs {
   float* out;
   bool add;  // adds to `out` instead of overwriting it
 };
-// Yields the same bits on every processor, unless it adds.
+// Decodes values: to the same bits on every processor, except with `add`.
 void Decode(const Codec& codec, const DecodeArgs& args);
 
 }  // namespace tfdist

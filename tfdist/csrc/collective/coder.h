@@ -45,7 +45,7 @@ class CodedTransfer {
   // sums.
   size_t BufferBytes() const;
 
-  // The number of values, in whole blocks, encoded with one seed: the seed of the first value.
+  // The number of consecutive values that share the seed of the first: a multiple of the block.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
   uint32_t Seed(Stage stage, size_t position) const {

@@ -11,8 +11,8 @@ int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
 
 namespace {
 
-// How much of all values crosses each link in the best algorithm, as nccl-tests compute bus
-// bandwidth.
+// Returns the share of an operation's bytes that each link must carry in the best algorithm, as in
+// the bus bandwidth of nccl-tests.
 double BusFactor(Kind kind, double ranks) {
   switch (kind) {
     case Kind::kAllReduce:
@@ -62,7 +62,8 @@ void Activity::InputEnds() {
 
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The step has its input, though this process has not taken note of that yet.
+  // The stall began after the wait for input, so the step has its input, even if `InputEnds` has
+  // not been called yet.
   if (begin > input_begun_) CloseInput(begin);
   begin = std::max(begin, counted_until_);
   if (end <= begin) return;

@@ -1,4 +1,4 @@
-// Counters of a communicator, and spans of recorded time.
+// Counters of this process's waits and operations, and spans of recorded time.
 #pragma once
 
 #include <array>
@@ -13,14 +13,13 @@
 
 namespace tfdist {
 
-// The time this process's steps spend waiting for input, for other ranks, and for the network.
-//
 // Nanoseconds of the steady clock, which all processes of a host share.
 int64_t Nanoseconds(std::chrono::steady_clock::time_point when = std::chrono::steady_clock::now());
 
-// Totals since the process started. Time in which the program works is not waiting: the program
-// stalls only while it needs a pending operation to continue. If several communicators stall it at
-// once, the time counts once.
+// The time this process's steps spend waiting for input, for other ranks, and for the network.
+//
+// Totals since the process started. A step waits only while it cannot proceed: while it needs its
+// input or a pending operation. If several communicators stall it at once, the time counts once.
 class Activity {
  public:
   struct Totals {
@@ -34,17 +33,18 @@ class Activity {
     int64_t bus_moving = 0;                        // their duration after all ranks had arrived
   };
 
-  // Never destroyed: other threads may come here while the process ends.
+  // Never destroyed: other threads may call it while the process ends.
   static Activity& Instance();
 
-  // Record that a step begins to wait for its input, and that it has received it. The second call
-  // is missing at the end of the data.
+  // Records that a step begins to wait for its input, or that it has received it. At the end of the
+  // data, `InputBegins` is the last call.
   void InputBegins();
   void InputEnds();
-  // Records that an operation stalled this process from `begin`: until `arrived` for other ranks,
-  // until `end` for data.
+  // Records that an operation stalled this process from `begin`: it waited for other ranks until
+  // `arrived`, then for data until `end`.
   void Stalled(int64_t begin, int64_t arrived, int64_t end);
-  // Args: the bytes of all values, the number of ranks, and the duration of the transfer.
+  // Counts a successful operation. Args: the bytes of all values, the number of ranks, and the
+  // duration of the transfer.
   void Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving);
   Totals Read();
 
@@ -54,7 +54,7 @@ class Activity {
   std::mutex mutex_;
   Totals totals_;
   int64_t input_begun_ = 0;
-  int64_t counted_until_ = 0;  // nothing counts twice
+  int64_t counted_until_ = 0;  // the end of the last counted wait; no time counts twice
 };
 
 // A timeline of this process's activity, kept only on request.
@@ -67,7 +67,7 @@ class Spans {
     int64_t end;
   };
 
-  // Never destroyed: other threads may come here while the process ends.
+  // Never destroyed: other threads may call it while the process ends.
   static Spans& Instance();
 
   // Clears all spans, and starts or stops keeping new ones.

@@ -45,7 +45,7 @@ class JsonWriter {
       const size_t bytes = Utf8Bytes(text, at);
       const auto byte = static_cast<unsigned char>(text[at]);
       if (bytes == 0) {
-        // A name or message cut inside a character, or received from a peer.
+        // The text was cut inside a character, or is from another rank.
         text_ += "\\ufffd";
       } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
@@ -110,9 +110,9 @@ class JsonWriter {
   bool fresh_ = true;  // no separator needed yet
 };
 
-// Why a communicator was aborted, and where this rank detected that.
+// Why a communicator was aborted, and which operation of this rank failed.
 struct AbortState {
-  // An operation of this rank that failed; times are nanoseconds of the steady clock.
+  // An operation of this rank that failed. Times are nanoseconds of the steady clock.
   struct Detected {
     std::string operation;
     int rank = 0;
@@ -126,21 +126,21 @@ struct AbortState {
   std::optional<Detected> detected;  // the last one; none if none has failed so far
 };
 
-// One object; docs/guide/monitoring.md describes its members.
+// Writes one object; docs/guide/monitoring.md describes its members.
 void Write(const AbortState& state, JsonWriter* json);
 
-// A snapshot of a communicator's state as JSON, for programs that read it later.
+// A snapshot of a communicator's state.
 struct CommunicatorState {
   std::string name;
   const Topology* topology = nullptr;
   std::optional<AbortState> aborted;
-  std::vector<std::string> waiting;  // behind the running operation
+  std::vector<std::string> waiting;  // operations queued behind the running one
   std::vector<Watch::Known> others;
   std::vector<TcpStatistics> links;  // to each rank
   Recorder::Log log;
 };
 
-// One object; docs/guide/monitoring.md describes its members.
+// Writes one object; docs/guide/monitoring.md describes its members.
 void Write(const CommunicatorState& state, JsonWriter* json);
 
 }  // namespace tfdist

@@ -92,7 +92,7 @@ void Recorder::ForgetLocked() {
   marked_ = 0;
   overlapping_ = 0;
   next_stalls_ = false;
-  // Whoever waits for an operation that still runs goes on waiting.
+  // A stall by the running operation lasts until its end.
   if (!open_) stalled_since_ = 0;
 }
 
@@ -136,7 +136,7 @@ void Recorder::BetweenHosts(bool begins) {
 void Recorder::Coded(int64_t duration) { Set(&changing_.coding, Get(changing_.coding) + duration); }
 
 void Recorder::Arrived(int rank, bool waited) {
-  // Only this thread writes these.
+  // No lock is needed: only this thread writes `open_` and `seen_`.
   if (!open_) return;
   uint64_t& seen = seen_[static_cast<size_t>(rank)];
   if (seen == written_ + 1) return;
@@ -197,7 +197,7 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
 
 namespace {
 
-// Python gives its stacks when it next holds its lock; in vain, where a thread keeps that.
+// The longest wait for the stacks: to provide them, Python needs its lock, which a thread may keep.
 constexpr auto kForStacks = std::chrono::seconds(2);
 constexpr size_t kMaxReasons = 16;
 constexpr int64_t kBetweenWaited = 1'000'000'000;
@@ -207,12 +207,12 @@ int signal_descriptor = -1;
 pid_t signal_process = 0;  // a forked child shares the descriptor
 struct sigaction former_action;
 
-// Only what a signal handler may call.
+// Calls only functions that are safe in a signal handler, and the former handler.
 void OnSignal(int number, siginfo_t* information, void* context) {
   const int saved = errno;
   const uint64_t by_signal = uint64_t{1} << 32;
   if (getpid() == signal_process && write(signal_descriptor, &by_signal, sizeof(by_signal)) < 0) {
-    // Full: it is awake.
+    // The eventfd is full, so the thread is awake.
   }
   errno = saved;
   if (former_action.sa_flags & SA_SIGINFO) {
@@ -228,7 +228,7 @@ int64_t UnixNanoseconds() {
       .count();
 }
 
-// Returns 0, or what went wrong.
+// Returns 0 or the error's number.
 int WriteAll(int file, const std::string& text) {
   for (size_t done = 0; done < text.size();) {
     const ssize_t wrote = write(file, text.data() + done, text.size() - done);
@@ -238,7 +238,8 @@ int WriteAll(int file, const std::string& text) {
   return fsync(file) ? errno : 0;
 }
 
-// Whoever reads the path sees the old file or the new one, whole.
+// Replaces a file: a reader sees the whole old file or the whole new one. Returns 0 or the error's
+// number.
 int Replace(const std::string& path, const std::string& text) {
   const std::string unfinished = path + ".tmp";
   const int file = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -275,19 +276,19 @@ void FlightLog::Ask(const char* kind, const std::string& communicator, const std
   if (!started_ || getpid() != process_) return;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // Of many ranks that wait for this one, one is enough.
+    // If many ranks wait for this one, one report is enough.
     if (!reasons_.empty() && reasons_.back().kind == kind && reasons_.back().kind == "waited" &&
         Nanoseconds() - reasons_.back().at < kBetweenWaited) {
       return;
     }
-    // The first ones tell most, and the last one why it is written now.
+    // Keeps the first reasons, which explain most, and the newest, which requests this write.
     if (reasons_.size() == kMaxReasons) reasons_.pop_back();
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;
   }
   changed_.notify_all();
   const uint64_t one = 1;
-  if (write(asked_, &one, sizeof(one)) < 0) return;  // full: it is awake
+  if (write(asked_, &one, sizeof(one)) < 0) return;  // full: the thread is awake
 }
 
 void FlightLog::Stalled(const std::string& communicator, const std::string& message) {
@@ -347,7 +348,7 @@ void FlightLog::Flush(double seconds) {
 
 void FlightLog::Loop() {
   pthread_setname_np(pthread_self(), "tfdist-flight");
-  // Signals are for the program's threads.
+  // The program's own threads handle all signals.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -365,7 +366,8 @@ void FlightLog::Loop() {
     const uint64_t one = 1;
     if (write(stacks_wanted_, &one, sizeof(one)) == sizeof(one)) {
       lock.lock();
-      // What else has gone wrong meanwhile does not wait for them: this process may be killed soon.
+      // A new request ends this wait for stacks: it is written first, since this process may be
+      // killed soon.
       changed_.wait_for(lock, kForStacks,
                         [&] { return stacks_given_ >= requested || requests_ > requested; });
       const bool given = stacks_given_ >= requested;
@@ -391,7 +393,7 @@ std::string FlightLog::Text() {
   const int64_t steady_now = Nanoseconds(), unix_now = UnixNanoseconds();
   const int64_t milliseconds = unix_now / 1'000'000;
   char seconds[32];
-  // Not as a floating-point number: a program's locale may have another decimal point.
+  // Two integers, not a floating-point number: a program's locale may have another decimal point.
   std::snprintf(seconds, sizeof(seconds), "%lld.%03lld",
                 static_cast<long long>(milliseconds / 1000),
                 static_cast<long long>(milliseconds % 1000));
@@ -424,7 +426,7 @@ void FlightLog::WriteFile() {
   try {
     error = Replace(path, Text());
   } catch (const std::exception&) {
-    // Training goes on.
+    // Training continues; the warning below names a lack of memory.
   }
   if (error && error != last_error_) {
     settings_.warn("The flight log " + path + " could not be written: " + std::strerror(error) +

@@ -1,4 +1,5 @@
-// The flight log: a file of recent operations, which a reader can open after a crash.
+// The recorder of a communicator's last operations, and the flight log: a file of all recorders
+// that a reader can open after a crash.
 #pragma once
 
 #include <array>
@@ -16,8 +17,6 @@
 
 namespace tfdist {
 
-// A flight recorder: this rank's view of the last collectives and messages of a communicator.
-//
 // One collective or message. Times are nanoseconds of the steady clock; 0 for events that have not
 // happened.
 struct Record {
@@ -32,11 +31,12 @@ struct Record {
   int64_t begun = 0;
   int64_t last_arrived = 0;
   int64_t ended = 0;
-  int64_t between_begun = 0;  // of a hierarchical all-reduce, the part between the hosts
+  int64_t between_begun = 0;  // start of a hierarchical all-reduce's part between hosts
   int64_t between_ended = 0;
   int64_t coding = 0;  // time spent on compression
 };
 
+// A flight recorder: this rank's view of the last collectives and messages of a communicator.
 class Recorder {
  public:
   static constexpr size_t kRecords = 1024;
@@ -51,12 +51,13 @@ class Recorder {
   // default; turn it off only to measure its cost.
   static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }
 
-  // The inputs of the named operation are ready, although earlier operations may still run and it
-  // may not be enqueued yet. If it `stalls` this rank, the rank waits from now on.
+  // Records that the inputs of an operation are ready. It may not be enqueued yet. Args: name: its
+  // `HashOf`; stalls: whether this rank waits for it from now on.
   void Ready(uint64_t name, bool stalls);
-  // This rank has finished the work that overlaps the current or next overlapping operation.
+  // Records that this rank has finished the work that overlaps the current operation, or the next
+  // one: from now on it waits for this operation.
   void Stalls();
-  // The step has failed: ready operations may never begin.
+  // Forgets operations that are ready and have not begun: the step has failed.
   void Forget();
 
   // The following functions are called in this order by the thread that runs the operation. They
@@ -69,22 +70,22 @@ class Recorder {
   };
   void Begin(const Fingerprint& fingerprint, const Beginning& beginning);
   void Chose(uint8_t algorithm);
-  // Another rank has joined the operation; only the first call counts. `waited`: whether this rank
-  // waited for it; only then is the clock read.
+  // Records that another rank has joined the operation; only the first call counts. Args: waited:
+  // whether this rank waited for it. The clock is read only then.
   void Arrived(int rank, bool waited);
   void BetweenHosts(bool begins);
   void Coded(int64_t duration);
   // Args: bytes: as in `Beginning`, if not known then.
   void End(bool failed, uint64_t bytes = 0);
 
-  // The records, oldest first, with the time when the first rank of each host was noticed: in
-  // microseconds after the beginning, -1 for none. From any thread.
+  // The records, oldest first, and the arrivals of each: per host, when its first rank arrived, in
+  // microseconds after the beginning; -1 for none.
   struct Log {
     std::vector<Record> records;
     std::vector<std::vector<int64_t>> arrivals;
   };
-  // Args: the maximum number of records and the earliest end of a record; running operations are
-  // always included.
+  // Returns the records; from any thread. Args: the maximum number of records and the earliest end
+  // of a record; the running operation is always included.
   Log Read(size_t most = kRecords, int64_t since = 0);
 
  private:
@@ -120,25 +121,25 @@ class Recorder {
   const size_t hosts_;
   std::mutex mutex_;
   std::vector<Record> records_;
-  // hosts_ entries per record: 1 + microseconds, 0 for none; written like `Changing`.
+  // Per record an entry for each host: 1 + microseconds, 0 for none. Written like `Changing`.
   std::vector<std::atomic<uint32_t>> arrivals_;
   Changing changing_;
   uint64_t written_ = 0;  // records before the current one
   bool open_ = false;
-  std::vector<uint64_t> seen_;  // per rank: the last record it arrived in
+  std::vector<uint64_t> seen_;  // per rank: the number of the last record in which it arrived
   int64_t looked_ = 0;          // time of the last clock reading
   std::array<ReadyMark, kMarks> marks_;
   size_t marked_ = 0;
-  int64_t stalled_since_ = 0;  // 0 while this rank works during its operations
+  int64_t stalled_since_ = 0;  // 0 while this rank waits for no operation
   bool stalls_ = false;        // whether the current operation blocks this rank
-  uint64_t overlapping_ = 0;   // ready, not begun
-  bool next_stalls_ = false;   // whether the first of them stalls this rank now
+  uint64_t overlapping_ = 0;   // overlapping operations that are ready and have not begun
+  bool next_stalls_ = false;   // whether this rank already waits for the first of them
 };
 
 // The identifier of an operation for `Ready`.
 uint64_t HashOf(const Fingerprint& fingerprint);
 
-// Writes the contents of this process's recorders to a file after an error.
+// Writes the contents of this process's recorders to a file after an error, a stall or a signal.
 //
 // Each process has one file. A separate thread, independent of Python, writes it at once, and again
 // when Python has supplied the stacks of its threads. Each write is atomic.
@@ -191,7 +192,7 @@ class FlightLog {
   void WriteFile();
 
   Settings settings_;
-  int process_ = 0;         // a forked child has no thread
+  int process_ = 0;         // the one with the thread, which forked children lack
   int asked_ = -1;          // an eventfd
   int stacks_wanted_ = -1;  // an eventfd
   std::thread thread_;

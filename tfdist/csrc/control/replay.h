@@ -1,4 +1,4 @@
-// Python's requests about a dataset's batches: to repeat the last one, or to keep the number of
+// Requests of Python about a dataset's batches: to repeat the last one, or to keep their number of
 // rows.
 #pragma once
 
@@ -11,9 +11,9 @@ namespace tfdist {
 
 // The position of an iterator in its dataset, without the first batch, which is read twice.
 struct RowCounts {
-  int64_t batches = 0;          // of the dataset's own
-  int64_t rows = 0;             // of these
-  int64_t pending = 0;          // of these, the rows not yet returned
+  int64_t batches = 0;          // the dataset's own batches read so far
+  int64_t rows = 0;             // their rows
+  int64_t pending = 0;          // those of the rows that have not been returned yet
   int64_t pending_batches = 0;  // the number of the dataset's own batches that hold them
 };
 
@@ -29,11 +29,11 @@ class Replay {
   int64_t given() const { return given_; }
 
   // Fixes a worker's rows per batch to its share when `workers` workers divide one of the dataset's
-  // own batches. If `batch` is 0, the first batch read determines its rows.
+  // own batches of `batch` rows. If `batch` is 0, the first batch read determines it.
   void KeepRows(int64_t workers, int64_t batch);
   bool keeps_rows() const { return workers_ > 0; }
   void SetBatch(int64_t rows);
-  // The rows of a batch for `workers` workers; 0 for the dataset's own.
+  // The rows of a batch for `workers` workers; 0 if the dataset's own batches are used.
   int64_t RowsFor(int64_t workers) const;
   // The rows of the dataset's own batches; 0 if not yet known.
   int64_t batch() const { return batch_; }

@@ -34,13 +34,14 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
 
-// No clock of this century exceeds it; sums of a few such times do not overflow.
+// Returns a peer's time, or 0 if it is impossible: 2^61 ns are 73 years since the machine started.
+// Sums of a few such times do not overflow.
 int64_t Time(int64_t nanoseconds) {
   constexpr int64_t kMax = int64_t{1} << 61;
   return nanoseconds > 0 && nanoseconds < kMax ? nanoseconds : 0;
 }
 
-// Makes text safe to print: removes line ends and terminal control characters, including UTF-8
+// Makes text safe to print: replaces line ends and terminal control characters, including UTF-8
 // ones.
 void MakePrintable(std::string* text) {
   unsigned char last = 0;
@@ -51,8 +52,8 @@ void MakePrintable(std::string* text) {
   }
 }
 
-// The body of an abort or a failure is the worker's name, this byte, and the message. Neither text
-// contains it.
+// The body of an abort or a failure is the worker's name, this byte, and the message. The name does
+// not contain it.
 constexpr char kAfterWorker = '\n';
 constexpr size_t kLongestCause = kLongestName + 1 + kLongestMessage;
 
@@ -162,12 +163,13 @@ bool FrameReader::Feed(const char* data, size_t bytes,
 namespace {
 
 constexpr double kTickSeconds = 0.1;
-// A rank that spends longer in one collective sends its status at every tick, unless the other
-// ranks send the same status.
+// A rank that spends longer in one operation sends its status more often: at every tick in a small
+// group.
 constexpr double kSlowSeconds = 0.1;
+// The minimum time between two statuses.
 constexpr double kBetweenSeconds = kTickSeconds / 2;
-// With many ranks, statuses are sent less often and read in batches, so that the cost for each rank
-// stays proportional to their number.
+// With many ranks, statuses are sent less often and read in batches, which limits the cost for each
+// rank.
 constexpr double kSlowStatusSecondsPerRank = 0.0005;
 constexpr double kStatusSecondsPerRank = 0.005;
 constexpr int kRanksPerBatchMillisecond = 20;
@@ -193,21 +195,21 @@ struct Watch::Peer {
   FrameReader reader;
   std::string waiting;  // bytes to send
   Clock::time_point heard = Clock::now();
-  bool silent = false;           // a warning has been given
-  Clock::time_point heard_last;  // the time before that
+  bool silent = false;           // a warning about its silence has been given
+  Clock::time_point heard_last;  // `heard` at that warning
   Status status;
   bool left = false;     // has sent its farewell
   bool parted = false;   // nothing more is sent to it
-  bool unread = false;   // TLS may hold bytes, which the descriptor does not show
+  bool unread = false;   // TLS may hold bytes that `poll` does not report
   uint8_t failures = 0;  // its failed steps
   // The last failure that it has reported.
   Error failure{Code::kUnavailable, ""};
-  uint64_t failed_after = 0;   // the last collective it had joined by then
+  uint64_t failed_after = 0;   // the last collective that it had joined before
   Clock::time_point ended_at;  // when it left, or failed
-  bool lost = false;           // no longer read from; only receives the reason
+  bool lost = false;           // nothing is read from it; it only receives the reason
   bool gone = false;           // the connection has ended
-  int64_t told_at = 0;         // the time in its last status
-  int64_t told_came = 0;       // when that came
+  int64_t told_at = 0;         // when it sent its last status, by its clock
+  int64_t told_came = 0;       // when that status arrived
   ClockOffset clock;
   OneWayDelay delay;
 };
@@ -258,7 +260,7 @@ void Watch::Stop() {
 
 void Watch::WakeUp() {
   const uint64_t one = 1;
-  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: it is awake
+  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: the thread is awake
 }
 
 void Watch::Loop() {
@@ -315,8 +317,8 @@ void Watch::Loop() {
       }
     }
     callbacks_.tick();
-    // Sample the status before sending queued frames, so that no peer sees an operation that
-    // followed a failure before the failure.
+    // Sample the status before sending queued frames, so that no peer learns of an operation before
+    // it learns of a failure that preceded the operation.
     const Doing doing = callbacks_.doing();
     {
       const std::lock_guard<std::mutex> lock(telling_mutex_);
@@ -341,8 +343,8 @@ void Watch::Loop() {
   }
 }
 
-// Waits for the farewells to arrive. Closing a connection drops unsent bytes, and unread bytes
-// reset it.
+// Waits until the farewells have arrived. Closing a connection at once would drop unsent bytes, and
+// unread bytes would reset it.
 void Watch::Part() {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -389,7 +391,7 @@ void Watch::Read(int rank) {
     if (got <= 0) {
       peer.gone = true;
       if (peer.left) {
-        shutdown(peer.stream->descriptor(), SHUT_WR);  // It waits for that.
+        shutdown(peer.stream->descriptor(), SHUT_WR);  // The other rank waits for this.
       } else {
         // A process that exits with unread bytes resets the connection.
         Lose(rank, Event::kLost,
@@ -447,7 +449,8 @@ void Watch::Handle(int rank, const Frame& frame) {
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
-  // A peer that never reads counts as silent, and will be lost for that.
+  // Further frames are dropped: a peer that does not read does not send either, and is lost as
+  // silent.
   if (peer.waiting.size() + bytes.size() <= kMaxWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
@@ -483,7 +486,7 @@ std::vector<Watch::Known> Watch::Others() {
   return others;
 }
 
-// Stops reading from a rank; it only receives the reason.
+// Gives up a rank: nothing more is read from it, and it only receives the reason.
 void Watch::Lose(int rank, Event event, const std::string& why) {
   const std::string& name = settings_.names[static_cast<size_t>(rank)];
   {
@@ -525,7 +528,7 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // Its earlier frames may still be in transit.
+    // Data of a message that it has sent may still be in transit.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -537,12 +540,14 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                      Event::kLeft, name));
       return;
     }
-    // That rank will report why this rank's step has failed.
+    // This rank's step has failed, and that rank does not count the failure yet: it will fail with
+    // this rank's report.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // Its status may be outdated; if it has joined this collective, the message follows it.
+    // A message to this rank, which is in a collective that the other rank has not joined. If this
+    // rank has handled the message, the status is outdated.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
         !IsMessage(mine) && peer.status.sequence < mine.sequence &&

@@ -1,4 +1,4 @@
-// Watches the other ranks over control connections: frames, and the clocks of peers.
+// The watch over the other ranks: frames on control connections, liveness, order, stalls, clocks.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace tfdist {
 
-// Messages between ranks apart from data: liveness, status, and reasons to abort.
+// The kinds of messages on control connections.
 enum class FrameKind : uint8_t {
   kStatus = 1,
   kAbort = 2,
@@ -45,15 +45,15 @@ struct Frame {
   int64_t echo_received = 0;       // when that status arrived
   Code code = Code::kUnavailable;  // of an abort
   Event event = Event::kOther;     // of an abort or a failure
-  std::string worker;              // of an abort or a failure: to which the event happened
+  std::string worker;              // of an abort or a failure: the worker of the event
   uint8_t failures = 0;            // of a failure: failed steps, including this one
-  std::string message;             // of an abort, a failure, or a wait for the receiver
+  std::string message;             // of an abort, of a failure, or about a wait for the receiver
 };
 
 std::string Encode(const Frame& frame);
 
-// Assembles frames from a byte stream. Trusts nothing: it bounds each length before use, and ends
-// the stream on anything but a frame.
+// Assembles frames from a byte stream. It trusts no byte: it checks each length before use, and
+// ends the stream at anything that is not a frame.
 class FrameReader {
  public:
   // Calls `use` for every complete frame. Returns false, permanently, after malformed input.
@@ -64,12 +64,9 @@ class FrameReader {
   bool broken_ = false;
 };
 
-// The offset of another rank's steady clock from this one's, measured from frames in both
-// directions.
-//
-// Four times of two frames, in nanoseconds: this rank sent one at `sent`. The other rank received
-// it at `received` and sent the next one at `answered`, both by its own clock. That frame arrived
-// at `came`. A frame admits only values below 2^61.
+// The four times of two frames, in nanoseconds: this rank sent one at `sent`. The other rank
+// received it at `received` and sent the next one at `answered`, both by its own clock. That frame
+// arrived at `came`. Times in a decoded frame are below 2^61.
 struct RoundTrip {
   int64_t sent = 0;
   int64_t received = 0;
@@ -77,9 +74,12 @@ struct RoundTrip {
   int64_t came = 0;
 };
 
+// The offset of another rank's steady clock from this one's, measured from frames in both
+// directions.
+//
 // The estimate of Mills, "Internet time synchronization: the network time protocol" (1991): the
-// error of a measured offset is at most half of the transmission time. The shortest round trip
-// counts until possible clock drift exceeds the error of a newer one.
+// error of a measured offset is at most half of the transmission time. The measurement with the
+// smallest error is kept; this error grows with the time, since the clocks may drift.
 class ClockOffset {
  public:
   bool measured() const { return measured_; }
@@ -111,7 +111,8 @@ class ClockOffset {
   int64_t at_ = 0;
 };
 
-// Transmission times of another rank's frames, by both clocks. Frames queue together with data.
+// The transmission times of another rank's frames: from the send time by that rank's clock to the
+// arrival by this rank's clock. Frames wait in the network's queues together with data.
 class OneWayDelay {
  public:
   int64_t frames() const { return frames_; }
@@ -134,8 +135,6 @@ class OneWayDelay {
   int64_t nanoseconds_ = 0;
 };
 
-// Monitors the other ranks of a group: liveness, waits, and aborts.
-
 using Clock = std::chrono::steady_clock;
 
 // A rank's current operation and its start, and the last progress of the group.
@@ -145,6 +144,7 @@ struct Doing {
   Clock::time_point progress;
 };
 
+// Watches the other ranks of a group in a thread, and informs them about this one.
 class Watch {
  public:
   struct Settings {
@@ -158,15 +158,16 @@ class Watch {
   };
   struct Callbacks {
     std::function<Doing()> doing;
-    // The fingerprint with which this rank joined a recent collective.
+    // Gets the fingerprint with which this rank joined a collective. Returns false if the
+    // collective is not one of the last.
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
     // Whether this rank has begun its side of a message from or to `rank`.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void()> progress;  // of another rank
     std::function<void(const Error& cause)> give_up;
     std::function<void(const std::string& message)> warn;
-    std::function<void(const std::string& message)> stalled;     // together with a warning
-    std::function<void(const std::string& message)> waited_for;  // another rank has reported it
+    std::function<void(const std::string& message)> stalled;     // after each warning of a stall
+    std::function<void(const std::string& message)> waited_for;  // when another rank reports a wait
     std::function<void()> tick;                                  // called periodically
   };
 
@@ -227,7 +228,7 @@ class Watch {
   std::atomic<bool> stopping_{false};
   std::mutex telling_mutex_;
   std::string told_;              // frames to send
-  Clock::time_point warned_for_;  // start of the period already warned about
+  Clock::time_point warned_for_;  // start of the wait to which `next_warning_` applies
   double next_warning_ = 0;
 };
 

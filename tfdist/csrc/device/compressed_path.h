@@ -32,7 +32,8 @@ class TransferCodec {
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 
-  // May free memory that the stream uses. Args: list_bytes: for all transfers until `Restart`.
+  // May free memory that the stream uses. Args: list_bytes: the size of the lists of all transfers
+  // until the next `Restart`.
   void MakeRoom(size_t values, size_t list_bytes);
   // The remaining bytes for lists. All bytes are free again once the stream has finished its work.
   size_t list_bytes_left() const { return max_list_bytes_ - listed_; }

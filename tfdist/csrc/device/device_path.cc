@@ -136,8 +136,8 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
   return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
 }
 
-// Whether an operation can bypass host memory. A message can only in a group of two, since in
-// larger groups the other ranks do not take part in it.
+// Whether an operation can bypass host memory. A message can do so only in a group of two ranks,
+// since the other ranks of a larger group do not take part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -166,8 +166,8 @@ void DevicePath::Count(const Operation& part) {
   moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
-// Waits for all ranks, and checks that they cut their buckets identically: a part of a bucket is
-// reduced with the same part on the other ranks.
+// Waits for all ranks, and checks that they divide their buckets identically, since a part of a
+// bucket is reduced with the same part on the other ranks.
 void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
   Operation arrival;
   arrival.fingerprint = operation.fingerprint;

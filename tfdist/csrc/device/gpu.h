@@ -36,8 +36,8 @@ constexpr Result kPeerAccessIsEnabled = 704;  // CUDA_ERROR_PEER_ACCESS_ALREADY_
 constexpr Result kMemoryIsRegistered = 712;   // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 constexpr unsigned kNonBlocking = 1;          // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;             // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1,
-                   kMapped = 2;          // CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP; also to register
+// CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP; the same numbers register memory.
+constexpr unsigned kPortable = 1, kMapped = 2;
 constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
@@ -104,8 +104,9 @@ struct Driver {
   int version = 0;  // such as 12040
 };
 
-// Returns the process-wide driver. The first call selects the library, "" for the system's. Throws
-// Error(kInvalidArgument) if there is no usable driver, naming the missing function or library.
+// Returns the process-wide driver. Args: its library, which only the first call selects; "" for the
+// system's. Throws Error(kInvalidArgument) if there is no usable driver, naming the missing
+// function or library.
 const Driver& Load(const std::string& library = "");
 
 // Conversions between device addresses and pointers.

@@ -83,7 +83,8 @@ struct Library {
   int version = 0;  // such as 22105 for 2.21.5
 };
 
-// Returns the process-wide library. The first call selects it, "" for the system's. Throws
+// Returns the process-wide library. Args: its file, which only the first call selects; "" for the
+// system's. Throws
 // Error(kInvalidArgument) if there is no usable library, naming the missing part.
 const Library& Load(std::string library = "");
 

@@ -20,8 +20,8 @@ constexpr size_t kMaxValues = size_t{256} << 10;
 // For the lists of all pending operations: 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Returns the ranks among which this rank's share is encoded; if it has none, only the sizes
-// matter.
+// Returns the ranks among which this rank's share is encoded. For a rank without a share, the
+// members of place 0: only their sizes are used.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;

@@ -35,7 +35,7 @@ class Routes {
   const nccl::UniqueId& id() const { return id_; }
   // Unique among all communicators of all processes.
   const cuda::Uuid& name() const { return group_.ranks[0].communicator; }
-  // The smallest buffer of all ranks; they cut their buckets by it.
+  // The size of the smallest buffer among all ranks, by which each rank divides its buckets.
   size_t min_buffer_bytes() const { return MinBufferBytes(group_); }
   // Whether both kernels and NCCL are available, and a measurement decides between them.
   bool HaveChoice() const;

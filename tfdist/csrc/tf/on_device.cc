@@ -20,7 +20,7 @@
 namespace tfdist::tf {
 namespace {
 
-// A point in TensorFlow's stream, whose order governs the use of its memory.
+// A point in TensorFlow's stream. The order of this stream governs the use of TensorFlow's memory.
 class StreamPoint {
  public:
   StreamPoint(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream)

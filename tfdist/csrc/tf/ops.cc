@@ -253,8 +253,8 @@ REGISTER_OP("TfdistSharesDataset")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // The following operations report a step's progress to the recorder. Each kind has its own
-// resource, `order`: TensorFlow runs operations with side effects but without a resource one after
-// the other, so they would wait for each other, and the user's such operations for them.
+// resource, `order`. Without a resource, TensorFlow would run these operations and the user's
+// operations with side effects one after the other.
 
 // Reports that the inputs of the operation with this key are available. Without a key, reports that
 // the step has no more work to overlap with the running operation.
