@@ -154,7 +154,7 @@ def crossing(
         An index for each rank; None if the values that both ranks pass have the same order.
 
     Example:
-        >>> a, b, zeros = Passed("1f", "a"), Passed("2e", "b"), Passed("3d", "zeros")
+        >>> a, b, zeros = (CollectiveInput(*one) for one in (("1f", "a"), ("2e", "b"), ("3d", "0")))
         >>> crossing([a, b], [b, a])
         (0, 0)
         >>> crossing([a, b], [a, zeros]) is None
