@@ -497,7 +497,7 @@ class Group:
 
         Args:
             error: the operation's error.
-            since_ns: the `time.monotonic_ns()` before the operation could fail.
+            since_ns: a `time.monotonic_ns()` from before the operation.
         """
         return next((one for one in self.causes() if one.explains(error, since_ns)), None)
 

@@ -13,7 +13,7 @@ from tfdist._src.strategy.multi_worker import cannot_compress
 class CompressionSchedule(Callback):
     """Changes the gradient compression at given epochs.
 
-    The accumulated errors of a codec carry over to the next one with error feedback. Each change
+    The accumulated errors of a codec carry over to the next codec with error feedback. Each change
     makes Keras retrace the training step. When training ends, the strategy's compression is
     restored. In a single process the callback has no effect.
 

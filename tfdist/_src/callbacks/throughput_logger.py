@@ -27,7 +27,7 @@ class ThroughputLogger(Callback):
     - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression;
       excludes data that GPUs send by NCCL
 
-    The last two groups need the native collectives and several workers, and are omitted otherwise.
+    The last three items need the native collectives, and are omitted otherwise.
     The callback takes part in no collective.
 
     Args:

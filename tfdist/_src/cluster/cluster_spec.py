@@ -131,7 +131,7 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """Returns a digest, equal for two processes exactly if cluster and generation are."""
+        """Returns a digest; equal for two processes exactly if cluster and generation are equal."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"

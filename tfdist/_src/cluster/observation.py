@@ -65,7 +65,7 @@ def encode_answer(
 
 
 def decode_answer(header: framing.Header, payload: bytes) -> list[RankState]:
-    """Returns the ranks in an answer, in order.
+    """Returns the states in an answer, in rank order.
 
     Raises:
         WireError: the frame is not a valid answer.
@@ -224,7 +224,7 @@ def ask(address: str, options: Options) -> list[RankState]:
         options: the workers' `secret` and TLS options.
 
     Returns:
-        The ranks in order.
+        The states of the ranks, in rank order.
 
     Raises:
         ClusterError: the address is invalid, or the job has another secret or version of tfdist.

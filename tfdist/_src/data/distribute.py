@@ -348,7 +348,7 @@ def batch_rows(batch: Any) -> int | None:
 
 
 def _replay_draws_anew() -> bool:
-    """Whether the row counts of batches differ from the dataset's."""
+    """Whether the row counts of batches may differ from those of the dataset's own batches."""
     replay = current_context().replay
     return replay is not None and replay.keeps_rows
 

@@ -278,7 +278,10 @@ class FirstBatch:
         }
 
     def _compare(self, which: str, *, is_new: bool) -> None:
-        """Compares the batches of earlier workers and of this one with the first earlier one's."""
+        """Compares this worker's batch, and those of all workers that are not new.
+
+        The reference is the batch of the first worker that is not new.
+        """
         texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new]))
         batches, new = zip(*map(json.loads, texts), strict=True)
         there = [rank for rank, came in enumerate(new) if not came] or list(range(len(new)))

@@ -120,7 +120,7 @@ def _gradient_of_moments(
     (axis,) = op.get_attr(_AXIS)
     shape = [-1 if a == axis else 1 for a in range(x.shape.rank)]
     count = tf.cast(tf.size(x, tf.int64) // mean.shape[0], x.dtype)
-    # Communicated here, together with the inputs of the variance's gradient.
+    # Marked here, so that it is communicated with the inputs of the variance's gradient.
     (of_mean,) = equal_everywhere([of_mean])
     of_mean, of_square = of_mean / count, 2 * of_variance / count
     # For second-order gradients: as in `tf.nn.moments`, the variance is a function of x alone.

@@ -1,4 +1,4 @@
-"""Values over the global batch; public as `tfdist.global_batch`."""
+"""Sums, means and rows of the global batch; public as `tfdist.global_batch`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def total(parts: Any) -> Any:
 def mean(values: Any) -> Any:
     """Computes means over the replicas, for example of a loss that is logged.
 
-    All replicas have the same weight, since their rows are unknown.
+    All replicas have the same weight, since their numbers of rows are unknown.
 
     Args:
         values: a nest of tensors, each a mean over the replica's rows. `tf.IndexedSlices` become
@@ -94,7 +94,7 @@ def _rows(part: tf.Tensor) -> Any:
     counts = extended.gather_over_replicas(own)
 
     def gradient(of_all: tf.Tensor) -> tf.Tensor:
-        # Includes the other replicas' use of these rows.
+        # Sums the gradients of all replicas, since each of them may use these rows.
         return extended.scatter_over_replicas(of_all, counts)[: own[0]]
 
     return extended.gather_over_replicas(part), gradient

@@ -37,7 +37,7 @@ def patch(name: str, wrap: Callable[[Any], Any]) -> None:
 
     Args:
         name: the name of a target in the contract.
-        wrap: maps the current function to its replacement. Its module is the layer.
+        wrap: maps the current function to its replacement. The module of `wrap` is the layer.
 
     Raises:
         RuntimeError: an outer layer is installed already.

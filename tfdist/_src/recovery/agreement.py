@@ -1,4 +1,4 @@
-"""The agreement of a new group on the committed step and on the source of each state."""
+"""The agreement of a new group on the committed step and on the workers that send their state."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Stages:
         Raises:
             StagesMissing: the workers cannot form a single pipeline.
             GroupLostError: this worker is no longer in any pipeline.
-            OthersLeave: other workers are in no pipeline, and leave.
+            GroupShrinks: other workers are in no pipeline, and leave.
         """
         if not self.divided:
             return
@@ -265,7 +265,7 @@ def agree(
         ProgramMismatchError: the optimizer is sharded on some workers, but not on others.
 
     Example:
-        >>> agree([Standing(steps=7), Standing(steps=8), Standing(is_new=True)]).takers
+        >>> agree([FitProgress(steps=7), FitProgress(steps=8), FitProgress(is_new=True)]).takers
         frozenset({0, 2})
     """
     whole = {r: s for r, s in enumerate(everyone) if not s.is_new and not s.is_torn}

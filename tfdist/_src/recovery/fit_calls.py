@@ -39,7 +39,7 @@ class FitAlreadyEnded(Exception):
 
 
 class FitCalls:
-    """Counts the calls of `fit` on a group of workers that may change, on one of them.
+    """Counts this worker's calls of `fit`, in a group of workers that may change.
 
     A script calls `fit` in the same order on all workers, so a number identifies a call.
 
@@ -109,7 +109,7 @@ class FitCalls:
         """Raises the error for the reason returned by another worker's `judge`.
 
         Raises:
-            CallHasEnded: the workers have ended this call.
+            FitAlreadyEnded: the workers have ended this call.
             ProgramMismatchError: they call `fit` differently.
         """
         answer = json.loads(reason)

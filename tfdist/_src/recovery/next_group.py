@@ -140,7 +140,7 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
         Its membership, and the session with the other workers.
 
     Raises:
-        CallHasEnded: the others have ended the call of `fit` that this process is in.
+        FitAlreadyEnded: the others have ended the call of `fit` that this process is in.
         ProgramMismatchError: the others call `fit` differently.
         RendezvousError: this process has not been admitted in time.
         GroupLostError: this process was admitted, but cannot form a group with the others.

@@ -175,7 +175,7 @@ def release(
 
     Raises:
         SystemExit: this worker leaves, and others continue.
-        OthersLeave: others leave.
+        GroupShrinks: others leave.
         TfdistError: a worker is lost.
     """
     time.sleep(_GATHER_SECONDS)

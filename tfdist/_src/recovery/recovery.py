@@ -142,7 +142,7 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
 
     Args:
         error: the error, raised in `fit`.
-        session: the session of the group. It is told of a loss that only the core knows.
+        session: the session of the group; informed of a loss that only the core knows.
         causes: why communicators of the group were aborted.
     """
     if not _may_come_from_others(error):
@@ -171,7 +171,7 @@ def find_farewell(
     """
     if not _may_come_from_others(error):
         return None
-    # Communicators among this worker's devices name these.
+    # Communicators among this worker's devices name devices, not workers.
     workers = enumerate(topology.workers)
     others = {str(worker) for rank, worker in workers if rank != topology.rank}
     said = (one for one in causes if one.event in (FAILED, LEFT) and one.worker in others)
@@ -281,7 +281,7 @@ class Recovery:
 
         Raises:
             SystemExit: this worker leaves, and others continue.
-            OthersLeave: others leave.
+            GroupShrinks: others leave.
             TfdistError: a worker is lost.
         """
         assert self.membership is not None
@@ -365,8 +365,8 @@ class Recovery:
         """Waits to be admitted, and brings this worker to the position of the others.
 
         Raises:
-            CallHasEnded: the others have ended this call of `fit`.
-            BeginsAnew: the remaining workers lack the state, and `fit` is to be entered again.
+            FitAlreadyEnded: the others have ended this call of `fit`.
+            RestartFit: the remaining workers lack the state, and `fit` is to be entered again.
             TfdistError: this worker was not admitted, or cannot continue.
         """
         self._next.membership, session = next_group.be_admitted(self._group)

@@ -124,8 +124,7 @@ _CALLS = {
     **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall", *_LOOPS), 0),
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
 }
-# tfdist's operations that do not communicate. The first input of its other operations is a token,
-# not a variable.
+# tfdist's operations that neither communicate nor write variables.
 _MARKS = (
     "TfdistReady",
     "TfdistInput",
@@ -134,6 +133,8 @@ _MARKS = (
     "TfdistGroupShape",
     "TfdistShapesFit",
 )
+# tfdist's operations that do not communicate. The first input of its other operations is a token,
+# not a variable.
 _LOCAL = (*_MARKS, UPDATE, "TfdistKeep", "TfdistSelect", "TfdistScatter")
 _RESOURCE = 20  # tf.resource.as_datatype_enum
 

@@ -61,7 +61,7 @@ class ReplicatedExtended(PlacedExtended):
         cross_device_ops: how to reduce among this worker's devices outside of a replica.
 
     Attributes:
-        progress: the committed training step on this worker.
+        progress: the committed training steps of this worker.
         batch_statistics: the rows for the statistics of batch normalization in partitioned steps:
             "global" for the whole batch, "replica" for each replica's rows.
     """
@@ -112,7 +112,7 @@ class ReplicatedExtended(PlacedExtended):
         if not compiled:
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
-            tokens.note_use()  # In advance, regardless of operations traced before the collective.
+            tokens.note_use()  # Before any operation of the replicas is traced.
             return super()._call_for_each_replica(with_callers_lines(fn), args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
@@ -193,8 +193,8 @@ class ReplicatedExtended(PlacedExtended):
     def sum_over_replicas(self, value: Any, name: str = "") -> Any:
         """Sums a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
 
-        Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but its function for this
-        is never released by TensorFlow, and keeps the graph of the step alive.
+        Not differentiable, unlike `tf.distribute.ReplicaContext.all_reduce`. TensorFlow never
+        releases the function that defines that gradient, which keeps the graph of the step alive.
 
         Args:
             value: the nest.
@@ -203,7 +203,7 @@ class ReplicatedExtended(PlacedExtended):
         return self.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
-        """Records that a replica with these values waits for the sum that it has started."""
+        """Records that the sum in progress holds up this replica once it has these values."""
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]

@@ -55,7 +55,7 @@ def share_randomness(group: Group) -> None:
     """Gives all workers the chief's random states, so that they shuffle in the same order.
 
     Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
-    arrays and datasets are shuffled. Workers with the same seeds are left unchanged.
+    arrays and datasets are shuffled. A seed of TensorFlow that all workers have set alike is kept.
     """
     if group.topology.size == 1:
         return

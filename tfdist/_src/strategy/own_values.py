@@ -1,7 +1,7 @@
 """Boundaries between a program for the whole batch and a replica's computation on its own rows.
 
-In the traced program they return their input; the package `global_view` gives them their meaning.
-Gradients cross them in the opposite direction.
+In the traced program, these functions return their input; the package `global_view` gives them
+their meaning. Gradients cross the boundaries in the opposite direction.
 """
 
 from collections.abc import Sequence

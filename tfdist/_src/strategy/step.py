@@ -1,7 +1,8 @@
 """The step of a replica: its rows of the batch, its place among all replicas, and its updates.
 
-Graphs outlive a change of the group. So tfdist adds `place` to them, which is read when they run.
-Other values that are read during a trace may become part of the graph, and the read is noted.
+Graphs outlive a change of the group. So tfdist's graphs contain operations, from `place`, that read
+the rank when the graph runs. If other code reads a rank or a number of replicas during a trace, the
+graph may contain it as a constant, so the read is recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Step:
     """A step over a global batch; a context manager.
 
     Attributes:
-        key: identifies this step among traces.
+        key: distinguishes functions traced in this step from traces in other steps.
         agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
         late_in: the step's graph, if an update may be deferred to the end of the step.
         late: the deferred update; the module that performs it defines its type.
@@ -264,7 +265,9 @@ class GlobalStep(Step):
 
 
 def gathered_parts(values: Sequence[Any]) -> list[Any]:
-    """Marks values gathered in a `GlobalStep` as this worker's own; a constant must be zero.
+    """Marks values in a `GlobalStep` as this worker's own parts, which it will gather.
+
+    A value that is a constant must be zero.
 
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
@@ -428,7 +431,7 @@ class PlacedExtended(LocalExtended):
         return worker * len(self._devices) + device, workers * len(self._devices)
 
     def place_here(self) -> tuple[Any, Any]:
-        """The same for the calling replica."""
+        """The calling replica's global number, and the number of replicas; see `place`."""
         return self.place(get_current_replica_id_as_int())
 
     @property

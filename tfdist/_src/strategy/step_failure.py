@@ -131,7 +131,8 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
 
     Args:
         group: the workers.
-        eager: whether an error outside of operations was raised by running, not tracing, the step.
+        eager: whether the step runs eagerly. If so, even an error outside of operations was raised
+            by running the step, not by tracing it.
 
     Raises:
         tf.errors.UnavailableError: another worker was lost, or its step failed; the message names

@@ -71,7 +71,7 @@ class JobSearch:
         """Raises the result, once there is one.
 
         Raises:
-            Found: one of the workers is a member of a running job.
+            JobFound: one of the workers is a member of a running job.
         """
         if self._found:
             raise JobFound(self._found)
@@ -256,7 +256,7 @@ class Joiner:
             check: called repeatedly while it waits; may raise.
 
         Raises:
-            Declined: the members do not admit it; it may ask again.
+            JoinRejected: the members do not admit it; it may ask again.
             RendezvousError: it has not been admitted in time, or the job has ended.
             GroupLostError: it was admitted, but cannot form a group with the others.
         """

@@ -135,7 +135,7 @@ class LivenessServer:
         address: the address at which it listens.
 
     Example:
-        >>> witness = Witness("127.0.0.1:50124", Options(secret="s"))
+        >>> witness = LivenessServer("127.0.0.1:50124", Options(secret="s"))
         >>> witness.serve()
         >>> witness.close()
     """

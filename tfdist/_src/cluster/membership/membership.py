@@ -138,7 +138,7 @@ class Membership:
             self._node.judge = judge
 
     def tell_others(self, tell: Callable[[], str]) -> None:
-        """Registers what this worker reports when a peer queries it.
+        """Registers the function that makes this worker's report when a peer queries it.
 
         Args:
             tell: returns the report; called in any thread.

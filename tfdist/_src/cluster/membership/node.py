@@ -45,7 +45,7 @@ class Node:
         on_disturbed: called with the reason when another member needs a new group.
         judge: decides on a process's request to be admitted. It returns the reason for a refusal,
             "" if the process has to wait, and None if it may be admitted.
-        tell: returns what this process reports when a member queries it.
+        tell: returns the report of this process, when a member queries it.
         wake: wakes the listening thread.
         entrants: the view whose rank 0 is this process, and the other members that have entered it.
         go: that view, once its members are to be let in.

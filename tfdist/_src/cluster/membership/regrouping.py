@@ -68,7 +68,7 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
             continue
         if answer["kind"] != "other":
             return True
-    return not node.others  # Their last words may have arrived meanwhile.
+    return not node.others  # True if all their last words have arrived meanwhile.
 
 
 _LOST = (State.DEAD, State.GONE, State.LOST)

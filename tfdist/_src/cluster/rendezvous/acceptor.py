@@ -49,7 +49,7 @@ class PendingHandshake:
         self.deadline = deadline
         self.on_done = on_done
         self.on_failed = on_failed
-        self.ended = False  # open only until the peer has read the reason
+        self.ended = False  # whether it failed; then open until the peer has read the reason
         self.event = 0  # the event that it is registered for
         self._steps = steps
         self._step = next(steps)

@@ -158,7 +158,7 @@ class PendingExchanges:
         return max((now - current.started for current in self._pending.values()), default=0.0)
 
     def crossed_waits(self, reports: Mapping[int, bytes]) -> set[CrossedWait]:
-        """Finds ranks that have not joined an exchange because they wait for a rank that has.
+        """Finds ranks that have not joined an exchange because they wait for one of its ranks.
 
         Args:
             reports: the reports of the ranks, as JSON.
@@ -401,7 +401,7 @@ class Coordinator:
             else:
                 replies = complete.decide(complete.in_rank_order())
                 header = {"kind": "reply", "sequence": sequence}
-                # The replies are often the same for all ranks.
+                # Each distinct reply is encoded once; often all ranks get the same.
                 frames = {reply: encode(header, reply) for reply in set(replies)}
                 for other in range(1, len(replies)):
                     self._connections.send(other, frames[replies[other]])

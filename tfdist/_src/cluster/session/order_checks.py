@@ -22,14 +22,14 @@ NOTICES = "notices"
 
 @dataclass(frozen=True)
 class CrossedWait:
-    """A rank in an exchange that another rank has not joined, because it waits for the first.
+    """Two ranks that wait for each other: one in an exchange, the other in another operation.
 
     Attributes:
         sequence: the exchange's number.
-        communicator: the communicator of the other rank's operation.
-        number: the number of its operation there.
-        in_exchange: the first rank.
-        in_operation: the other rank.
+        communicator: the communicator of the operation.
+        number: the number of the operation on that communicator.
+        in_exchange: the rank that waits in the exchange.
+        in_operation: the rank that waits in the operation.
         message: the error, for users.
     """
 
@@ -154,7 +154,7 @@ def crossing(
         An index for each rank; None if the values that both ranks pass have the same order.
 
     Example:
-        >>> a, b, zeros = Passed("1f", "a"), Passed("2e", "b"), Passed("3d", "zeros")
+        >>> a, b, zeros = (CollectiveInput(*one) for one in (("1f", "a"), ("2e", "b"), ("3d", "0")))
         >>> crossing([a, b], [b, a])
         (0, 0)
         >>> crossing([a, b], [a, zeros]) is None

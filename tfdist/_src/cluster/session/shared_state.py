@@ -23,7 +23,7 @@ from tfdist.errors import (
 
 @dataclass(frozen=True)
 class PendingWait:
-    """An exchange whose result this process waits for, or a notice of rank 0.
+    """A wait of this process: for the result of an exchange, or for a notice of rank 0.
 
     Attributes:
         sequence: for an exchange, its number, the same on all ranks, starting at 1; for a notice,

@@ -1,4 +1,4 @@
-"""A training step that is committed on this worker or leaves no trace."""
+"""A training step that is either committed on this worker or undone."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class AtomicStep:
         model: the model.
         compile_step: makes the compiled step, which defers its update if given a trial.
         scratch: variables whose values are not needed in the next step.
-        confirm: communicates among all workers after this one has written all that the step writes.
-            Then the step can be redone here if it was committed elsewhere. None if no step needs to
-            be redone.
+        confirm: communicates among all workers, after this one has made all writes of the step. If
+            the step then fails here but is committed on another worker, it can be redone here.
+            None if no step needs to be redone.
     """
 
     def __init__(

@@ -170,7 +170,8 @@ def install() -> None:
 def only_tfdist_reads_batches() -> bool:
     """Whether only tfdist's functions read the batches of the running call.
 
-    A model's own `make_train_function` expects the batches of the data.
+    A model's own `make_train_function` cannot read batches that tfdist has combined with their
+    number of rows.
     """
     model = current_context().model
     made = ("make_train_function", "make_test_function", "make_predict_function")
@@ -336,7 +337,7 @@ def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
         weights = {int(c): float(w) for c, w in compared.get("class_weight", {}).items()}
         compared |= {"class_weight": dict(sorted(weights.items()))} if weights else {}
     compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
-    # Callbacks declare it if replicas would drift apart when the callbacks differ.
+    # These callbacks declare that replicas would drift apart if their arguments differed.
     callbacks = given.get("callbacks")
     flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
     described = [repr(c) for c in flat if protocol_of(c).same_on_all_workers]

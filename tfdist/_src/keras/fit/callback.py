@@ -87,9 +87,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]
     def load_state_dict(self, state: Any) -> None:
         """Restores a state.
 
-        Called after `on_train_begin`, and again in the first epoch if it has begun before: on all
-        workers if `BackupAndRestore` resumes from a snapshot, and on a joining worker. It must not
-        communicate.
+        Called on all workers if `BackupAndRestore` resumes from a snapshot, and on a joining
+        worker. It is called after `on_train_begin`, and again after the first `on_epoch_begin` if
+        training resumes within that epoch. It must not communicate.
 
         Args:
             state: as returned by `state_dict`, after a round trip through JSON.

@@ -188,7 +188,7 @@ class StateComparison:
         self._traces = self._outer_steps = 0
 
     def number(self, call: Any, steps: int, data: Any = None) -> int:
-        """Returns a 30-bit number for this worker's state before a step; equal on all workers.
+        """Returns a 30-bit number for the state before a step; all workers must have the same.
 
         Args:
             call: identifies a call of `fit`, whose first step includes all weights; None for other
@@ -257,7 +257,7 @@ class StateComparison:
         return different_copies(group, variables, first=assigned)
 
     def _kept(self) -> set[int]:
-        """The identities of variables that may differ."""
+        """The identities of variables that may differ between workers."""
         kept = set()
         for optimizer in optimizers_of(self._model).values():
             own = own_state(optimizer)
@@ -315,7 +315,8 @@ class StageComparison(StateComparison):
             else:
                 both[1][f"{stages}: {name}"] = variable
         first = [n for n, v in both[0].items() if id(_distributed(v)) in self._assigned]
-        # A rank that trains nothing does not count its steps.
+        # On a rank that trains nothing, the optimizer counts no steps, so only assigned scalars are
+        # compared.
         found = different_copies(group, both[0], first=first, others=False)
         return found or different_copies(group, both[1])
 
@@ -369,7 +370,7 @@ def _first_difference(group: Group, traced_for: str, other: int, values: list[An
     operations = [] if program is None else program.operations
     texts = group.exchange("operations", json.dumps(operations))
     chiefs, others = (json.loads(texts[rank]) for rank in (0, other))
-    # Operations that the other worker does not have.
+    # For each of the two, the first operation that the other one does not have.
     only = [
         next((i for i, one in enumerate(own) if one not in theirs), None)
         for own, theirs in ((chiefs, set(others)), (others, set(chiefs)))
@@ -400,7 +401,8 @@ def different_copies(
     Args:
         group: the workers.
         variables: this worker's variables. On other workers, copies have the same names.
-        first: the names of variables that others may depend on; all workers' names are combined.
+        first: the names of variables to compare first, since the differences of others may follow
+            from theirs; the names of all workers are combined.
         others: whether to compare the other variables as well.
 
     Returns:

@@ -87,7 +87,7 @@ def _install_compilation() -> None:
 
 
 def is_compiled(model: keras.Model) -> bool:
-    """Whether XLA compiles a model's steps; equal on all workers, or their weights differ."""
+    """Whether XLA compiles a model's steps; must be equal on all workers."""
     return bool(model.jit_compile and not model.run_eagerly and Options.from_environment().xla)
 
 
@@ -128,7 +128,7 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
 
 
 def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets "auto" choose XLA. Keras does not under strategies, since TensorFlow's cannot use it."""
+    """Lets "auto" choose XLA. Keras excludes it under strategies: TensorFlow's cannot use it."""
     signature = inspect.signature(compile_model)
 
     @functools.wraps(compile_model)

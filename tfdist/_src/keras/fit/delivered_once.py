@@ -51,7 +51,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._batch_ended = (-1, -1)
         self._tested = _NO_TEST  # the last validation event delivered
         self._interrupted: Interrupted | None = None
-        self._begun_before = _NONE_BEGUN  # in another process, and a function to restore it
+        self._begun_before = _NONE_BEGUN  # see `enter_at`
 
     @property
     def epochs_ended(self) -> int:
@@ -208,7 +208,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
 _NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
 _NO_TEST: tuple[int, float, int] = -1, 0, 0
-"""A validation event: the epoch, the batch, and whether it is the end of the batch."""
+"""The place before all validation events: the epoch, the batch, and 1 at the end of the batch."""
 
 
 class Interrupted(NamedTuple):

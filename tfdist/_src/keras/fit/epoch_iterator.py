@@ -1,7 +1,7 @@
 """Epochs of Keras's loops: the workers begin and end each pass over a dataset together.
 
 If a worker joins in the middle of an epoch, its data is compared with the data of the others.
-Values that a dataset draws in Python may differ there.
+Values that the dataset draws in Python may differ on that worker.
 """
 
 import contextlib
@@ -171,7 +171,7 @@ def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tu
 
 
 def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Relates specs of iterators only if their ends are detected in the same way."""
+    """Makes specs of iterators compatible only if their ends are detected in the same way."""
 
     @functools.wraps(check)
     def check_end(self: Any, other: Any) -> None:

@@ -145,7 +145,7 @@ def _install_loops() -> None:
 
 
 def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A step function whose errors name a failed build of the model as their cause."""
+    """Returns a step function whose errors name a failed build of the model as their cause."""
     weak = weakref.ref(model)  # The model holds the function.
 
     @functools.wraps(function)

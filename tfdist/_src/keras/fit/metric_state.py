@@ -59,7 +59,7 @@ class MetricTotals:
             self.of(variable).assign(total)
 
     def by_place(self) -> dict[str, tf.Variable]:
-        """The totals, by the place of a metric in the model and of a variable in the metric."""
+        """The totals, keyed by the position of the metric and of its variable."""
         summed = {id(variable) for variable in metric_variables(self._model)}
         places = {}
         for i, metric in enumerate(self._model.metrics):

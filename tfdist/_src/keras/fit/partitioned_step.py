@@ -65,7 +65,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
 
     Args:
         model: the model.
-        analysis: its step.
+        analysis: the analysis of its step.
         rows: the number of rows of the whole batch, if known. Otherwise, `note_rows` is expected
             after the first step.
     """
@@ -286,7 +286,7 @@ def _run(
     extended = extended_of(model.distribute_strategy)
     batch = _with_a_row_of_others(extended, batch, counted, form)
     leaves = tf.nest.flatten(batch)
-    # Each replica needs all of a ragged or sparse tensor, and of a component with other rows.
+    # Each replica needs all of a ragged or sparse tensor, and of a component in `form.whole`.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor) or i in form.whole:
             leaves[i] = extended.gather_over_replicas(leaf)

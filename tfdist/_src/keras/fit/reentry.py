@@ -1,4 +1,4 @@
-"""Keeps the training data of a `fit` call in place while `fit` is entered again."""
+"""Continues with the same training data when a call of `fit` is entered again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,8 @@ from tfdist._src.internals import iterators
 from tfdist._src.keras.fit.position import BatchSize
 
 Step = tuple[Any, ...]
-"""A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
+"""A step of Keras's loop: the number of its first batch, in newer versions also of its last one,
+and the iterator."""
 
 
 class Reentry:
@@ -41,9 +42,9 @@ class Reentry:
         self._epochs: Any = None  # Keras's epoch iterator
         self.read = -1
         self.logs: dict[str, Any] = {}
-        self._ended = False  # whether it is exhausted
-        self._step: Step | None = None  # the last step taken from it
-        self._is_uncounted = False  # whether the last step is uncounted
+        self._ended = False  # whether `_epochs` is exhausted
+        self._step: Step | None = None  # the last step taken from `_epochs`
+        self._is_uncounted = False  # see `uncounted`
         self._seen = self._given = self.batches_before = 0
         self._goes_on: tuple[int, Callable[[], object]] | None = None
         self._iterator: Any = None
@@ -65,7 +66,7 @@ class Reentry:
 
     @property
     def uncounted(self) -> int:
-        """The number of these batches not yet counted, since a worker was lost when they began."""
+        """The number of batches of the last step if `advance` failed to return it; else 0."""
         return self._epochs.steps_per_execution if self._is_uncounted else 0
 
     @property
@@ -122,7 +123,7 @@ class Reentry:
         return earlier is not None
 
     def iterator(self) -> Any:
-        """The iterator that an epoch continues to read; None to make a new one."""
+        """Returns, once, the iterator that an epoch continues to read; None to make a new one."""
         iterator, self._iterator = self._iterator, None
         return iterator
 

@@ -152,7 +152,7 @@ class TracedProgram:
         last_programs[traced_for] = program
 
     def in_graph(self) -> tf.Tensor:
-        """The contribution, an int32 vector that a step sums over the replicas."""
+        """This worker's contribution, an int32 vector that a step sums over the replicas."""
         numbers = tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=tf.int32)
         return tf.ensure_shape(numbers, [2 * _NUMBERS])
 
@@ -207,7 +207,7 @@ def as_heard(numbers: Sequence[int]) -> GroupRequests:
 _NOTHING = GroupRequests(Request(0))
 
 # Each number is sent as two halves and their squares. The numbers of all workers are equal if n
-# times the sum of the squares equals the square of the sum. It is computed modulo 2 ** 32.
+# times the sum of the squares equals the square of the sum, both modulo 2 ** 32.
 _HALVES = 2
 _NUMBERS = 2 * _HALVES
 _TOLD = len(Request) + 2 * _NUMBERS
@@ -223,7 +223,7 @@ def _host() -> str:
 
 
 step_exchange = StepExchange()
-"""This process's."""
+"""This process's part of the exchange."""
 
 last_programs: dict[str, StepFingerprints] = {}
 """The programs traced since the last step, by their `traced_for`."""
@@ -280,7 +280,7 @@ def exchange_rows(
     replica, replicas = extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, step_exchange.in_graph(told), program.in_graph()], axis=0)
-    # Otherwise, the forward pass does not need the number of rows.
+    # Unless `awaited`, the forward pass does not need the number of rows.
     with contextlib.nullcontext() if awaited else overlapping():
         sums = extended.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])

@@ -46,7 +46,9 @@ from tfdist.errors import ProgramMismatchError
 
 
 def wait_for(take: Callable[[], Any]) -> Any:
-    """Takes a batch, or an optional one, eagerly or in a graph; call `received` afterwards.
+    """Takes a batch or a `tf.experimental.Optional`, and records when the wait for it begins.
+
+    Works eagerly and in a graph. Call `received` afterwards.
 
     Args:
         take: takes the batch from an iterator.
@@ -59,7 +61,7 @@ def wait_for(take: Callable[[], Any]) -> Any:
 
 
 def received(batch: Any) -> Any:
-    """Returns a batch that a step has waited for."""
+    """Returns a batch from `wait_for`, and records that the wait has ended."""
     if native.has_ops():
         parts = [] if tf.executing_eagerly() else tf.nest.flatten(batch, expand_composites=True)
         with tf.control_dependencies([part for part in parts if tf.is_tensor(part)]):
@@ -271,8 +273,9 @@ class _Steps:
         """Runs a step on a batch.
 
         Returns:
-            The logs and the totals of the metrics; and a vector of this worker's rows, their
-            encoding in the batch, all rows, and the values that the workers exchanged.
+            The logs and the totals of the metrics; and a vector: the number of this worker's rows,
+            the number of rows of the whole batch as encoded in the batch (0 if it is not), the
+            counted number of all workers' rows, and the values that the workers exchanged.
         """
         # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
         rows = count_local_rows(self._strategy, without_rows(batch)[0])
@@ -352,7 +355,7 @@ class StepFunction:
         self._several = max(1, model.steps_per_execution)
         kept_totals = metric_state.totals_of(model) if trains else None
         self._keeps_totals = kept_totals is not None
-        # An object of its own: a cycle of references would delay the release of its graphs.
+        # A separate object, since a cycle of references would delay the release of its graphs.
         self._steps = _Steps(model, run_step, kept_totals, is_alone=self._is_alone)
         self._steps_of_iterator = self._steps.steps_of_iterator
         if not model.run_eagerly:
@@ -437,7 +440,7 @@ class StepFunction:
 
 
 def _no_rows() -> tf.Tensor:
-    """The result of a step without rows: own, encoded and all rows, then the exchanged values."""
+    """The vector of `_Steps.run_one` if no step runs: zeros."""
     return tf.concat([[0, 0, 0], heard_nothing()], axis=0)
 
 

@@ -58,7 +58,7 @@ class TrainingData:
         self.resumed = self.joins = False
 
     def belongs_to(self, epochs: Any) -> bool:
-        """Whether this is the data of Keras's epoch iterator, the first one that `fit` makes."""
+        """Whether an epoch iterator of Keras reads this data, as the first one of `fit` does."""
         if self._epochs is None:
             self._epochs = self._last_epochs = epochs
             self._states = IteratorStates(epochs)

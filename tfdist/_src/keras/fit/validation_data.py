@@ -28,7 +28,7 @@ class NextValidation(NamedTuple):
     Attributes:
         position: the start of an iterator; None if none has been made or it has no position.
         again: whether the next iterator begins there, rather than after it.
-        made: the number of iterators made since that one.
+        made: the number of iterators made since the one that began there.
     """
 
     position: bytes | None = None

@@ -1,4 +1,4 @@
-"""Wraps `Optimizer.apply`: the optimizers of a model, and how they accumulate gradients.
+"""The optimizers of a model: how they are built, and how they accumulate gradients.
 
 Also selects the variables of the optimizers and the model that are common to all replicas.
 
@@ -176,7 +176,7 @@ def updated_now() -> Sequence[Any]:
 
 
 def begin_update(gradients: Sequence[Any]) -> None:
-    """Records that the running update begins when these gradients exist."""
+    """Records that the running update begins when these gradients are available."""
     this_thread.update.span = GraphSpan(gradients)
 
 
@@ -234,7 +234,7 @@ def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
     known, used = (
         {key_of(optimizer, v) for v in some} for some in (trained_by(optimizer), variables)
     )
-    if is_multi(optimizer):  # It takes gradients of all the variables that it was built for.
+    if is_multi(optimizer):  # It needs gradients of all the variables that it was built for.
         if used != known:
             build_multi_again(optimizer, variables, unbuilt)
     elif not used <= known:

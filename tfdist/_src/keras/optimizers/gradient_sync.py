@@ -44,7 +44,7 @@ from tfdist.errors import UnsupportedError
 
 @dataclass
 class DeferralTrial:
-    """Traces of a step whose update may be deferred.
+    """An attempt to trace a step with a deferred update.
 
     Attributes:
         fails: whether the trace must not be used, because the step needs the results of its update
@@ -63,7 +63,7 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: the gradients to apply.
         operations: the number of operations in the step's graph when the update was deferred.
-        communicated: the values that the step communicated and `announce_update` does not receive.
+        communicated: values that the step communicated and does not pass to `announce_update`.
         running: whether the update is being traced.
         left: the identities of the tensors among the optimizer's attributes before the update.
     """

@@ -2,8 +2,8 @@
 
 GPUs scatter slices in an order that changes from run to run, which changes the last bits of a sum.
 Replicas with the same slices would drift apart. So the slices are sorted and added up before an
-optimizer scatters them, into a variable or into a dense gradient. Until then they stay as they are,
-since Keras squares each of them by itself.
+optimizer scatters them, into a variable or into a dense gradient. Until then they stay separate,
+since Keras squares each slice separately.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    # In a backward pass, for example, the slices are a replica's own and may be in any order.
+    # Elsewhere, as in a backward pass, the slices are a replica's own: their order does not matter.
     of_all = this_thread.adds_slices_in_order or (are_summed() and _order_matters())
     if not of_all or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented

@@ -5,9 +5,9 @@ is computed first. It is computed just before clipping, so that accumulated grad
 network once per update. With loss scaling, it is computed before the check for overflow, so that
 all replicas skip a step together.
 
-Such a class may process gradients nonlinearly, and may update variables directly. Given the sums of
-all replicas, it behaves on each replica as in a single process. The overridden methods are replaced
-on each instance, so the class is unchanged.
+A derived class of Keras's optimizers may override methods, to process gradients nonlinearly or to
+update variables directly. Given the sums of all replicas, it behaves on each replica as in a single
+process. So these methods are wrapped to receive the sums, on each instance: the class is unchanged.
 """
 
 import functools
@@ -204,7 +204,7 @@ def _in_this_replica(apply: Method) -> Method:
 
 
 def _install_overriding() -> None:
-    """Wraps the constructor of optimizers."""
+    """Wraps the constructor of optimizers, so that methods overridden by their class get sums."""
     patch("TFOptimizer.__init__", _giving_sums_to_overriding)
 
 

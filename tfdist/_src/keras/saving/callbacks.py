@@ -23,7 +23,7 @@ from tfdist.errors import UnsupportedError
 
 
 def install() -> None:
-    """Redirects the output of these callbacks."""
+    """Wraps the methods by which these callbacks write files."""
     patch("CSVLogger.on_train_begin", _discarding_unless_chief)
     patch("TensorBoard.set_model", _logging_unless_chief)
     patch("BackupAndRestore._save_model", _saving_atomically)

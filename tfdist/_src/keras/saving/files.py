@@ -133,8 +133,8 @@ def awaits_admission(model: Any) -> bool:
 
 
 def _creating_alone(read_names: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras creates an instance of a class to find its attributes: an optimizer, with variables.
-    # One worker may load weights alone, even in the scope.
+    # Keras creates an instance of a class to find its attributes. An optimizer creates variables,
+    # which is collective in the scope, but one worker may load weights alone.
     @functools.wraps(read_names)
     def create_alone(obj_type: Any) -> Any:
         with alone():
@@ -431,7 +431,7 @@ def _files(path: str) -> list[tuple[str, int]]:
 
 
 def _mark(path: str) -> list[int]:
-    """A fingerprint of the files of a save: their times and a checksum.
+    """A fingerprint of the files of a save: the path's modification time and a checksum.
 
     The checksum covers the ends of each file, which hold the tables of archives, HDF5 and
     TensorFlow's formats. Returns [] for paths that all workers see.
