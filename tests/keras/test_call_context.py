@@ -13,14 +13,14 @@ def changed(**changes):
 
 
 def test_a_call_within_another_inherits_its_context_and_restores_it():
-    data, fit, evaluate = object(), Call(), Call()
+    before, data, fit, evaluate = current_context(), object(), Call(), Call()
     with changed(training_data=data), changed(call=fit, training_call=fit):
         outer = current_context()
         with changed(call=evaluate, training_call=None):
             assert current_context().training_data is data
             assert (current_context().call, current_context().training_call) == (evaluate, None)
         assert current_context() is outer
-    assert current_context() == CallContext()
+    assert current_context() is before
 
 
 def test_an_error_restores_the_context():

@@ -33,10 +33,10 @@ TOGETHER = "all workers are in the same call, as in a step"
 SAVING = "the state is being saved"
 # Other functions that wait, and why SIGTERM need not end them.
 OTHERS = {
-    "cluster/membership/contact.py:Contact._run": IN_A_THREAD,
-    "cluster/membership/contact.py:Contact._rest": IN_A_THREAD,
-    "cluster/membership/contact.py:Contact._replaced": IN_A_THREAD,
-    "cluster/membership/joining.py:Search._run": IN_A_THREAD,
+    "cluster/membership/contact.py:MemberProbe._run": IN_A_THREAD,
+    "cluster/membership/contact.py:MemberProbe._rest": IN_A_THREAD,
+    "cluster/membership/contact.py:MemberProbe._replaced": IN_A_THREAD,
+    "cluster/membership/joining.py:JobSearch._run": IN_A_THREAD,
     "cluster/membership/joining.py:find.ask": IN_A_THREAD,
     "recovery/fit_calls.py:_watch": IN_A_THREAD,
     "cluster/membership/liveness.py:ask": "waits for 2 s at most",
@@ -45,7 +45,7 @@ OTHERS = {
     "cluster/membership/regrouping.py:say_farewell": "waits for 3 s at most",
     "cluster/membership/record.py:is_dead": "waits as long as its caller says",
     "cluster/membership/regrouping.py:Regrouping._yield": "waits for 1.1 s at most",
-    "cluster/membership/liveness.py:Witness.serve": "does not wait",
+    "cluster/membership/liveness.py:LivenessServer.serve": "does not wait",
     "cluster/membership/membership.py:Membership.__init__": "SIGTERM ends the process then",
     "cluster/membership/membership.py:Membership.release": TOGETHER,
     "recovery/recovery.py:go_back": TOGETHER,

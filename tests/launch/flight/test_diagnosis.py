@@ -119,8 +119,8 @@ def test_absent_ranks_are_named_with_what_they_did_last(tmp_path):
             [log(r, group(r, WAITING, peers=[peer(3, 40, 17)])) for r in range(3)],
             ["transfer"],
             f"does not move. {name(3)}: It has left no log: it was killed or stopped, its host has "
-            f"died, it could not write, or its log is not in this folder; {name(0)} heard of it "
-            f"last at 22:14:00 UTC, when",
+            f"died, it could not write, or its log is not in this folder; {name(0)} last "
+            f"heard of it at 22:14:00 UTC, when",
         ),
         "its log is older than the wait": (
             [*others, log(3, group(3, FIRST), written=28)],

@@ -26,14 +26,16 @@ def check_types(settings: Any) -> None:
         ValueError: a value has a different type.
     """
     for field in dataclasses.fields(settings):
-        names = str(field.type).split(" | ")
+        # A string, if the class's module postpones the evaluation of annotations.
+        annotation = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+        names = annotation.split(" | ")
         if not set(names) <= set(_KINDS):
             continue
         value = getattr(settings, field.name)
         kinds = tuple(kind for name in names for kind in _KINDS[name])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "bool" not in names):
             raise ValueError(
-                f"{type(settings).__name__}: `{field.name}` must be of type {field.type}. "
+                f"{type(settings).__name__}: `{field.name}` must be of type {annotation}. "
                 f"Received: {value!r}."
             )
 
