@@ -79,7 +79,7 @@ def cut_off(hosts: list[str], folder: Path, sides: list[int], behavior: str) -> 
         if sides[rank] != winner:
             assert not done
             assert "GroupLostError" in said
-            assert "cannot go on" in said
+            assert "cannot continue" in said
     return {rank: answers[rank] for rank in ranks if sides[rank] == winner}
 
 
