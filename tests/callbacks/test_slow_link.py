@@ -245,7 +245,7 @@ def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
     findings = json.loads(done.stdout)["findings"]
     assert {one["kind"] for one in findings} == {"transfer"}, findings
     for one in findings:
-        assert "the transfer is slow or does not move. Data is on its way" in one["text"]
+        assert "the transfer is slow or stuck. Data is on its way" in one["text"]
         for backlog in one["backlogs"]:
             assert f"worker 2 ({NETWORK}3:2222)" in (backlog["sender"], backlog["receiver"])
 

@@ -127,7 +127,7 @@ def test_several_observers_share_an_answer_and_too_many_are_told(observed, in_pa
     timer.start()
     found = in_parallel(lambda _: ask(address, Options()), list(range(12)))
     told = [one for one in found if isinstance(one, RendezvousError)]
-    assert all("asked by others already" in str(one) for one in told)
+    assert all("is answering other queries" in str(one) for one in told)
     assert 0 < len(told) < 12
     assert len(asked) == 1
     timer.join()
@@ -148,7 +148,7 @@ def test_an_address_that_is_taken_does_not_fail_the_job(observed, in_parallel):
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
         other.listen()
-    assert "cannot ask this job" in lines[0]
+    assert "cannot query this job" in lines[0]
     with group[0].address.free():
         pass
     assert len(lines) == 1
@@ -161,7 +161,7 @@ def test_versions_must_be_the_same(observed, monkeypatch):
     _, address, _ = observed(2)
     ask(address, Options())  # Rank 0 listens, and keeps its version.
     monkeypatch.setattr("tfdist._src.cluster.auth.identity.__version__", "99")
-    with pytest.raises(ClusterError, match=r"runs tfdist .*, and this is 99: run the doctor of"):
+    with pytest.raises(ClusterError, match=r"runs tfdist .*, but this is tfdist 99: run"):
         ask(address, Options())
     with pytest.raises(ClusterError, match="has no port"):
         ask("10.0.0.1", Options())

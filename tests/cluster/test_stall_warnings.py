@@ -101,7 +101,7 @@ def test_a_stall_where_rank_0_is_stopped_is_told_by_the_others(job):
     _, *others = job(3, body, TFDIST_STALL_WARNING="1", TFDIST_COLLECTIVE_TIMEOUT=str(FAR))
     for process in others:
         for begin in ("tfdist: ", "recorded "):
-            line = process.until("has not said for whom")
+            line = process.until("has not named the missing workers")
             assert line.startswith(f"{begin}exchange 'second' has waited "), line
             assert "rank 0, worker 0 (127.0.0.1:" in line
 

@@ -18,7 +18,9 @@ def test_a_name_is_not_taken_over():
             assert said.startswith("ValueError: The open communicators of a process must have")
             assert f"Received: {name!r}, which worker 0 (127.0.0.1:" in said
         for said, name in zip(refused[3:], ("session", "notices"), strict=True):
-            assert said.startswith("ValueError: 'session' and 'notices' are what tfdist calls")
+            assert said.startswith(
+                "ValueError: 'session' and 'notices' are the names of tfdist's own"
+            )
             assert f"a communicator named {name!r}" in said
         assert sums == [2.0] * 4
 

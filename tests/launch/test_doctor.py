@@ -109,9 +109,9 @@ def test_copies_between_gpus(monkeypatch):
     section = CHECKS["GPUs"](Context(forced))
     assert (matrix(section)[0][2], matrix(section)[2][1]) == ("wrong", "wrong")
     wrong, impossible = section.problems
-    assert wrong.startswith("GPUs 0-2, 2-1: what is copied from the second GPU does not arrive")
+    assert wrong.startswith("GPUs 0-2, 2-1: data copied from the second GPU is corrupted")
     assert impossible == (
-        "TFDIST_DEVICE_ALGORITHM=p2p cannot be had, since GPU 0 does not read what is in GPU 2's "
+        "TFDIST_DEVICE_ALGORITHM=p2p cannot be used, since GPU 0 reads wrong data from GPU 2's "
         "memory: unset it"
     )
 
@@ -261,12 +261,12 @@ def test_addresses_that_the_workers_have_yet_to_tell(monkeypatch):
     found = rows(section)
     assert found["found"] == "torchrun"
     assert found["this process"] == "rank 1 of 3: worker 1"
-    assert found["addresses"] == "the workers tell theirs to rank 0, at 10.0.0.1:29500"
+    assert found["addresses"] == "the workers report theirs to rank 0, at 10.0.0.1:29500"
     assert found["worker 0 (10.0.0.1:29500)"] == ProbeResult.REFUSED.value
     assert section.problems == []
     mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "0"), ("SIZE", "2"))}
     found = rows(workers.check_workers(Context({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})))
-    assert found["authentication"] == "a secret that rank 0 makes, and its launcher tells"
+    assert found["authentication"] == "a secret that rank 0 creates and its launcher sends"
     (problem,) = workers.check_workers(Context({"RANK": "1"})).problems
     assert "WORLD_SIZE is not set" in problem
 

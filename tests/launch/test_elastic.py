@@ -99,7 +99,7 @@ print("the end")
     log = (logs / "worker-1.log").read_text()
     mark = r"--- tfdist run: replacement 1 of 3 of worker 1 starts at [\d: -]+ ---"
     assert re.fullmatch(rf"rank 1 life 0\n{mark}\nrank 1 life 1\nthe end\n", log)
-    line = f"{KILLED}, after step 5; replaced at once (1 of 3). The others go on. Its log: "
+    line = f"{KILLED}, after step 5; replaced at once (1 of 3). The others continue. Its log: "
     assert f"tfdist run: {line}{logs}/worker-1.log\n" in job.err
     assert "tfdist run: The training is complete. Failures:\n  " in job.err
     assert job.err.count("\n") == 3
@@ -137,8 +137,10 @@ if rank == 0:
     hear("alone")
 """)
     job = elastic("-n", "3", "--max-restarts", "1", path)
-    job.wait_err("--max-restarts 1 is reached. The others go on.")
-    job.wait_err("worker 2 has saved its state and exited with code 75. The others go on without")
+    job.wait_err("--max-restarts 1 is reached. The others continue.")
+    job.wait_err(
+        "worker 2 has saved its state and exited with code 75. The others continue without"
+    )
     (tmp_path / "alone").touch()
     assert job.wait() == 0, job.err
     assert "complete. It was completed without worker 1. Failures:" in job.err
@@ -152,8 +154,8 @@ if rank == 0:
     ("body", "reason"),
     [
         ("step(7); raise OSError('no paper')", "it has failed in the same way at the same step"),
-        ("sys.exit(2)", "exit code 2, a usage error, would come again"),
-        ("import nothing", "a ModuleNotFoundError would come again"),
+        ("sys.exit(2)", "exit code 2, a usage error, would recur"),
+        ("import nothing", "a ModuleNotFoundError would recur"),
     ],
 )
 def test_what_cannot_help_is_not_tried(elastic, program, body, reason):
@@ -353,7 +355,7 @@ stay()
     until(lambda: len(list(tmp_path.glob("ready-*"))) == 2)
     job.process.send_signal(number)
     assert job.wait() == code, job.err
-    saved = "The workers that remained have saved their state, and the job ends with code 75"
+    saved = "The remaining workers have saved their state, and the job ends with code 75"
     assert (saved in job.err) == (code == 75)
     assert (f"this command was stopped by {number.name}." in job.err) == (code != 75)
     assert "2-1" in lives(tmp_path) and "2-2" not in lives(tmp_path)

@@ -61,7 +61,7 @@ hear("joined")
     assert [job.wait() for job in jobs] == [0, 0, 0], [job.err for job in jobs]
     assert lives(tmp_path) == ["0-0", "1-0", "1-1", "2-0"]
     assert life(tmp_path, 1, 0)["TF_CONFIG"] == life(tmp_path, 1, 1)["TF_CONFIG"]
-    assert "after step 3; replaced at once (1 of 3). The others go on." in jobs[1].err
+    assert "after step 3; replaced at once (1 of 3). The others continue." in jobs[1].err
     # Host 0 tells of all in the end.
     for job in jobs[:2]:
         assert "The training is complete. Failures:" in job.err
@@ -79,14 +79,14 @@ hear("joined")
     until_lives(tmp_path, "0-0", "1-0", "2-0")
     jobs[1].process.kill()
     jobs[1].wait()
-    jobs[0].wait_err("The others go on without it.")
+    jobs[0].wait_err("The others continue without it.")
     jobs[1].wait_gone()
     again = start(1, path, nnodes=3)
     assert [job.wait() for job in (jobs[0], again, jobs[2])] == [0, 0, 0]
     assert "host 1 (127.0.0.1) was lost: its launcher died or the network" in jobs[0].err
-    assert "host 1 (127.0.0.1) has come again; its workers join." in jobs[0].err
+    assert "host 1 (127.0.0.1) has reconnected; its workers join." in jobs[0].err
     assert "tfdist run: The training is complete. Failures:" in jobs[0].err
-    assert "the network connection broke; it came again later" in jobs[0].err
+    assert "the network connection broke; it reconnected later" in jobs[0].err
     assert lives(tmp_path) == ["0-0", "1-0", "1-1", "2-0"]
     old, new = addresses(tmp_path, 1, 0), addresses(tmp_path, 1, 1)
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]
@@ -105,9 +105,9 @@ hear("joined")
     jobs = [start(0, path, nnodes=3), start(1, path, nnodes=3), start(2, path, nnodes=3)]
     until_lives(tmp_path, "0-0", "1-0", "2-0")
     jobs[1].process.kill()
-    jobs[0].wait_err("The others go on without it.")
+    jobs[0].wait_err("The others continue without it.")
     again = start(1, path, nnodes=3)
-    jobs[0].wait_err("has come again")
+    jobs[0].wait_err("has reconnected")
     until_lives(tmp_path, "1-1")
     (tmp_path / "die").touch()
     assert [job.wait() for job in (jobs[0], again, jobs[2])] == [0, 0, 0]
@@ -119,7 +119,7 @@ hear("joined")
     ("number", "said"),
     [
         (signal.SIGKILL, "host 0 (127.0.0.1) was lost: its launcher died or the network"),
-        (signal.SIGTERM, "host 0 (127.0.0.1) was told to stop."),
+        (signal.SIGTERM, "host 0 (127.0.0.1) was asked to stop."),
     ],
 )
 def test_the_others_go_on_without_host_0(start, program, tmp_path, number, said):
@@ -137,7 +137,7 @@ hear("joined")
     assert jobs[0].wait() == (75 if number == signal.SIGTERM else -9)
     for job in jobs[1:]:
         job.wait_err(f"{said}")
-        assert "This host goes on without it, and cannot admit hosts" in job.err
+        assert "This host continues without it, and cannot admit hosts" in job.err
     (tmp_path / "die").touch()
     assert [job.wait() for job in jobs[1:]] == [0, 0]
     assert "1-1" in lives(tmp_path)
@@ -150,7 +150,7 @@ def test_a_host_that_is_told_to_stop_leaves(start, program, tmp_path):
     until_lives(tmp_path, "0-0", "1-0")
     jobs[1].process.send_signal(signal.SIGTERM)
     assert jobs[1].wait() == 75
-    jobs[0].wait_err("host 1 was told to stop; the others go on without it.")
+    jobs[0].wait_err("host 1 was asked to stop; the others continue without it.")
     assert "was lost" not in jobs[0].err
     (tmp_path / "on").touch()
     assert jobs[0].wait() == 0
@@ -201,7 +201,7 @@ if rank == 2: hear("late")
 @pytest.mark.parametrize(
     ("host", "options", "problem"),
     [
-        (1, {"workers": 2}, "comes again with 2 workers, but had 1: pass the same -n"),
+        (1, {"workers": 2}, "reconnects with 2 workers, but had 1: pass the same -n"),
         (1, {}, "two hosts were started with --node-rank 1"),
         (
             1,
@@ -299,7 +299,7 @@ def test_strangers_do_not_end_a_job(start, program, tmp_path, at):  # noqa: F811
     jobs[1].process.kill()
     jobs[0].wait_err("was lost")
     again = start(1, program("meet(); hear('on')"), **settings)
-    jobs[0].wait_err("has come again")
+    jobs[0].wait_err("has reconnected")
     (tmp_path / "on").touch()
     assert [jobs[0].wait(), again.wait()] == [0, 0]
     assert jobs[0].err.count("dropped") <= 3
@@ -320,8 +320,11 @@ def test_the_last_worker_of_the_last_host_is_not_replaced(start, program, tmp_pa
     jobs = [start(host, path) for host in range(2)]
     until_lives(tmp_path, "0-0", "1-0")
     jobs[0].process.kill()
-    jobs[1].wait_err("This host goes on without it")
+    jobs[1].wait_err("This host continues without it")
     (tmp_path / "die").touch()
     assert jobs[1].wait() == 4
-    assert "not replaced: host 0 is lost, and no worker is left that it could join" in jobs[1].err
+    assert (
+        "not replaced: host 0 is lost, and no other worker remains that it could join"
+        in jobs[1].err
+    )
     assert lives(tmp_path) == ["0-0", "1-0"]

@@ -135,16 +135,16 @@ def test_the_same_failure_of_the_chief_twice(launch, program, body, reason, said
     ("body", "code", "reason"),
     some(
         [
-            ("sys.exit(2)", 2, "exit code 2, a usage error, would come again"),
-            ("import nothing", 1, "a ModuleNotFoundError would come again"),
+            ("sys.exit(2)", 2, "exit code 2, a usage error, would recur"),
+            ("import nothing", 1, "a ModuleNotFoundError would recur"),
             (
                 "from tfdist.errors import ClusterError; raise ClusterError('bad')",
                 1,
-                "a ClusterError would come again",
+                "a ClusterError would recur",
             ),
-            ("raise TypeError('bad')", 1, "a TypeError before the first step would come again"),
+            ("raise TypeError('bad')", 1, "a TypeError before the first step would recur"),
         ],
-        always=[("import nothing", 1, "a ModuleNotFoundError would come again")],
+        always=[("import nothing", 1, "a ModuleNotFoundError would recur")],
     ),
 )
 def test_what_would_come_again(launch, program, tmp_path, body, code, reason):
@@ -158,7 +158,7 @@ def test_a_plain_script_is_read_in_its_log(launch, script, tmp_path):
     """It fails before it imports tfdist."""
     job = launch("-n", "2", "--max-restarts", "9", script("if rank: import nothing\nstay()"))
     assert job.wait() == 1
-    assert "not started again: a ModuleNotFoundError would come again." in job.err
+    assert "not started again: a ModuleNotFoundError would recur." in job.err
 
 
 def test_a_program_that_does_not_compile_is_not_started(launch, script, tmp_path, environment):
@@ -208,7 +208,7 @@ while True: time.sleep(0.01)
     until((tmp_path / "asked").exists)
     job.process.send_signal(signal.SIGINT)
     assert job.wait() == 3
-    assert "is not started again: a launcher was told to stop." in job.err
+    assert "is not started again: a launcher was asked to stop." in job.err
     assert environments(tmp_path, 1) == []
 
 

@@ -49,9 +49,9 @@ REPLACEMENTS = [
     ([failed(7), failed(6), failed(9)], 0.0),
     ([failed(7), failed(7)], AGAIN),
     ([failed(7, "PeerLostError", "RuntimeError")], 0.0),
-    ([failed(status=2)], "exit code 2, a usage error, would come again"),
-    ([failed(None, "ImportError")], "an ImportError would come again"),
-    ([failed(None, "TypeError")], "a TypeError before the first step would come again"),
+    ([failed(status=2)], "exit code 2, a usage error, would recur"),
+    ([failed(None, "ImportError")], "an ImportError would recur"),
+    ([failed(None, "TypeError")], "a TypeError before the first step would recur"),
     ([failed(7), failed(8), failed(9), failed(10)], "--max-restarts 3 is reached"),
 ]
 
@@ -257,7 +257,7 @@ def test_the_exit_code():
 @exhaustive
 def test_what_is_told():
     line = describe_loss(Loss(OOM, "not replaced: why", final=True), others=True)
-    assert line.endswith("after step 7; not replaced: why. The others go on. Its log: log")
+    assert line.endswith("after step 7; not replaced: why. The others continue. Its log: log")
     assert describe_end([], 0, completed=True) == ""
     text = describe_end([HEALED, KILLED], 0, completed=True)
     first, *lines = text.splitlines()
@@ -291,7 +291,7 @@ def test_who_may_come_again():
     layout = {0: ("a", (1,)), 1: ("b", (2, 3)), 2: ("c", (4,))}
     for newcomer, connected, problem in [
         (HostInfo(1, 3, "", (5, 6), elastic=True), {2: "c"}, ""),
-        (HostInfo(1, 3, "", (5,), elastic=True), {2: "c"}, "comes again with 1 worker, but had 2"),
+        (HostInfo(1, 3, "", (5,), elastic=True), {2: "c"}, "reconnects with 1 worker, but had 2"),
         (HostInfo(1, 3, "", (5, 6), elastic=True), {1: "b"}, "two hosts were started with"),
         (HostInfo(0, 3, "", (5,), elastic=True), {}, "two hosts were started with"),
         (HostInfo(1, 3, "", (5, 6)), {2: "c"}, "host 0 was started with --elastic, host 1 (b) wi"),

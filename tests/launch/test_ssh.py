@@ -302,7 +302,7 @@ hear("joined")
     kill_ssh(hosts)
     assert job.wait() == 0, job.err
     assert "connecting to second again" in job.err
-    assert "has come again; its workers join" in job.err
+    assert "has reconnected; its workers join" in job.err
     nothing_left(hosts)
 
 

@@ -138,4 +138,4 @@ def test_every_rank_reads_what_it_has_saved_into_its_own_folder(tmp_path):
 def test_the_epoch_to_go_on_from_must_be_found_by_all(tmp_path):
     for said in run("2", "restore_apart", str(tmp_path)):
         assert said.startswith("A callback such as BackupAndRestore must find the same files")
-        assert "goes on from epoch 1 after 2 updates" in said and "from epoch 0 after 2" in said
+        assert "continues from epoch 1 after 2 updates" in said and "from epoch 0 after 2" in said

@@ -33,7 +33,7 @@ def test_the_step_of_the_one_that_is_furthest_stands():
 
 def test_somebody_must_have_the_state():
     for others in ([], [FitProgress(is_new=True)], [FitProgress(is_torn=True, steps=9)]):
-        with pytest.raises(GroupLostError, match="No worker that is left has the state"):
+        with pytest.raises(GroupLostError, match="No remaining worker has the training state"):
             agree([FitProgress(is_torn=True, steps=3), *others])
 
 
@@ -48,7 +48,7 @@ def test_each_part_of_the_model_comes_from_one_who_holds_it():
     found = agree(standings, [(2, 0), (3, 1)])
     assert found.sources == (0, 1, 0, 1)
     assert (found.redo, found.takers) == ({0}, {2, 3})
-    with pytest.raises(GroupLostError, match="Stages of the model were held by lost workers only"):
+    with pytest.raises(GroupLostError, match="Only lost workers held some stages of the model"):
         agree(standings, [(0, 1, 3), (2,)])
 
 

@@ -188,7 +188,7 @@ def test_what_can_be_neither_recorded_nor_forgotten_ends_the_training(lose, disk
     for rank in survivors:
         done, said = answers[rank]
         assert not done and "GroupLostError" in said
-    assert "can be neither recorded nor forgotten" in answers[0][1]
+    assert "can be neither recorded nor deleted" in answers[0][1]
 
 
 KINDS = pairwise(

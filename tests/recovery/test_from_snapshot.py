@@ -51,8 +51,8 @@ def check(answers, survivors, settings, snapshot):
         again = max(at for at, seen in enumerate(first["batches"]) if seen == whole[behind])
         assert first["batches"][:again] == whole[:again]
         assert first["batches"][again:] == whole[behind:]
-        assert f"all go back to the snapshot of step {snapshot}: " in first["said"]
-        assert several or f": {again - snapshot} steps are trained again." in first["said"]
+        assert f"all return to the snapshot of step {snapshot}: " in first["said"]
+        assert several or f": {again - snapshot} steps are repeated." in first["said"]
     if "{}" not in settings["folder"]:  # Otherwise a new chief has a file of its own.
         rows = first["csv"].splitlines()
         assert [row.split(",")[0] for row in rows[1:]] == ["0", "1", "2"]
@@ -133,7 +133,7 @@ def test_a_second_worker_is_lost_on_the_way_back(start, tmp_path, second, losing
 def test_a_worker_is_lost_while_all_look_for_a_snapshot(start, tmp_path, victim):
     settings = {"losing": 0, "dies_looking": victim}
     results = go_back(start, tmp_path, 3, {}, settings, None, dead={victim})
-    assert "nobody has trained a step yet" in results[0]["said"]
+    assert "no worker has trained a step yet" in results[0]["said"]
     for result in results:
         assert (result["changes"], result["begun"]) == ([(3, 2)], 2)
 
@@ -149,7 +149,7 @@ def test_a_damaged_snapshot_is_passed_over(start, tmp_path):
     ("settings", "why"),
     [
         ({"every": 0}, "there is no BackupAndRestore"),
-        ({"every": 1000}, "there is no complete one"),
+        ({"every": 1000}, "no complete snapshot exists"),
         ({"every": 4, "spoil": ("all", 10)}, "damaged"),
         *(({"every": 4, "data": data}, why) for data, why in ONCE.items()),
     ],

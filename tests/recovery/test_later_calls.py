@@ -90,5 +90,5 @@ def test_a_process_that_differs_is_refused_and_the_others_go_on(
     done, said = answers[2]
     assert not done
     assert "ProgramMismatchError" in said
-    assert "cannot join the running job, which goes on without it" in said
+    assert "cannot join the running job, which continues without it" in said
     assert named in said

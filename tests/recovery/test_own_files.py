@@ -55,7 +55,7 @@ def test_a_worker_is_lost(start, folder, victim, step, batch, devices):
         missing = "".join(second).count("0")
         assert missing <= 2 * ROWS + 8 if step > 4 else second == ONCE
         assert len(result["steps"]) == (15 if step > 4 else 16)
-    assert "the next epoch is shared out among all workers again" in results[0]["said"]
+    assert "the next epoch is divided among all workers again" in results[0]["said"]
 
 
 @exhaustive
@@ -65,7 +65,7 @@ def test_a_worker_comes(start, folder, tmp_path, devices):
     arguments = [0, 1], 6, {}, str(tmp_path / "come"), {"folder": folder}
     answers = ranks.answers(f"{FILES_OF_THEIR_OWN}:coming", *arguments)
     results = results_of(answers, range(3))
-    assert "new ones read nothing before the next epoch" in results[0]["said"]
+    assert "new workers read nothing before the next epoch" in results[0]["said"]
     for result in results[:2]:
         assert result["changes"] == [(2, 3)]
         assert result["seen"] == [ONCE] * 4

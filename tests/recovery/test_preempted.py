@@ -65,7 +65,7 @@ def test_the_other_pipeline_goes_on(start, elastic, tmp_path):
     answers = start(4).answers(f"{pipelines.PIPELINES}:trained", settings, faults)
     assert left(answers, [1]), answers
     over = pipelines.LEAVES[1]
-    assert "leaves: the workers that are left are too few for its pipeline" in answers[over][1]
+    assert "leaves: too few workers remain for its pipeline" in answers[over][1]
     results, _ = pipelines.check(answers, [rank for rank in range(4) if rank not in (1, over)])
     assert all(result["changes"] == [(4, 2)] for result in results.values())
 

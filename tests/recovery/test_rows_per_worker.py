@@ -137,6 +137,6 @@ def test_what_too_few_have_is_drawn_on_by_others(start, tmp_path):
         f"{SURVIVING}:trained", {**settings, "patience": 10.0}, faults, silent={1, 2}
     )
     assert not answers[0][0]
-    assert "1 of at least 2 workers are left" in answers[0][1]
+    assert "1 of at least 2 workers remain" in answers[0][1]
     answers = start(2).answers(f"{SURVIVING}:trained", settings, {})
     check(answers, [0, 1], [(0, 3), (3, 2)], {})

@@ -194,7 +194,7 @@ def test_what_too_few_have_is_saved_before_they_wait_and_give_up(
     )
     assert not done
     assert "GroupLostError" in said
-    assert "1 of at least 2 workers are left" in said
+    assert "1 of at least 2 workers remain" in said
     # Not in the middle of an epoch's end, which some callbacks have seen.
     if saved is not None:
         [snapshot] = (tmp_path / "snapshots").iterdir()

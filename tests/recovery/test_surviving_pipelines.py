@@ -47,7 +47,7 @@ def lose(start, victim, phase, settings=None, step=10):
     answers = start(4).answers(f"{PIPELINES}:trained", settings or {}, faults, silent={victim})
     done, said = answers[LEAVES[victim]]
     assert not done
-    assert "leaves: the workers that are left are too few for its pipeline" in said
+    assert "leaves: too few workers remain for its pipeline" in said
     survivors = [rank for rank in range(4) if rank not in (victim, LEAVES[victim])]
     results, expected = check(answers, survivors, settings)
     for result in results.values():
@@ -134,7 +134,7 @@ def test_one_that_has_come_is_lost_again(start, tmp_path, phase):
         assert result["changes"] == [(4, 2), (2, 4), (4, 2)]
         assert result["events"] == expected["events"]
     done, said = answers[4]
-    assert not done and "leaves: the workers that are left are too few" in said
+    assert not done and "leaves: too few workers remain" in said
 
 
 @exhaustive
@@ -168,7 +168,7 @@ def test_a_stage_that_is_lost_for_good_ends_the_job(start, tmp_path, saved):
     faults = {1: ("backward", 8, "kill")}
     [(done, said), _] = start(2).answers(f"{PIPELINES}:trained", settings, faults, silent={1})
     assert not done
-    assert "Training cannot go on: stage 1 of the model was held by lost workers only" in said
+    assert "Training cannot continue: only lost workers held stage 1 of the model" in said
 
 
 @exhaustive

@@ -69,7 +69,7 @@ def test_a_step_that_stands_on_some_only(start, place, step, accumulation, worke
     results, expected = check(answers, range(dead), settings, alike=ALIKE)
     for rank, result in results.items():
         assert result["redone"] == ([step - 1] if rank in late else [])
-        traced = "traced anew for the new group: the first one took" in result["said"]
+        traced = "traced again for the new group: the first one took" in result["said"]
         assert traced == (rank == 0)
         assert result["events"] == expected["events"]
 

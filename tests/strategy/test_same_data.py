@@ -38,10 +38,10 @@ def test_files_sharded_by_hand():
     for said in GROUPS["2"].run(f"{SAME_DATA}:files_sharded_by_hand"):
         for message in said.values():
             check_refused(message)
-        assert "worker 0 (" in said["reader"] and "2 files from '0.txt' on" in said["reader"]
-        assert "2 files from '1.txt' on" in said["reader"]
+        assert "worker 0 (" in said["reader"] and "2 files starting with '0.txt'" in said["reader"]
+        assert "2 files starting with '1.txt'" in said["reader"]
         assert "has shard 0, 4 files" in said["Dataset.shard"]
-        assert "4 files from '3.txt' on" in said["order"]
+        assert "4 files starting with '3.txt'" in said["order"]
 
 
 def test_other_batches_are_refused_and_named():

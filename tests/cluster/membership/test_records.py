@@ -286,7 +286,7 @@ def test_a_record_that_cannot_be_replaced_is_no_last_word(memory, monkeypatch, c
     one.write(ACCEPTOR_STATES[1])
     assert record.read(path) is None
     assert os.listdir(record.folder()) == []
-    assert "can no longer be recorded" in capsys.readouterr().err
+    assert "can no longer record its agreements" in capsys.readouterr().err
     one.write(ACCEPTOR_STATES[2])
     one.remove()
 

@@ -125,7 +125,7 @@ def test_half_of_a_group_goes_on_only_with_its_first_member(group):
     _, workers = group(2, **SOON, TFDIST_START_TIMEOUT="5")
     workers[0].send_signal(signal.SIGSTOP)
     line = workers[1].until("ended")
-    assert "1 of 2 workers of the last group are here, which is no majority in time" in line
+    assert "1 of 2 workers of the last group are present, which is no majority in time" in line
     assert "worker 0 (" in line and "does not answer" in line
     workers[0].send_signal(signal.SIGCONT)
     formed([workers[0]], 1, [0])
@@ -153,7 +153,7 @@ def test_too_few_are_left(group):
     _, workers = group(3, **NEVER, MIN_WORKERS="3", TFDIST_START_TIMEOUT="3")
     workers[1].kill()
     line = workers[0].until("ended")
-    assert "2 of at least 3 workers are left after 3 s; missing: worker 1 (" in line
+    assert "2 of at least 3 workers remain after 3 s; missing: worker 1 (" in line
     assert "is dead" in line
 
 
@@ -341,4 +341,4 @@ def test_a_cut_network_leaves_one_group(hosts, start, smaller_side):
     formed([workers[index] for index in left], 1, left)
     for index, side in enumerate(sides):
         if side != winner:
-            assert "cannot go on" in workers[index].until("ended")
+            assert "cannot continue" in workers[index].until("ended")

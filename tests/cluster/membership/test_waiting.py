@@ -167,7 +167,7 @@ def test_those_that_are_ready_do_not_wait_long_for_one_that_has_failed(parts):
     first.node.failed = True
     second.regroup(terms(0.2, NEVER))
     error = str(second.ended())
-    assert "1 of 2 workers of the last group are here, which is no majority" in error
+    assert "1 of 2 workers of the last group are present, which is no majority" in error
     assert "(has not arrived within 0.2 s, TFDIST_START_TIMEOUT)" in error
 
 
@@ -176,7 +176,7 @@ def test_a_busy_one_is_not_waited_for_without_end(parts):
     first.listener.resume()
     second.regroup(brief(0.5))
     error = str(second.ended())
-    assert "1 of 2 workers of the last group are here, which is no majority" in error
+    assert "1 of 2 workers of the last group are present, which is no majority" in error
     assert f"missing: {first.node.member} (has not arrived within 0.5 s" in error
     assert "TFDIST_COLLECTIVE_TIMEOUT" in error
 
@@ -330,7 +330,7 @@ def test_a_newcomer_does_not_wait_for_a_job_that_is_gone(joiner, child, monkeypa
         joiner(place).wait(timeout=0.8)
     child.kill()
     child.wait()
-    with pytest.raises(RendezvousError, match="has ended meanwhile"):
+    with pytest.raises(RendezvousError, match="cannot join the running job, which has ended"):
         joiner(place).wait(timeout=FAR)
 
 
@@ -338,7 +338,7 @@ def test_a_newcomer_does_not_wait_for_a_job_that_is_gone(joiner, child, monkeypa
 def test_a_newcomer_waits_longer_for_members_that_may_be_cut_off(joiner, monkeypatch):
     monkeypatch.setattr(membership, "REFUSED_SECONDS", 0.2)
     unknown = ProcessIdentity("another machine", 1, 1)
-    with pytest.raises(RendezvousError, match="has ended meanwhile"):
+    with pytest.raises(RendezvousError, match="cannot join the running job, which has ended"):
         joiner(unknown, heartbeat_timeout=0.5).wait(timeout=FAR)
     with pytest.raises(RendezvousError, match="has not been admitted"):
         joiner(unknown).wait(timeout=1.5)
@@ -353,7 +353,7 @@ def test_those_that_are_restarted_meet_when_a_job_has_ended(group, start):
     newcomer.until("waits")
     workers[0].kill()
     restarted = start(cluster, 0)
-    assert "has ended meanwhile" in newcomer.rest()
+    assert "cannot join the running job, which has ended" in newcomer.rest()
     again = start(cluster, 1)
     for worker in (restarted, again):
         worker.until("met")

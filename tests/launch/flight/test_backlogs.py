@@ -12,7 +12,7 @@ def test_a_slow_transfer_names_the_workers_at_its_ends(tmp_path):
     between = f"from {name(2)} to {name(0)}"
     # Case -> the connections of each rank, and the end of the text.
     cases = {
-        "nothing is on its way": ([[link(1)], [link(2)], [link(0)]], "or does not move."),
+        "nothing is on its way": ([[link(1)], [link(2)], [link(0)]], "is slow or stuck."),
         "it is slow": (
             [[link(1, 9_000, 900_000_000)], [link(2)], [link(0, 410_000, 120_000, 40)]],
             f"Data is on its way {between}: 0.41 MB, at 0.12 MB/s. Look at the network between "

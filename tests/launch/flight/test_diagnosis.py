@@ -108,7 +108,7 @@ def test_absent_ranks_are_named_with_what_they_did_last(tmp_path):
             ["absence"],
             f"{name(3)}: It runs on node-1. It counts as lost. It has left no log: it was killed "
             f"or stopped, its host has died, it could not write, or its log is not in this folder; "
-            f"{name(1)} last heard of it at 22:13:47 UTC, when it was in x",
+            f"{name(1)} last heard from it at 22:13:47 UTC, when it was in x",
         ),
         "no log, and it has left": (
             [log(0, group(0, WAITING, peers=[peer(3, 27, 16, left=True)]))],
@@ -118,9 +118,9 @@ def test_absent_ranks_are_named_with_what_they_did_last(tmp_path):
         "no log, but it has joined": (
             [log(r, group(r, WAITING, peers=[peer(3, 40, 17)])) for r in range(3)],
             ["transfer"],
-            f"does not move. {name(3)}: It has left no log: it was killed or stopped, its host has "
-            f"died, it could not write, or its log is not in this folder; {name(0)} last "
-            f"heard of it at 22:14:00 UTC, when",
+            f"slow or stuck. {name(3)}: It has left no log: it was killed or stopped, its host has "
+            f"died, it could not write, or its log is not in this folder; {name(0)} last heard "
+            f"from it at 22:14:00 UTC, when",
         ),
         "its log is older than the wait": (
             [*others, log(3, group(3, FIRST), written=28)],

@@ -152,7 +152,7 @@ def test_many_members_without_a_log(tmp_path):
         "they could not write, or their logs are not in this folder."
     )
     assert lines[0] == (
-        f"{name(2)}: {name(0)} last heard of it at 22:14:00 UTC, when it was in x and had joined "
+        f"{name(2)}: {name(0)} last heard from it at 22:14:00 UTC, when it was in x and had joined "
         "number 5."
     )
     assert (len(lines), lines[-1]) == (17, "and 2 more")

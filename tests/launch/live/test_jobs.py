@@ -204,7 +204,7 @@ def test_a_worker_that_is_stopped_does_not_respond(running, ask, tmp_path, kind,
         until(is_waited_for)
         assert found["ranks"][stopped]["state"] == "unresponsive"
         assert found["ranks"][stopped]["silence"] > 0
-        assert "which does not respond, last heard of" in found["headline"]
+        assert "which does not respond, last heard from" in found["headline"]
     finally:
         os.kill(pid, signal.SIGCONT)
     (tmp_path / "stop").touch()

@@ -110,13 +110,13 @@ SLOWNESS = {
         report(steps=3, input=1.8),
     ],
     "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: all "
-    "have joined it, and its data is slow or does not move. Data is on its way from worker 1 (a:1) "
-    "to worker 0 (a:0): 2 MB, at 0.5 MB/s. Look at the network between them.": [
+    "have joined it, and its data transfer is slow or stuck. Data is on its way from worker 1 "
+    "(a:1) to worker 0 (a:0): 2 MB, at 0.5 MB/s. Look at the network between them.": [
         report(operation=(5.0, []), links=[(1, 9_000_000, 20_000, 3_000, 9)]),
         report(operation=(5.0, []), links=[(0, 1_500_000, 1_010_000, 2_000_000, 90)]),
     ],
     "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
-    "worker 1 (a:1), which does not respond, last heard of 4.0 s ago. Data is on its way from "
+    "worker 1 (a:1), which does not respond, last heard from 4.0 s ago. Data is on its way from "
     "worker 0 (a:0) to worker 1 (a:1): 2 MB, and nothing has arrived for 4.5 s. Look at the "
     "network between them.": [
         report(operation=(5.0, [1]), links=[(1, 1_000_000, 2_010_000, 2_000_000, 4_500)]),
@@ -132,19 +132,19 @@ SLOWNESS = {
 HEADLINES = {
     "All 2 ranks are running: 31 steps/s, 620 rows/s.": [report(**STEPS), report(**STEPS)],
     "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
-    "worker 2 (a:2), which does not respond, last heard of 4.0 s ago.": [
+    "worker 2 (a:2), which does not respond, last heard from 4.0 s ago.": [
         report(operation=(5.0, [])),  # which rank 2 has joined, before it was stopped
         report(operation=(4.9, [])),
         None,
     ],
     "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 18 of 'workers') for 5.0 s for "
-    "worker 2 (a:2), which does not respond, last heard of 4.0 s ago.": [
+    "worker 2 (a:2), which does not respond, last heard from 4.0 s ago.": [
         report(operation=(5.0, [1]), number=18),  # for a rank that waits in the one before
         report(operation=(4.9, [])),
         None,
     ],
     "2 of 3 ranks wait in exchange 'seed' (number 17 of 'session') for 5.0 s for worker 2 (a:2), "
-    "which does not respond, last heard of 4.0 s ago.": [exchange(5.0), exchange(4.0), None],
+    "which does not respond, last heard from 4.0 s ago.": [exchange(5.0), exchange(4.0), None],
     "1 of 2 ranks waits in exchange 'seed' (number 17 of 'session') for 5.0 s for worker 0 (a:0) "
     "on h, which is in no collective for 0.010 s.": [report(), exchange(5.0)],
     "2 of 2 ranks wait in exchange 'seed' (number 17 of 'session') for 5.0 s: they wait for one "
@@ -169,7 +169,7 @@ HEADLINES = {
         report(idle=5.1, input_wait=5.0),
     ],
     "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
-    "worker 1 (a:1), which does not respond, last heard of 4.0 s ago.": [
+    "worker 1 (a:1), which does not respond, last heard from 4.0 s ago.": [
         report(operation=(5.0, [1])),
         None,
     ],
@@ -187,7 +187,7 @@ HEADLINES = {
         report(),
     ],
     "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: all "
-    "have joined it, and its data is slow or does not move.": [
+    "have joined it, and its data transfer is slow or stuck.": [
         report(operation=(5.0, [1])),  # which has come since
         report(operation=(4.0, [])),
     ],
@@ -230,7 +230,7 @@ def test_rows_and_their_order():
     assert by_rank[0][-1].endswith(" for 5.0 s, waits for rank 2, 3 more queued")
     assert by_rank[1][1:9] == ["62", "31", "50%", "25%", "100%", "4 MiB", "0 B", "512 MiB"]
     assert by_rank[1][-1] == "in no collective for 0.010 s"
-    assert by_rank[3][-1] == "does not respond, last heard of 4.0 s ago"
+    assert by_rank[3][-1] == "does not respond, last heard from 4.0 s ago"
     assert [by_rank[n][-1] for n in (4, 5, 6)] == [
         "has left the job",
         "its report is too long",

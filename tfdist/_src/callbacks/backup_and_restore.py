@@ -123,7 +123,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         if data is None or extended_if_ours(strategy) is None:
             raise UnsupportedError(
                 "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
-                "it inside `with strategy.scope():`; with a single process, too."
+                "it inside `with strategy.scope():`; this also applies to a single process."
             )
         require_variables(self.model, "BackupAndRestore")
         self._data, self._validation = data, keep_validation(self.model, data)
@@ -271,7 +271,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._save(training_position)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:
-            what = ", to be started again" if code == PREEMPTED else ""
+            what = ", which requests a restart" if code == PREEMPTED else ""
             logger.info(f"exiting with code {code}{what}.")
         raise SystemExit(code)
 

@@ -95,12 +95,12 @@ class Elastic(RunsFit):
             )
         if batch not in ("global", "per_worker"):
             raise ValueError(
-                f"`batch` must be 'global' or 'per_worker'. Received: {batch!r}. Omit it for the "
-                "result of an undisturbed training."
+                f"`batch` must be 'global' or 'per_worker'. Received: {batch!r}. Omit it to get "
+                "the results of an undisturbed training."
             )
         if copies not in (0, 1):
             raise ValueError(
-                "`copies` must be 0 or 1: more than one copy of an optimizer's shards is not kept. "
+                "`copies` must be 0 or 1: tfdist keeps at most one copy of an optimizer's shards. "
                 f"Received: {copies!r}. Pass 1."
             )
         self._min_workers, self._max_workers, self._batch = min_workers, max_workers, batch
@@ -160,8 +160,8 @@ class Elastic(RunsFit):
                     continue
                 except FitAlreadyEnded as ended:
                     logger.info(
-                        f"call {calls.number} of `fit` ended before this process came, so "
-                        "it returns the history of the other workers at once."
+                        f"call {calls.number} of `fit` ended before this process joined, so it "
+                        "immediately returns the history of the other workers."
                     )
                     return past_history(self.model, ended)
                 except _GroupChanges:

@@ -276,8 +276,8 @@ def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
     for part, called in ("ops", "operations of TensorFlow"), ("spans", "spans"):
         if record[part] and len(payload) > MAX_BYTES // group.topology.size:
             logger.warning(
-                f"{len(record[part])} {called} are missing from the timeline of this "
-                "worker, as they are too many to send. Choose fewer `steps`."
+                f"{len(record[part])} {called} are missing from the timeline of this worker: there "
+                "are too many to send. Choose fewer `steps`."
             )
             record = {**record, part: []}
             payload = _encode(record)

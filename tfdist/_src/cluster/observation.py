@@ -243,9 +243,9 @@ def ask(address: str, options: Options) -> list[RankState]:
         sock = connect(resolve(address), now + CONNECT_SECONDS)
     except OSError as error:
         raise RendezvousError(
-            f"{address} cannot be asked: {why_unreachable(error)}. Pass the address of rank 0, the "
-            f"first in TF_CONFIG, of a job that is training with the native collectives and has a "
-            f"secret, TLS certificates, or loopback addresses only."
+            f"{address} cannot be queried: {why_unreachable(error)}. Pass the address of rank 0, "
+            "the first in TF_CONFIG, of a job that is training with the native collectives and "
+            "has a secret, TLS certificates, or loopback addresses only."
         ) from None
     try:
         if tls:
@@ -258,18 +258,18 @@ def ask(address: str, options: Options) -> list[RankState]:
             sock, framing.FRAME_LIMIT, time.monotonic() + _ANSWER_SECONDS
         )
         if header["kind"] == "busy":
-            raise RendezvousError(f"{name} is being asked by others already: try again.")
+            raise RendezvousError(f"{name} is answering other queries: try again.")
         return decode_answer(header, payload)
     except framing.WireError as error:
         raise RendezvousError(
-            f"{address} is not rank 0 of a job that can be asked: {error}. Pass the address of "
-            f"rank 0, the first in TF_CONFIG; jobs that use TensorFlow's collectives, whose server "
-            f"has that port, cannot be asked."
+            f"{address} is not rank 0 of a job that can be queried: {error}. Pass the address of "
+            "rank 0, the first in TF_CONFIG; jobs that use TensorFlow's collectives cannot be "
+            "queried, because TensorFlow's server has that port."
         ) from None
     except OSError as error:
         raise RendezvousError(
-            f"{address} did not answer as rank 0 of a running job: {error}. While workers connect "
-            f"to one another it cannot be asked; try again, or see its log."
+            f"{address} did not answer as rank 0 of a running job: {error}. It cannot be queried "
+            "while the workers connect to one another; try again, or see its log."
         ) from None
     finally:
         sock.close()
@@ -279,11 +279,11 @@ def _screen(theirs: Identity) -> None:
     mine = Identity.of_other(_ME, OBSERVE).version
     if theirs.version != mine:
         raise ClusterError(
-            f"{theirs} runs tfdist {theirs.version}, and this is {mine}: run the doctor of that "
-            f"version."
+            f"{theirs} runs tfdist {theirs.version}, but this is tfdist {mine}: run `tfdist "
+            "doctor` of that version."
         )
     if theirs.rank != 0 or theirs.purpose != OBSERVE:
-        raise framing.WireError(f"it is {theirs}, and this is not for observers")
+        raise framing.WireError(f"it is {theirs}, which does not answer observers")
 
 
 def observe(session: Session, options: Options, announce: Announce = logger.warning) -> None:
@@ -303,7 +303,7 @@ def observe(session: Session, options: Options, announce: Announce = logger.warn
     """
     if session.rank != 0 or session.size == 1 or not is_closed(session.topology, options):
         return
-    what = "`tfdist doctor --job` cannot ask this job"
+    what = "`tfdist doctor --job` cannot query this job"
     listener = shared_listener_of(session, options, what, announce)
     if listener.serves(OBSERVE):
         return

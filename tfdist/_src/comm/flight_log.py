@@ -123,8 +123,8 @@ _steps: dict[str, dict[str, Any]] = {}
 _MAX_MODELS = 4
 # Why there is no log; "" if there is one.
 _none_because = (
-    "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
-    "doctor` tells whether it can)"
+    "a log begins with the first native collective, and this process has not used any (`tfdist "
+    "doctor` shows whether it can)"
 )
 
 
@@ -144,7 +144,7 @@ def survive_signal() -> None:
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _none_because:
-        logger.warning(f"SIGUSR1 has no flight log written: {_none_because}.")
+        logger.warning(f"SIGUSR1 writes no flight log: {_none_because}.")
 
 
 def start(session: Session, options: Options) -> None:
@@ -165,7 +165,7 @@ def start(session: Session, options: Options) -> None:
         if _started:
             return
         if not options.flight_dir:
-            _none_because = "TFDIST_FLIGHT_DIR is not set. Start the job with it, or by tfdist run"
+            _none_because = "TFDIST_FLIGHT_DIR is not set. Set it, or start the job with tfdist run"
             return
         _started = True
     folder = Path(options.flight_dir).absolute()
@@ -175,13 +175,13 @@ def start(session: Session, options: Options) -> None:
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
         _none_because = f"{error}. Set TFDIST_FLIGHT_DIR to another directory"
-        logger.warning(f"there will be no flight log: {_none_because}.")
+        logger.warning(f"no flight log will be written: {_none_because}.")
         return
     core = native.load().library
     path, header = _place(folder, topology)
     if core.tfd_flight_start(path, header, signal.SIGUSR1):
         _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
-        logger.warning(f"there will be no flight log: {_none_because}.")
+        logger.warning(f"no flight log will be written: {_none_because}.")
         return
     _exchanges = ExchangeLog(core, topology)
     _none_because, _folder, _session = "", folder, session

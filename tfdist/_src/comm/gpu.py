@@ -67,7 +67,9 @@ def _numbers(devices: Sequence[str]) -> list[int]:
     names = [device.name for device in tf.config.list_logical_devices("GPU")]
     unknown = [device for device in devices if device not in names]
     if unknown:
-        raise ValueError(f"There are the GPUs {', '.join(names)}. Received: {unknown[0]}.")
+        raise ValueError(
+            f"A device must be one of the GPUs {', '.join(names)}. Received: {unknown[0]}."
+        )
     return [numbers[names.index(device)] for device in devices]
 
 

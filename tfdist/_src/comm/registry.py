@@ -99,7 +99,7 @@ def check_unreserved(name: str) -> None:
     """
     if name in RESERVED:
         raise ValueError(
-            f"{' and '.join(map(repr, RESERVED))} are what tfdist calls its own connections in "
+            f"{' and '.join(map(repr, RESERVED))} are the names of tfdist's own connections in "
             f"flight logs. Received: a communicator named {name!r}. Choose another name."
         )
 

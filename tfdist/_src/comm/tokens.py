@@ -123,8 +123,8 @@ def refusal_to_compile(where: str) -> UnsupportedError:
     """
     return UnsupportedError(
         f"XLA cannot compile a collective{f' ({where})' if where else ''}, and a tf.function "
-        "around it has jit_compile=True. Set it on what lies between collectives, such as the "
-        "function that computes the loss, or train by compile(jit_compile=True) and fit."
+        "around it has jit_compile=True. Set it on the code between collectives, such as the "
+        "function that computes the loss, or train with compile(jit_compile=True) and fit."
     )
 
 

@@ -121,7 +121,9 @@ def _described(source: Any) -> str:
     names = [os.path.basename(name) for name in source]
     checksum = zlib.crc32("\n".join(names).encode())
     return (
-        f"{len(names)} files from {names[0]!r} on (checksum {checksum:x})" if names else "no files"
+        f"{len(names)} files starting with {names[0]!r} (checksum {checksum:x})"
+        if names
+        else "no files"
     )
 
 
@@ -243,9 +245,9 @@ def _say_that_files_are_shared_out(is_chief: bool) -> None:
     """Reports once that AUTO, the default, yields different batches than a single process."""
     if is_chief:
         logger.warning(
-            "The dataset reads files, of which each worker reads its share "
-            "(auto_shard_policy AUTO). So its batches are not those of one process. The policy "
-            "DATA keeps them: each worker then reads all files, and takes its rows of each batch."
+            "Each worker reads its share of the dataset's files (auto_shard_policy AUTO), so the "
+            "batches differ from the batches of a single process. To keep these, set the policy to "
+            "DATA: each worker then reads all files, and takes its rows of each batch."
         )
 
 

@@ -385,8 +385,8 @@ _PER_WORKER_HINT = (
 
 _NEW_HINT = (
     " This worker joined while the others were training. If the program itself draws random "
-    "numbers for the data, as in the `on_epoch_end` of a PyDataset, it needs a seeded generator of "
-    "its own for them."
+    "numbers for the data, as in the `on_epoch_end` of a PyDataset, it must use a separate seeded "
+    "generator for them."
 )
 
 

@@ -181,8 +181,8 @@ def split_batches(
     tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
     if replay is not None and replay.keeps_rows and not tensors:
         raise UnsupportedError(
-            'Elastic(batch="per_worker") needs batches of dense tensors, whose rows it can put '
-            f"together anew. Received: {dataset.element_spec}. Pass dense tensors, or "
+            'Elastic(batch="per_worker") needs batches of dense tensors, because it recombines '
+            f"their rows. Received: {dataset.element_spec}. Pass dense tensors, or "
             'Elastic(batch="global").'
         )
     if not native.has_ops():

@@ -18,7 +18,7 @@ from tfdist._src.monitoring import stragglers
 from tfdist._src.options import TLS_VARIABLES
 from tfdist.errors import ClusterError, LaunchError
 
-_REMEDY = "pass a worker's process ID, that of `tfdist run`, or the address of rank 0, HOST:PORT"
+_REMEDY = "pass the process ID of a worker or of `tfdist run`, or the address of rank 0, HOST:PORT"
 
 
 def find_job(pid: int) -> tuple[str, dict[str, str]]:
@@ -46,8 +46,8 @@ def find_job(pid: int) -> tuple[str, dict[str, str]]:
             if topology.size > 1:
                 return topology.workers[0].address, environment
     raise failure or LaunchError(
-        f"process {pid} was not started with a TF_CONFIG of several workers, nor were those that "
-        f"it has started: {_REMEDY}."
+        f"process {pid} was not started with a TF_CONFIG of several workers, nor were its child "
+        f"processes: {_REMEDY}."
     )
 
 
@@ -70,7 +70,8 @@ def _environment(pid: int) -> dict[str, str]:
         content = Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError as error:
         raise LaunchError(
-            f"the environment of process {pid} cannot be read: ask as the user who started it."
+            f"the environment of process {pid} cannot be read: run this command as the user who "
+            "started it."
         ) from error
     except OSError as error:
         raise LaunchError(f"there is no process {pid} on this host: {_REMEDY}.") from error
@@ -462,10 +463,10 @@ def doing(rank: Rank) -> str:
 
     Example:
         >>> doing(Rank(1, "worker 1 (a:1)", "unresponsive", "", 4.0, None))
-        'does not respond, last heard of 4.0 s ago'
+        'does not respond, last heard from 4.0 s ago'
     """
     if rank.state == "unresponsive":
-        return f"does not respond, last heard of {seconds(rank.silence or 0.0)} ago"
+        return f"does not respond, last heard from {seconds(rank.silence or 0.0)} ago"
     if rank.activity is None:
         return rank.reason
     if rank.activity.operations:
@@ -512,7 +513,7 @@ def _waiting(waits: Sequence[Wait], causes: Sequence[Rank], ranks: Sequence[Rank
         return f"{head}: they wait for one another."
     if any(wait.operation.missing > len(wait.operation.waits_for) for wait in waits):
         return f"{head}."
-    return f"{head}: all have joined it, and its data is slow or does not move."
+    return f"{head}: all have joined it, and its data transfer is slow or stuck."
 
 
 def _cause(rank: Rank) -> str:

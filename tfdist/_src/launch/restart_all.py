@@ -348,7 +348,7 @@ class RestartAll(restart_policy.RestartPolicy):
         if missing is not None:
             return RestartDecision(failure, reason=f"{missing.subject} is gone")
         if self._stopped or self._others_stopped or any(end.stopped for end in ends):
-            return RestartDecision(failure, reason="a launcher was told to stop")
+            return RestartDecision(failure, reason="a launcher was asked to stop")
         return RestartDecision(failure, len(history), self._limit, decision.delay)
 
     def _conclude(self, verdict: RestartDecision, now: float) -> None:

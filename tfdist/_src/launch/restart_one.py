@@ -226,7 +226,7 @@ class RestartOne(restart_policy.RestartPolicy):
             worker.history.append(restart_policy.Ended(failure, now - worker.since))
             reason = "the training is complete" if completed else ""
             if self._is_alone and self._in(_State.MEMBER) in ([], [rank]):
-                reason = "host 0 is lost, and no worker is left that it could join"
+                reason = "host 0 is lost, and no other worker remains that it could join"
             if stuck:
                 reason = "it is still running"
             self._decide(worker, reason, completed, now)
@@ -330,7 +330,7 @@ class RestartOne(restart_policy.RestartPolicy):
             if self._host == restart_policy.HOST_0:
                 self._do(
                     restart_policy.PrintMessage(
-                        f"host {host} was told to stop; the others go on without it."
+                        f"host {host} was asked to stop; the others continue without it."
                     )
                 )
         elif self._host == restart_policy.HOST_0:
@@ -354,14 +354,14 @@ class RestartOne(restart_policy.RestartPolicy):
         if self._host != restart_policy.HOST_0:
             self._counts = {self._host: self._counts[self._host]}
             if left or not over:
-                what = f"{failure.subject} was told to stop." if left else str(failure)
-                end = "This host goes on without it, and cannot admit hosts that come again."
+                what = f"{failure.subject} was asked to stop." if left else str(failure)
+                end = "This host continues without it, and cannot admit hosts that reconnect."
                 self._do(restart_policy.PrintMessage(f"{what} {end}", level=logging.WARNING))
         elif not (left or over):
-            self.losses.append(Loss(failure, "the others went on without it", final=True))
+            self.losses.append(Loss(failure, "the others continued without it", final=True))
             self._do(
                 restart_policy.PrintMessage(
-                    f"{failure} The others go on without it.", level=logging.WARNING
+                    f"{failure} The others continue without it.", level=logging.WARNING
                 )
             )
         self._merge()
@@ -374,14 +374,14 @@ class RestartOne(restart_policy.RestartPolicy):
             self._left.discard(host)
             self._counts[host] = WorkerCounts(joining=1)
             self.losses = [
-                replace(loss, fate="it came again later", final=False)
+                replace(loss, fate="it reconnected later", final=False)
                 if loss.failure.rank is None and loss.failure.host == host
                 else loss
                 for loss in self.losses
             ]
             self._do(
                 restart_policy.PrintMessage(
-                    f"host {host} ({address}) has come again; its workers join."
+                    f"host {host} ({address}) has reconnected; its workers join."
                 )
             )
         self._merge()

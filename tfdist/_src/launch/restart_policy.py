@@ -343,12 +343,12 @@ def _hopeless(history: Sequence[Ended]) -> str:
     if failure.rank is None:
         return "a host that is lost cannot be started again from here"
     if failure.status == _USAGE_ERROR:
-        return "exit code 2, a usage error, would come again"
+        return "exit code 2, a usage error, would recur"
     if found := [name for name in failure.classes if name in _HOPELESS]:
-        return f"{_a(found[0])} would come again"
+        return f"{_a(found[0])} would recur"
     found = [name for name in failure.classes if name in _HOPELESS_AT_FIRST]
     if found and not any(ended.failure.step for ended in history):
-        return f"{_a(found[0])} before the first step would come again"
+        return f"{_a(found[0])} before the first step would recur"
     return ""
 
 

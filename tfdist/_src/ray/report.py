@@ -84,7 +84,7 @@ class ReportCallback(RunsLast):
             return
         self._announced.update(notice.preempted_node_ids)
         if is_chief():
-            logger.info("Ray is about to take away a node: saving the state")
+            logger.info("Ray is about to remove a node: saving the state")
         self._backup.save_soon()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

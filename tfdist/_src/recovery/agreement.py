@@ -64,8 +64,8 @@ class StagesMissing(Exception):
 
     def __init__(self, missing: Sequence[int], stages: Sequence[int]) -> None:
         super().__init__(
-            f"stage {', '.join(map(str, stages))} of the model was held by lost workers only, and "
-            "no other pipeline is whole."
+            f"only lost workers held stage {', '.join(map(str, stages))} of the model, and no "
+            "other pipeline is complete."
         )
         self.missing = missing
 
@@ -73,8 +73,8 @@ class StagesMissing(Exception):
     def without_others(self) -> str:
         """The error message if no other workers join."""
         return (
-            f"Training cannot go on: {self} Start a new worker in the place of the lost one, or "
-            "the job again, with tfdist.callbacks.BackupAndRestore to go on from a snapshot."
+            f"Training cannot continue: {self} Start a replacement for the lost worker, or restart "
+            "the job with tfdist.callbacks.BackupAndRestore to continue from a snapshot."
         )
 
 
@@ -115,9 +115,9 @@ class Stages:
             return
         if model.is_cut_by_time:
             raise UnsupportedError(
-                "Elastic needs stages that a worker that comes finds by itself. Received: a "
-                "PipelineModel that was cut by the time that its layers take here. Pass "
-                '`cuts` or `balance="parameters"` to it.'
+                "With Elastic, a joining worker must determine the stages by itself. Received: a "
+                "PipelineModel that was cut by the measured times of its layers. Pass `cuts` or "
+                '`balance="parameters"` to it.'
             )
         self._pipelines.progress.redoable = True
 
@@ -160,8 +160,8 @@ class Stages:
                 membership.close()
             self.group.close()
             raise GroupLostError(
-                f"{topology.me} leaves: the workers that are left are too few for its pipeline, "
-                "and go on without it. Start it again to join them, together with the lost ones."
+                f"{topology.me} leaves: too few workers remain for its pipeline, and they continue "
+                "without it. Start it again, together with the lost workers, to join them."
             )
         if arrangement.spare:
             raise GroupShrinks(arrangement.spare)
@@ -271,8 +271,8 @@ def agree(
     whole = {r: s for r, s in enumerate(everyone) if not s.is_new and not s.is_torn}
     if not whole:
         raise GroupLostError(
-            "No worker that is left has the state of the training: what had it is lost. Start the "
-            "job again, with tfdist.callbacks.BackupAndRestore to go on from a snapshot."
+            "No remaining worker has the training state: all workers that had it are lost. Restart "
+            "the job with tfdist.callbacks.BackupAndRestore to continue from a snapshot."
         )
     steps = max(one.steps for one in whole.values())
     shards = _find_shards([one.shards for one in everyone], steps)
@@ -284,8 +284,8 @@ def agree(
         source = next((rank for rank in ranks if rank in having), None)
         if source is None:
             raise GroupLostError(
-                "Stages of the model were held by lost workers only. Start the job again, with "
-                "tfdist.callbacks.BackupAndRestore to go on from a snapshot."
+                "Only lost workers held some stages of the model. Restart the job with "
+                "tfdist.callbacks.BackupAndRestore to continue from a snapshot."
             )
         for rank in ranks:
             sources[rank] = source
@@ -315,8 +315,8 @@ def _find_shards(held: Sequence[tuple[HeldShards, ...] | None], steps: int) -> S
     found = find_shards(sharded, steps)
     if found is None:
         raise GroupLostError(
-            "A part of the sharded optimizer's state was held by lost workers only. Start the job "
-            "again, with tfdist.callbacks.BackupAndRestore to go on from a snapshot, and with "
+            "Only lost workers held a part of the sharded optimizer's state. Restart the job with "
+            "tfdist.callbacks.BackupAndRestore to continue from a snapshot, and with "
             "tfdist.callbacks.Elastic(copies=1), which keeps a copy of each part on another worker."
         )
     return found

@@ -116,9 +116,9 @@ class FitCalls:
         if "ended" in answer:
             raise FitAlreadyEnded(answer["ended"])
         raise ProgramMismatchError(
-            f"{me} cannot join the running job, which goes on without it: it calls "
-            f"{self._description} where the workers of the job call {answer['description']}. "
-            "Run one script, with the same arguments and data, on all workers."
+            f"{me} cannot join the running job, which continues without it: it calls "
+            f"{self._description} where the workers of the job call {answer['description']}. Run "
+            "one script, with the same arguments and data, on all workers."
         )
 
 
@@ -226,8 +226,10 @@ def _watch(group: Group, membership: Membership, call: int, error: str) -> None:
         if not any(one["waits"] for one in running):
             since = now
         elif now - since >= group.options.stall_warning:
-            reason = f"{error}. Call {call} of `fit` has ended with it there, but not elsewhere"
-            logger.info(f"{group.topology.me} leaves the others, which go on without it: {reason}.")
+            reason = f"{error}. This error has ended call {call} of `fit` on that worker only"
+            logger.info(
+                f"{group.topology.me} leaves the others, which continue without it: {reason}."
+            )
             membership.close(reason)
             group.session.close(reason)
             return

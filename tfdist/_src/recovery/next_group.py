@@ -84,19 +84,19 @@ def report_change(
         lost: whether a worker was lost.
     """
     if now.rank == 0:
-        batch = f" The global batch has {rows} rows now." if rows else ""
+        batch = f" The global batch now has {rows} rows." if rows else ""
         logger.info(
-            f"training goes on with {now.size} workers, formerly {before.size}, after "
-            f"{steps} steps; the change took {seconds:.1f} s.{batch}"
+            f"training continues with {now.size} workers, formerly {before.size}, after {steps} "
+            f"steps; the change took {seconds:.1f} s.{batch}"
         )
         if own:
             logger.warning(
-                "each worker reads data of its own. What the lost ones had yet to read in "
-                "this epoch is left out, as are the batches of the step in which they were lost; "
-                "the next epoch is shared out among all workers again."
+                "each worker reads its own data. In this epoch, the data that the lost workers had "
+                "not yet read is skipped, and so are their batches of the failed step; the next "
+                "epoch is divided among all workers again."
                 if lost
-                else "each worker reads data of its own, so new ones read nothing before "
-                "the next epoch, which is shared out among all workers again."
+                else "each worker reads its own data, so new workers read nothing before the next "
+                "epoch, which is divided among all workers again."
             )
 
 
@@ -125,9 +125,9 @@ def membership_of(group: Group) -> Membership | None:
             membership = Membership(group.session, group.options)
         except PeerLostError as error:
             raise GroupLostError(
-                "Elastic cannot go on without a worker that was lost before its first training. "
-                f"{error} Start the job again; with TFDIST_ELASTIC=1, as `tfdist run --elastic` "
-                "sets it, a worker may be lost at any time."
+                "Elastic cannot continue without a worker that was lost before it first trained. "
+                f"{error} Restart the job; with TFDIST_ELASTIC=1, which `tfdist run --elastic` "
+                "sets, a worker may be lost at any time."
             ) from error
     _enter(group, membership)
     return membership
@@ -227,7 +227,7 @@ class NextGroup:
         if reader_of(self._callbacks.callbacks) is None:
             raise GroupLostError(error.without_others)
         if self._group.topology.is_chief:
-            logger.warning(f"{error} Training waits for new workers, to go back to a snapshot.")
+            logger.warning(f"{error} Training waits for new workers, to continue from a snapshot.")
         try:
             # There is nothing to save.
             check = functools.partial(preemption.check, saved=False)

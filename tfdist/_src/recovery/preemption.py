@@ -98,7 +98,7 @@ class Preemption:
         if not self.asked:
             return
         if saved:
-            logger.info(f"SIGTERM: exiting with code {PREEMPTED}, to be started again.")
+            logger.info(f"SIGTERM: exiting with code {PREEMPTED}, which requests a restart.")
             raise SystemExit(PREEMPTED)
         self.asked = False
         signal.signal(signal.SIGTERM, self._before)
@@ -190,8 +190,8 @@ def release(
     if me == min(leaving):
         names = ", ".join(str(group.topology.workers[rank]) for rank in sorted(leaving))
         logger.info(
-            f"SIGTERM: leaving after {steps} steps with exit code {PREEMPTED}: {names}. "
-            "The others go on."
+            f"SIGTERM: leaving after {steps} steps with exit code {PREEMPTED}: {names}. The others "
+            "continue."
         )
     if me not in leaving:
         membership.release(leaving)

@@ -71,8 +71,8 @@ class StaleGraphs:
         """Reports on rank 0 how long the step took, if it was traced for a new group."""
         if self._traces and self._extended.group.session.rank == 0:
             logger.info(
-                "the steps use the number of workers or a rank, so they were traced anew "
-                f"for the new group: the first one took {time.monotonic() - self._began:.1f} s."
+                "the steps use the number of workers or a rank, so they were traced again for the "
+                f"new group: the first one took {time.monotonic() - self._began:.1f} s."
             )
         self._traces = False
 
@@ -103,23 +103,23 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, committed_step
     except SnapshotError as error:
         raise GroupLostError(_no_way(lost, str(error))) from error
     if found is None:
-        raise GroupLostError(_no_way(lost, "there is no complete one"))
+        raise GroupLostError(_no_way(lost, "no complete snapshot exists"))
     entries.callbacks.begin_anew()
     entries.data.begin_anew()
     set_initial_epoch(entries.callbacks.model, None)
     if group.topology.is_chief:
         steps, again = found
         if not steps:
-            logger.info("nobody has trained a step yet, and all begin anew.")
+            logger.info("no worker has trained a step yet, so all start from the beginning.")
             return
         logger.warning(
-            "no worker that is left has the whole state of the training, so all go back to "
-            f"the snapshot of step {steps}: {again} steps are trained again."
+            "no remaining worker has the complete training state, so all return to the snapshot "
+            f"of step {steps}: {again} steps are repeated."
         )
 
 
 def _no_way(lost: GroupLostError, why: str) -> str:
-    return f"{lost} These workers cannot go back to a snapshot: {why}."
+    return f"{lost} These workers cannot return to a snapshot: {why}."
 
 
 _POLL_SECONDS = 0.1
@@ -488,7 +488,7 @@ class Recovery:
                 saved |= bool(protocol_of(callback).on_group_wait(agreement.epoch, batches))
         if self._known.rank == 0:
             logger.warning(
-                f"{self._known.size} of {before.size} workers are left, and at least "
+                f"{self._known.size} of {before.size} workers remain, and at least "
                 f"{self._next.min_workers} are needed: training waits for others."
             )
         return saved

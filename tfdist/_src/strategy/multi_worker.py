@@ -246,8 +246,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             raise cannot_shard(devices)
         if shard_optimizer and not native and group.topology.size > 1:
             raise UnsupportedError(
-                "shard_optimizer=True needs the native collectives. Received: TensorFlow's. "
-                "`tfdist doctor` says what the native ones need. Or omit `shard_optimizer`."
+                "shard_optimizer=True needs the native collectives. Received: TensorFlow's. Run "
+                "`tfdist doctor` for their requirements, or omit `shard_optimizer`."
             )
         workers = worker_communicator(group, options, native=native)
         if communication == "native" and not native:  # A single worker may have several devices.

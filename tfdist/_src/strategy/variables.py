@@ -329,6 +329,6 @@ def _naming(variable: str) -> Iterator[None]:
     except RendezvousError as error:
         raise RendezvousError(
             f"The variable {variable!r} was created inside `strategy.scope()`, but not on all "
-            f"workers: {error} Create models and optimizers on all workers, or those of a single "
-            "worker outside of the scope."
+            f"workers: {error} Create models and optimizers on all workers, or create those of a "
+            "single worker outside the scope."
         ) from error

@@ -152,7 +152,7 @@ def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> Cluste
     if error := protocols_differ(mine, theirs):
         return error
     if mine.fingerprint != theirs.fingerprint:
-        return clusters_differ(f"those of {mine} and of {theirs}")
+        return clusters_differ(f"{mine} and {theirs} differ")
     if theirs.rank >= topology.size:
         return ClusterError(
             f"{theirs}: no such rank among {topology.size} workers. Correct the task index."

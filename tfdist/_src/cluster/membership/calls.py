@@ -59,7 +59,7 @@ class Calls:
 
     def _screen(self, theirs: Identity) -> None:
         if theirs.purpose != REGROUP:
-            raise WireError(f"it is {theirs}, and forms no new groups")
+            raise WireError(f"it is {theirs}, which does not form new groups")
         if theirs.version != self._mine.version:
             raise ClusterError(
                 f"The workers run different versions of tfdist: {self._mine.version} at "

@@ -307,18 +307,16 @@ class Joiner:
             elif not node.view:
                 if self._has_ended(time.monotonic() - found):
                     raise RendezvousError(
-                        f"{node.member} cannot join the running job, which has ended meanwhile: "
-                        f"its workers are dead, or do not answer any more. Start it again to meet "
-                        f"those that are started again, too."
+                        f"{node.member} cannot join the running job, which has ended: its workers "
+                        "are dead or do not answer. Restart it together with the other workers."
                     )
                 with node.changed:
                     node.changed.wait(_PAUSE_SECONDS)
             if node.view is None and time.monotonic() >= deadline:
                 raise RendezvousError(
                     f"{node.member} has not been admitted to the running job within {seconds:g} s. "
-                    f"Its workers admit others at the end of a step, with the callback Elastic and "
-                    f"up to its max_workers; see the log of rank 0, or increase "
-                    f"TFDIST_START_TIMEOUT."
+                    "A job admits workers at the end of a step, with the callback Elastic and up "
+                    "to its max_workers; see the log of rank 0, or increase TFDIST_START_TIMEOUT."
                 )
             waits.report(lambda: "a member of the running job")
 

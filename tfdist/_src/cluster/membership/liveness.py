@@ -218,7 +218,7 @@ class LivenessServer:
 
     def _answer(self, header: Header) -> Header:
         if header["kind"] != "inspect":
-            raise WireError("it asks a launcher for what only a worker knows")
+            raise WireError("it sent a launcher a request that only a worker can answer")
         place = view.decode_member(header.get("member")).place
         finding = look(place, self._place)
         if finding.dead:

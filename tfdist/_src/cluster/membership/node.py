@@ -296,7 +296,7 @@ class MembershipService:
             return
         serve = self._kinds.get(header["kind"])
         if serve is None:
-            raise WireError("it asks for something unknown")
+            raise WireError("it sent an unknown request")
         caller.deadline = None
         reply = serve(caller, header)
         if reply is not None:
@@ -324,7 +324,9 @@ class MembershipService:
         self._node.learn(view)
         member = decode_member(header.get("member"))
         if view.rank(member.incarnation) is None or view.rank(self._node.me) != 0:
-            raise WireError("it enters a view that is not its own")
+            raise WireError(
+                "it sent a view that does not contain it, or in which this worker is not rank 0"
+            )
         caller.entrant = member
         self._note_entrants()
 
@@ -367,7 +369,7 @@ class MembershipService:
         member = decode_member(header.get("member"))
         heard = header.get("heard", {})
         if not isinstance(heard, Mapping):
-            raise WireError("it sent no last words")
+            raise WireError("it sent a malformed farewell")
         words = {**heard, member.incarnation: header.get("acceptor")}
         for incarnation, word in words.items():
             self._node.say_last_word(incarnation, wire.decode_acceptor(word))

@@ -245,14 +245,14 @@ class ProposalRound:
             return f"{', '.join(awaited)} to form a new group"
         if proposer.may_propose:
             count = len(self._candidate().members)
-            return f"workers to join: there are {count} of at least {self._terms.min_workers}"
+            return f"workers to join: {count} of at least {self._terms.min_workers} are present"
         return f"more than half of the last group: missing {self._missing()}"
 
     def _missing(self) -> str:
         words = {
             State.LOST: "does not answer",
             State.DEAD: "is dead",
-            State.GONE: "is dead, and what it agreed to last is unknown",
+            State.GONE: "is dead, and its last agreement is unknown",
             State.AWAITED: "has not answered yet",
         }
         return ", ".join(
@@ -268,22 +268,22 @@ class ProposalRound:
         if proposer.may_propose:
             here = len(self._candidate().members)
             return (
-                f"{me} cannot go on: {here} of at least {self._terms.min_workers} workers are left "
-                f"after {self._terms.timeout:g} s; missing: {self._missing()}. Start workers that "
-                f"join, decrease min_workers, or increase TFDIST_START_TIMEOUT."
+                f"{me} cannot continue: {here} of at least {self._terms.min_workers} workers "
+                f"remain after {self._terms.timeout:g} s; missing: {self._missing()}. Start "
+                "workers to join, decrease min_workers, or increase TFDIST_START_TIMEOUT."
             )
         return (
-            f"{me} cannot go on: {len(proposer.promised)} of {size} workers of the last group are "
-            f"here, which is no majority {until}, and others may have formed a group without them; "
-            f"missing: {self._missing()}. Restart the job from its last snapshot."
+            f"{me} cannot continue: {len(proposer.promised)} of {size} workers of the last group "
+            f"are present, which is no majority {until}, and others may have formed a group "
+            f"without them; missing: {self._missing()}. Restart the job from its last snapshot."
         )
 
     def _why_not_without_the_absent(self) -> str:
         here, size = len(self._rest), len(self._view.members)
         return (
-            f"{self._node.member} cannot go on: {here} of {size} workers of the last group are "
-            f"here, which is no majority without the others; missing: {self._missing()}. See their "
-            f"logs, or increase the limit."
+            f"{self._node.member} cannot continue: {here} of {size} workers of the last group are "
+            f"present, which is no majority without the others; missing: {self._missing()}. See "
+            "their logs, or increase the limit."
         )
 
     def _tell(self, states: Mapping[str, State]) -> None:

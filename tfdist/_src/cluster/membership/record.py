@@ -164,8 +164,9 @@ class Record:
         except OSError as error:
             _unlink(self._folder.fileno(), self._name)
             logger.warning(
-                f"what this worker agrees to can no longer be recorded in {self.path}: "
-                f"{error.strerror}. If it dies, the others need a majority to go on. Free space."
+                f"this worker can no longer record its agreements in {self.path}: "
+                f"{error.strerror}. If it dies, the others need a majority to continue. Free disk "
+                "space."
             )
             self._close()
 

@@ -258,9 +258,9 @@ class ViewEntry:
 
     def _error(self, first: Member) -> GroupLostError:
         return GroupLostError(
-            f"{self._node.member} cannot go on: {first} waits for others to form generation "
-            f"{self._view.generation}, and has not ended that within {self._terms.busy:g} s. See "
-            f"its log, or increase TFDIST_COLLECTIVE_TIMEOUT."
+            f"{self._node.member} cannot continue: {first} waits for others to form generation "
+            f"{self._view.generation}, and has not finished within {self._terms.busy:g} s. See its "
+            "log, or increase TFDIST_COLLECTIVE_TIMEOUT."
         )
 
     def _wait(self, whom: Callable[[], str]) -> None:
@@ -345,8 +345,8 @@ class Regrouping:
                     self._decide(view, attempts)
                 except OSError as error:
                     raise GroupLostError(
-                        f"{node.member} cannot go on: what it agrees to can be neither recorded "
-                        f"nor forgotten: {error}. Make the folder writable, and start it again."
+                        f"{node.member} cannot continue: its agreements can be neither recorded "
+                        f"nor deleted: {error}. Make the folder writable, and start it again."
                     ) from error
                 attempts += 1
 
@@ -438,7 +438,7 @@ class Regrouping:
                         limit = "COLLECTIVE" if waits_long else "START"
                         if here:
                             raise GroupLostError(
-                                f"{node.member} cannot go on: {lead} has not formed a new group "
+                                f"{node.member} cannot continue: {lead} has not formed a new group "
                                 f"within {seconds:g} s. See its log, or increase "
                                 f"TFDIST_{limit}_TIMEOUT."
                             )

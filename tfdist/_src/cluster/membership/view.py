@@ -124,7 +124,7 @@ def decode_view(data: object) -> View:
         raise WireError("it sent a malformed view")
     view = View(generation, tuple(decode_member(one) for one in members))
     if len(set(view.incarnations)) != len(view.members):
-        raise WireError("it sent a view with a member that is there twice")
+        raise WireError("it sent a view that lists a member twice")
     return view
 
 

@@ -242,7 +242,7 @@ class RendezvousServer:
         self._selector.unregister(asked.sock)
         difference = answer.get("difference") if answer else None
         if not isinstance(difference, str) or not difference.isprintable():
-            difference = f"that of {asked.hello} is not that of {self._mine}"
+            difference = f"{asked.hello} and {self._mine} differ"
         self._refuse(asked.sock, asked.hello, identity.clusters_differ(difference))
 
     def _refuse(self, sock: socket.socket, hello: identity.Identity, error: TfdistError) -> None:

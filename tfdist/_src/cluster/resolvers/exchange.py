@@ -146,8 +146,8 @@ def _shared(share: Callable[[str], str], text: str, seconds: float) -> str:
     thread.join(seconds)
     if not answers:
         raise RendezvousError(
-            f"not all workers have told their launcher within {seconds:g} s that they are there. "
-            "See the other workers' output, or increase TFDIST_START_TIMEOUT."
+            f"not all workers have reported to their launcher within {seconds:g} s. See the other "
+            "workers' output, or increase TFDIST_START_TIMEOUT."
         )
     if isinstance(answers[0], Exception):
         raise answers[0]
@@ -159,8 +159,8 @@ def _check_meeting(chief: Worker) -> None:
         check_own(chief.address, name=str(chief))
     except ClusterError as error:
         raise ClusterError(
-            f"{error} MASTER_ADDR and MASTER_PORT, the same for all workers, say where rank 0 "
-            "listens."
+            f"{error} MASTER_ADDR and MASTER_PORT must be the address of rank 0, the same on all "
+            "workers."
         ) from None
 
 

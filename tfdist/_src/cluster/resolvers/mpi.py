@@ -125,8 +125,8 @@ def _load() -> Any:
             if name:
                 return ctypes.CDLL(name)
     raise ClusterError(
-        "The library of PMIx, by which processes of Open MPI find one another, is not on this "
-        "host (libpmix.so.2). Install it (Debian: libpmix2), or tell where rank 0 is: mpirun -x "
+        "The PMIx library (libpmix.so.2), which Open MPI's processes use to find one another, is "
+        "not on this host. Install it (Debian: libpmix2), or pass the address of rank 0: mpirun -x "
         "MASTER_ADDR=HOST -x MASTER_PORT=29500."
     )
 
@@ -136,7 +136,7 @@ def _check(library: Any, function: str, *arguments: Any) -> None:
     if status:
         raise ClusterError(
             f"The launcher of Open MPI does not answer: {function} returned {status}. Start the "
-            "processes with mpirun, or tell where rank 0 is: mpirun -x MASTER_ADDR=HOST -x "
+            "processes with mpirun, or pass the address of rank 0: mpirun -x MASTER_ADDR=HOST -x "
             "MASTER_PORT=29500."
         )
 

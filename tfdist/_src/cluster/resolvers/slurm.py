@@ -143,8 +143,8 @@ def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
         if environ.get(mine, str(value)) != str(value):
             raise ClusterError(
                 f"{mine} and {theirs} contradict each other. Received: {mine}={environ[mine]}, "
-                f"{theirs}={value}. Unset {mine}: srun tells each task its place; or start as many "
-                "tasks."
+                f"{theirs}={value}. Unset {mine}, since srun sets {theirs} for each task, or start "
+                "the matching number of tasks."
             )
     if size == 1:
         return found.ResolvedJob("Slurm")

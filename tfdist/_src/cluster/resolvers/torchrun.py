@@ -44,8 +44,8 @@ def resolve(environ: Mapping[str, str]) -> found.ResolvedJob | None:
     meeting = master(environ)
     if not meeting:
         raise ClusterError(
-            f"RANK={rank} and WORLD_SIZE={size} are set, but not MASTER_ADDR, which tells where "
-            "rank 0 is. Set it and MASTER_PORT; or unset RANK and WORLD_SIZE to train alone."
+            f"RANK={rank} and WORLD_SIZE={size} are set, but not MASTER_ADDR, the address of rank "
+            "0. Set it and MASTER_PORT; or unset RANK and WORLD_SIZE to train alone."
         )
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         host, _, port = meeting.rpartition(":")  # torchrun itself listens there

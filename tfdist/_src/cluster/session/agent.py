@@ -161,8 +161,8 @@ class Agent:
         self._told_ns = now_ns
         silence = self._connections.silence(0) or 0.0
         line = (
-            f"{awaited.what} has waited {waited:.0f} s on this worker, and rank 0, "
-            f"{self._chief}, has not said for whom for {quiet:.0f} s; it was last heard of "
+            f"{awaited.what} has waited {waited:.0f} s on this worker, and rank 0, {self._chief}, "
+            f"has not named the missing workers for {quiet:.0f} s; it was last heard from "
             f"{silence:.0f} s ago"
         )
         logger.warning(f"{line}")

@@ -121,9 +121,10 @@ class AtomicStep:
         if self._trial is not None and self._trial.fails:
             if first is not None:
                 raise UnsupportedError(
-                    "A step that uses what its optimizer updates cannot make a variable from a "
-                    f"value that it computes. Received: the `train_step` of {self._model.name!r}, "
-                    "which does both. Create the variable before the first step."
+                    "A step that reads variables updated by its optimizer cannot create a "
+                    "variable from a computed value. Received: the `train_step` of "
+                    f"{self._model.name!r}, which does both. Create the variable before the first "
+                    "step."
                 )
             self.update_in_place()
             concrete, first = traced(self._step, *arguments)

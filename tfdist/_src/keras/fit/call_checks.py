@@ -248,9 +248,9 @@ def _refuse_outside(model: Any, call: str) -> None:
         return
     raise ValueError(
         f"`{call}` requires a model created in the scope of a strategy. Received: the model "
-        f"{model.name!r}, created outside, of which each of the {group.topology.size} workers "
-        "would train a separate copy. Create or load it inside `with strategy.scope():`. To train "
-        "it on this worker only, create it in the scope of a single-process strategy such as "
+        f"{model.name!r}, created outside, so each of the {group.topology.size} workers would "
+        "train a separate copy. Create or load it inside `with strategy.scope():`. To train it on "
+        "this worker only, create it in the scope of a single-process strategy such as "
         '`tfdist.MirroredStrategy(["CPU:0"])`.'
     )
 
@@ -272,8 +272,8 @@ def refuse_in_one_piece(model: Any, call: str) -> None:
     if strategy.pipeline_size > 1 and not is_pipeline_model(model):
         raise UnsupportedError(
             f"`{call}` under a {type(strategy).__name__} of {strategy.pipeline_size} workers per "
-            f"pipeline requires a model in stages. Received: the model {model.name!r}, of which "
-            "each worker would train a separate copy. Create it by "
+            f"pipeline requires a model in stages. Received: the model {model.name!r}, so each "
+            "worker would train a separate copy. Create it with "
             "`tfdist.PipelineModel(build_model)`, or use tfdist.MultiWorkerMirroredStrategy."
         )
 
@@ -353,9 +353,9 @@ def _refuse_keras_distribution() -> None:
     distribution = keras.distribution.distribution()
     if distribution is not None:
         raise UnsupportedError(
-            "A model under a tfdist strategy is distributed by the strategy only. Received: "
-            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Remove that "
-            "call, or undo it with `keras.distribution.set_distribution(None)`."
+            "A model under a tfdist strategy is distributed by the strategy only. Received: a "
+            f"{type(distribution).__name__} set by keras.distribution.set_distribution. Remove "
+            "that call, or undo it with `keras.distribution.set_distribution(None)`."
         )
 
 

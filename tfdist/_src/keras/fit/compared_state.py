@@ -242,8 +242,8 @@ class StateComparison:
         if found:
             raise ReplicaMismatchError(
                 "The workers have different values of a variable that the model's step reads and "
-                f"that was created outside of the strategy's scope: {found}. Assign it on all "
-                "workers alike, or create it in the scope."
+                f"that was created outside of the strategy's scope: {found}. Assign the same value "
+                "on all workers, or create it in the scope."
             )
 
     def difference(self) -> str:
@@ -386,7 +386,7 @@ def _first_difference(group: Group, traced_for: str, other: int, values: list[An
     described = group.exchange("what differs", here)
     chief, worker = (group.topology.workers[rank] for rank in (0, other))
     if only == [None, None]:
-        return f"{worker} comes to {described[other]} where {chief} comes to {described[0]}"
+        return f"{worker} reaches {described[other]} where {chief} reaches {described[0]}"
     return (
         f"{worker} computes {described[other] or 'nothing'} where {chief} computes "
         f"{described[0] or 'nothing'}"
@@ -522,7 +522,7 @@ class SynchronizedStart(Callback):
                 "Pass the path of a shared disk, or use tfdist.callbacks.BackupAndRestore."
             )
         if group.topology.is_chief:
-            logger.warning(f"{found}. All go on with the state of {group.topology.workers[0]}.")
+            logger.warning(f"{found}. All continue with the state of {group.topology.workers[0]}.")
         set_initial_epoch(self.model, epoch)
         for variable in compared.variables().values():
             value = variable if isinstance(variable, tf.Variable) else variable.value
@@ -540,7 +540,7 @@ def _described(group: Group, places: list[tuple[int, int]], found: str) -> str:
     text = "callbacks have restored different states when the training began"
     if other is not None:
         chief, worker = (
-            f"{group.topology.workers[rank]} goes on from epoch {epoch} after {updates} updates"
+            f"{group.topology.workers[rank]} continues from epoch {epoch} after {updates} updates"
             for rank, (epoch, updates) in ((0, places[0]), (other, places[other]))
         )
         text += f": {chief}, and {worker}"

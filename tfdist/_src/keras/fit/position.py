@@ -105,9 +105,9 @@ class Position:
         """
         if not self.has_dataset_batches:
             raise SnapshotError(
-                "The snapshot was taken where the number of workers had changed the size of "
-                "batches, so what follows has to be drawn in the same way. Pass "
-                'tfdist.callbacks.Elastic(batch="per_worker") on two workers or more, or choose '
+                "The snapshot was taken after the number of workers had changed the size of "
+                "batches, so the remaining data must be read the same way. Pass "
+                'tfdist.callbacks.Elastic(batch="per_worker") on at least two workers, or choose '
                 "another directory to train from the beginning."
             )
 
@@ -120,7 +120,7 @@ class Position:
         if self.data != received:
             raise SnapshotError(
                 "The training data must be the same as when the snapshot was taken, in the middle "
-                f"of an epoch. Received: {received}, where it was {self.data}. Pass the same "
+                f"of an epoch. Received: {received}; the snapshot has {self.data}. Pass the same "
                 "dataset, or choose another directory."
             )
 
@@ -185,8 +185,8 @@ def move_to(iterator: Any, state: bytes) -> None:
         set_position(iterator, state)
     except ValueError as error:
         raise SnapshotError(
-            f"The training data must be the same as when the snapshot was taken. Received: others "
-            f"({error}). Pass the same dataset, or choose another directory."
+            "The training data must be the same as when the snapshot was taken. Received: "
+            f"different data ({error}). Pass the same dataset, or choose another directory."
         ) from error
 
 

@@ -278,8 +278,8 @@ def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> N
         return
     if tf.executing_eagerly() and len(extended_of(tf.distribute.get_strategy()).worker_devices) > 1:
         raise UnsupportedError(
-            "With several devices per worker, gradients cannot be compressed eagerly. Compile "
-            "the model with run_eagerly=False, or leave `compression` out."
+            "With several devices per worker, gradients cannot be compressed eagerly. Compile the "
+            "model with run_eagerly=False, or omit `compression`."
         )
     if not optimizer.built:
         if trainable_variables is None:

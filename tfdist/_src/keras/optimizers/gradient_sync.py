@@ -279,8 +279,8 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
         names = ", ".join(str(getattr(v, "path", v.name)) for v in list(variables)[:3])
         raise UnsupportedError(
             "An optimizer must apply gradients summed over the replicas. Received: "
-            f"{type(optimizer).__name__}, which has updated {names}, … by those of one replica. "
-            "Call the `apply` of keras.optimizers.Optimizer in its `apply`."
+            f"{type(optimizer).__name__}, which has updated {names}, … with the gradients of one "
+            "replica. Call the `apply` of keras.optimizers.Optimizer in its `apply`."
         )
 
 
@@ -370,10 +370,9 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
     step = current_step()
     if step is None:
         raise UnsupportedError(
-            "A float8 layer records the largest gradients of the backward pass, which are those of "
-            "the global batch only in a `train_step`. Received: "
-            f"{variables[indices[0]].path!r}, trained by several replicas in a custom loop. Use "
-            "`fit`, or another dtype policy."
+            "A float8 layer records the largest gradients of the backward pass, which cover the "
+            f"global batch only in a `train_step`. Received: {variables[indices[0]].path!r}, "
+            "trained by several replicas in a custom loop. Use `fit`, or another dtype policy."
         )
     largest = step.largest_over_replicas([results[i] for i in indices])
     for i, value in zip(indices, largest, strict=True):

@@ -199,7 +199,7 @@ def _group_of_variable(variable: Any) -> Group | None:
         return None
     if extended.in_stages:
         raise UnsupportedError(
-            "An ExportArchive cannot be written of a model whose stages are on several workers. "
+            "An ExportArchive cannot contain a model whose stages are on several workers. "
             f"Received: an endpoint that uses {variable.name!r}. Call the model's export method."
         )
     return extended.group

@@ -88,7 +88,7 @@ def parse(arguments: Sequence[str], kinds: Sequence[str]) -> ManifestOptions:
     if values.elastic and values.kind != "job":
         parser.error("--elastic requires --kind job: the other kinds restart all workers")
     if values.elastic and values.workers == 1:
-        parser.error("--elastic requires --workers 2 or more: one that trains alone admits nobody")
+        parser.error("--elastic requires --workers 2 or more: a single worker admits no others")
     program = [word for i, word in enumerate(values.program) if (i, word) != (0, "--")]
     if not program:
         parser.error("no script given; for example: tfdist manifest --name a --image b train.py")
@@ -169,12 +169,13 @@ def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
         type=count(1),
         default=1800,
         metavar="SECONDS",
-        help="in which all pods have to start, once one has made its strategy (default: 1800)",
+        help="time limit for all pods to start, once the first has created its strategy (default: "
+        "1800)",
     )
     add(
         "--elastic",
         action="store_true",
-        help="let the workers that remain go on when one fails, and take in new ones; needs the "
+        help="let the remaining workers continue if one fails, and admit new ones; needs the "
         "callback tfdist.callbacks.Elastic",
     )
     add(
@@ -213,7 +214,7 @@ examples:
       --volume data:/data -- -m project.train --epochs 10
 
 Every call generates a new secret; keep the output to apply it again to a running job.
-docs/guide/clusters.md tells what happens when a worker fails or is preempted."""
+docs/guide/clusters.md describes what happens if a worker fails or is preempted."""
 
 
 def _matching(pattern: re.Pattern[str], what: str, longest: int = 253) -> Callable[[str], str]:

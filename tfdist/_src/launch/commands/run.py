@@ -284,5 +284,5 @@ def _witness(
     try:
         return LivenessServer(f"{host}:{port}", Options.from_environment(dict(environment)), warn)
     except (TfdistError, OSError, ValueError) as error:
-        logger.warning(f"other hosts cannot be told which workers of this one are dead: {error}")
+        logger.warning(f"other hosts will not learn which workers of this host are dead: {error}")
         return None

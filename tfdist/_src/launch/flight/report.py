@@ -199,7 +199,7 @@ def _heard(heard: LastReport, has_log: bool) -> list[str]:
 
 def _heard_last(heard: LastReport) -> str:
     return (
-        f"{heard.by} last heard of it at {moment(heard.time)}, when it was in "
+        f"{heard.by} last heard from it at {moment(heard.time)}, when it was in "
         f"{heard.inside or 'no operation'} and had joined number {heard.number}"
     )
 
@@ -213,7 +213,7 @@ def _transfer(finding: Transfer) -> list[str]:
     head = (
         f"All have joined {operation(finding.operation)}, but {workers(finding.waiting)} "
         f"{_are(finding.waiting)} still in it after {seconds(finding.seconds)} (since "
-        f"{moment(finding.time)}): the transfer is slow or does not move."
+        f"{moment(finding.time)}): the transfer is slow or stuck."
     )
     if finding.backlogs:
         head += f" {describe_backlogs(finding.backlogs)}"

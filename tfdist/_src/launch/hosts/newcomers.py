@@ -350,7 +350,7 @@ class Newcomers:
         try:
             for kind, value in channel.receive():
                 if kind != "host" or channel not in self._silent:
-                    raise ValueError("it sent something else than its host")
+                    raise ValueError("it sent another message instead of its host")
                 host = HostInfo.received(value, hello)
                 del self._silent[channel]
                 self._selector.unregister(channel)
@@ -475,7 +475,7 @@ def late_rejection(
     Example:
         >>> a, b = (HostInfo(n, 2, "", (4000,), elastic=True) for n in (0, 1))
         >>> late_rejection(b, "10.0.0.2", a, {}, {0: ("10.0.0.1", (1,)), 1: ("10.0.0.2", (2, 3))})
-        'host 1 (10.0.0.2) comes again with 1 worker, but had 2: pass the same -n'
+        'host 1 (10.0.0.2) reconnects with 1 worker, but had 2: pass the same -n'
     """
     problem = rejection(newcomer, source, this_host, {0: "host 0 itself", **connected})
     if problem:
@@ -489,5 +489,5 @@ def late_rejection(
     count, before = len(newcomer.ports), len(layout[newcomer.number][1])
     if count != before:
         workers = f"{count} worker{'' if count == 1 else 's'}"
-        return f"{name} comes again with {workers}, but had {before}: pass the same -n"
+        return f"{name} reconnects with {workers}, but had {before}: pass the same -n"
     return ""

@@ -437,12 +437,12 @@ def describe_loss(loss: Loss, *, others: bool) -> str:
         >>> killed = Failure(host=0, subject="worker 1", event="was killed by SIGKILL", code=137,
         ...                  rank=1, step=120)
         >>> describe_loss(Loss(killed, "replaced at once", final=False), others=True)
-        'worker 1 was killed by SIGKILL, after step 120; replaced at once. The others go on.'
+        'worker 1 was killed by SIGKILL, after step 120; replaced at once. The others continue.'
     """
     if loss.late:
         end = ""
     elif others:
-        end = " The others go on."
+        end = " The others continue."
     else:
         end = " No other worker is running here." if loss.final else ""
     log = f" Its log: {loss.failure.log}" if loss.failure.log else ""
@@ -451,7 +451,7 @@ def describe_loss(loss: Loss, *, others: bool) -> str:
 
 def describe_leave(failure: Failure, *, others: bool) -> str:
     """Describes a worker that left on request, in one line."""
-    return f"{failure}{' The others go on without it.' if others else ''}"
+    return f"{failure}{' The others continue without it.' if others else ''}"
 
 
 def mark(rank: int, replacement: str) -> str:
@@ -471,7 +471,7 @@ def describe_end(losses: Sequence[Loss], code: int, *, completed: bool) -> str:
     if not losses and code != PREEMPTED:
         return ""
     if code == PREEMPTED:
-        head = f"The workers that remained {SAVED}"
+        head = f"The remaining workers {SAVED}"
     elif code:
         head = "The job has failed in the end." if completed else "The job has failed."
     else:

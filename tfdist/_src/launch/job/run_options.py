@@ -194,10 +194,10 @@ examples:
 The first worker that fails ends the job: the others are stopped, its last lines of output are
 shown, and this command exits with its exit code (128 + the signal number if it was killed). With
 --max-restarts, all workers on all hosts then start again, with the same ranks and addresses; a
-callback such as BackupAndRestore continues the training. With --elastic, nobody is stopped: the
-failed worker alone is replaced, and the job succeeds if the workers that remain do.
+callback such as BackupAndRestore continues the training. With --elastic, the others are not
+stopped: only the failed worker is replaced, and the job succeeds if the remaining workers do.
 SIGTERM is forwarded to the workers; if all of them save their state and exit with code 75, so does
-this command; with --elastic, other hosts go on. Ctrl-C interrupts all workers; a second Ctrl-C
+this command; with --elastic, other hosts continue. Ctrl-C interrupts all workers; a second Ctrl-C
 kills them. No worker, nor any process in a worker's process group, outlives this command, even if
 it is killed.
 
@@ -273,14 +273,14 @@ def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         type=count(0),
         metavar="N",
         help="after a failure, start all workers again, at most N times, waiting 1, 2, 4 ... 60 "
-        "seconds; not after a failure that must come again, nor after the same one at the same "
-        "step (default: 0; with several hosts, that of host 0 counts); with --elastic, the number "
-        "of replacements of each worker (default: 3)",
+        "seconds; not after a failure that is certain to recur, nor after the same one at the same "
+        "step (default: 0; with several hosts, the value of host 0 applies); with --elastic, the "
+        "number of replacements of each worker (default: 3)",
     )
     add(
         "--elastic",
         action="store_true",
-        help="after a failure of a worker, let the others go on, and start a replacement that "
+        help="after a failure of a worker, let the others continue, and start a replacement that "
         "joins them; needs the callback tfdist.callbacks.Elastic",
     )
     add(
@@ -323,7 +323,7 @@ def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         default=[],
         metavar="NAME[=VALUE]",
         help="send a variable to the hosts; may be repeated (TFDIST_* are sent anyway). Use NAME "
-        "for secrets: what stands here is in this machine's list of processes",
+        "for secrets: a VALUE given here is visible in this machine's process list",
     )
     add(
         "--ssh",

@@ -212,7 +212,7 @@ class ProgressMemory:
             self._descriptor = os.memfd_create("tfdist-progress")
             os.ftruncate(self._descriptor, SIZE)
         except OSError as error:
-            raise LaunchError(f"there is no memory for a worker's progress: {error}") from error
+            raise LaunchError(f"no memory for a worker's progress: {error}") from error
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     def read(self) -> Progress:

@@ -71,9 +71,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="tfdist doctor",
         description="Checks this host, its settings, TF_CONFIG and the connections to the other "
         "workers; exits with code 1 if there are problems. With --flight, explains why a job "
-        "failed or hangs; with --job, says what a running job is doing.",
+        "failed or hangs; with --job, shows what a running job is doing.",
         epilog="docs/guide/settings.md lists all environment variables that tfdist reads, "
-        "docs/guide/monitoring.md describes flight logs and what running jobs tell.",
+        "docs/guide/monitoring.md describes flight logs and the reports of running jobs.",
         allow_abbrev=False,
     )
     either = parser.add_mutually_exclusive_group()
@@ -92,9 +92,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     either.add_argument(
         "--job",
         metavar="PID|HOST:PORT",
-        help="ask a running job instead: that of a process on this host, a worker or tfdist run; "
-        "or the job whose rank 0 has this address in TF_CONFIG, which needs the job's secret in "
-        "TFDIST_SECRET, or its TLS files, as the workers do",
+        help="query a running job instead: pass the ID of a process on this host, a worker or "
+        "tfdist run; or the address of rank 0 in TF_CONFIG, which requires the job's secret in "
+        "TFDIST_SECRET, or its TLS files",
     )
     parser.add_argument(
         "--interval",
@@ -103,8 +103,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="SECONDS",
         help=f"time over which a job is observed (default: {_INTERVAL:g})",
     )
-    parser.add_argument("--all", action="store_true", help="show a job's ranks, however many")
-    parser.add_argument("--json", action="store_true", help="print that as JSON")
+    parser.add_argument("--all", action="store_true", help="show all ranks of a job")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     values = parser.parse_args(list(arguments))
     if values.json and values.flight is None and values.job is None:
         parser.error("--json is for flight logs and jobs: add --flight DIR or --job PID")

@@ -118,10 +118,10 @@ def _cannot(reason: str) -> Section:
 _WIDTH = 8
 _SHOWN = 4  # pairs in a problem
 _PROBLEMS = {
-    Copy.WRONG: "{pairs}: what is copied from the second GPU does not arrive as it was: turn off "
-    "PCIe access control (ACS) and the IOMMU in the BIOS, or set NCCL_P2P_DISABLE=1",
-    Copy.STUCK: "{pairs}: a copy from the second GPU does not end: the link is broken, and the "
-    "kernel's log may say why (dmesg | grep Xid); CUDA_VISIBLE_DEVICES can leave a GPU out",
+    Copy.WRONG: "{pairs}: data copied from the second GPU is corrupted on arrival: turn off PCIe "
+    "access control (ACS) and the IOMMU in the BIOS, or set NCCL_P2P_DISABLE=1",
+    Copy.STUCK: "{pairs}: a copy from the second GPU does not finish: the link is broken, and the "
+    "kernel's log may show the cause (dmesg | grep Xid); CUDA_VISIBLE_DEVICES can exclude a GPU",
     Copy.FAILED: "{pairs}: no copy from the second GPU ({error}): see nvidia-smi, or try a "
     "longer --timeout",
 }
@@ -151,7 +151,7 @@ def obstacle(links: Sequence[Link]) -> str:
     for link in links:
         pair = f"GPU {link.reader}", f"GPU {link.owner}'s memory"
         if link.copy is Copy.WRONG:
-            return "{} does not read what is in {}".format(*pair)
+            return "{} reads wrong data from {}".format(*pair)
         if link.copy in (Copy.STUCK, Copy.FAILED):
             return "{} cannot read {}".format(*pair)
         if not link.direct:
@@ -211,7 +211,7 @@ def check_gpus(context: Context) -> Section:
         options = Options.from_environment(dict(context.environment))
         native_options = NativeOptions.from_environment(dict(context.environment))
     except ValueError:
-        return Section([("GPUs", "not looked for")])  # The section of settings reports the problem.
+        return Section([("GPUs", "not checked")])  # The section of settings reports the problem.
     try:
         driver = nvidia.Driver(options.cuda_library)
         devices = driver.devices()
@@ -243,7 +243,7 @@ def check_gpus(context: Context) -> Section:
         no_kernels = no_kernels or f"there are more than {_MAX_GPUS} GPUs"
     _add_choice(section, options, no_kernels or obstacle(tried), no_nccl)
     if len(devices) == 1:
-        section.add("", "a single GPU is seen here: whether it reaches others is not tried")
+        section.add("", "only one GPU is visible, so connections to other GPUs are not tested")
     return section
 
 
@@ -251,10 +251,10 @@ def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: st
     """Adds the choice that a job would make, as in `csrc/device/device_path.cc`."""
     lacks = {"p2p": no_kernels, "nccl": no_nccl, "host": ""}
     if (forced := options.device_algorithm) in lacks:
-        chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM says"
+        chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM requires"
         if lacks[forced]:
             section.problems.append(
-                f"TFDIST_DEVICE_ALGORITHM={forced} cannot be had, since {lacks[forced]}: unset it"
+                f"TFDIST_DEVICE_ALGORITHM={forced} cannot be used, since {lacks[forced]}: unset it"
             )
     elif not no_kernels and not no_nccl:
         sizes = "up to 256 KiB" if forced else "up to a size that is measured at the start"

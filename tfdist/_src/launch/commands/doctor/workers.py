@@ -180,7 +180,7 @@ def check_workers(context: Context) -> Section:
     try:
         found = find(context.environment)
     except ClusterError as error:
-        section.add("found", "a description of a job that is invalid")
+        section.add("found", "an invalid description of a job")
         section.problems.append(str(error))
         return section
     section.add("found", found.engine or "nothing")
@@ -192,8 +192,8 @@ def check_workers(context: Context) -> Section:
     section.add("this process", f"rank {topology.rank} of {topology.size}: {topology.me}")
     section.add("chief", str(topology.chief))
     if found.exchange is not None:
-        where = found.exchange.meeting or "an address that rank 0 chooses, and its launcher tells"
-        section.add("addresses", f"the workers tell theirs to rank 0, at {where}")
+        where = found.exchange.meeting or "an address that rank 0 chooses and its launcher sends"
+        section.add("addresses", f"the workers report theirs to rank 0, at {where}")
     _check_authentication(section, found, context)
     if topology.me.address:
         try:
@@ -212,9 +212,9 @@ def _check_authentication(section: Section, found: ResolvedJob, context: Context
         text = summary(found.topology, options)
         if found.exchange is not None and not (options.secret or options.tls):
             if found.exchange.share is not None:
-                text = "a secret that rank 0 makes, and its launcher tells"
+                text = "a secret that rank 0 creates and its launcher sends"
             elif found.exchange.seals:
-                text = "a secret that rank 0 makes, sealed by MUNGE"
+                text = "a secret that rank 0 creates, sealed by MUNGE"
         section.add("authentication", text)
 
 
