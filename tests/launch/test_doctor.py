@@ -126,7 +126,7 @@ def test_a_link_that_hangs_ends_alone(monkeypatch):
     others = [(i, j) for i, j in itertools.permutations(range(3), 2) if (i, j) != (0, 1)]
     assert all(float(cells[i][j]) > 0 for i, j in others)
     (problem,) = section.problems
-    assert problem.startswith("GPUs 0-1: a copy from the second GPU does not end")
+    assert problem.startswith("GPUs 0-1: a copy from the second GPU does not finish")
     assert rows(section)["all-reduces"] == "by NCCL, since GPU 0 cannot read GPU 1's memory"
 
 

@@ -387,5 +387,5 @@ def test_no_worker_is_replaced_if_none_is_left_to_join(num_hosts, others, replac
     policy.lost(0, lost_host(0, "a"), 8.0)
     policy.exited(1, failed(7, "GroupLostError"), 9.0)
     (loss,) = policy.losses
-    assert ("host 0 is lost, and no worker is left" in loss.fate) != replaced
+    assert ("host 0 is lost, and no other worker remains" in loss.fate) != replaced
     assert policy.counts.waiting == replaced

@@ -57,7 +57,7 @@ def test_before_the_first_training_of_workers_that_do_not_expect_it(start):
     answers = start(3).answers(USED, False, "evaluate", (2, 2, "kill"), silent={2})
     for done, said in answers[:2]:
         assert not done
-        assert "lost before its first training" in said
+        assert "lost before it first trained" in said
         assert "TFDIST_ELASTIC=1" in said
 
 
