@@ -93,6 +93,7 @@ OF_GPUS = {
 }
 # Of the plain ones, too.
 LONG = {
+    ("clock_offset", ()),
     ("collectives", ("processes",)),
     ("collectives", ("many",)),
     ("compressed", ()),
