@@ -38,4 +38,4 @@ def test_keras_distribution_is_refused(group):
     for said in GROUPS[group].run(f"{ALONE}:distributed_by_keras_too"):
         for message in said:
             assert message.startswith("UnsupportedError: A model under a tfdist strategy is dist")
-            assert "a DataParallel by keras.distribution.set_distribution" in message
+            assert "a DataParallel set by keras.distribution.set_distribution" in message

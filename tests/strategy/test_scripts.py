@@ -45,7 +45,7 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
     for message in GROUPS["2"].run(f"{PACKAGE}.scripts:made_by_one_worker_alone"):
         assert "'probe/kernel'" in message or "'kernel'" in message
         assert "timed out after 600 s waiting for 1 of 2 workers" in message
-        assert "outside of the scope" in message
+        assert "outside the scope" in message
 
 
 @exhaustive
