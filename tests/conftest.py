@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness import references
 from tests.harness.durations import Recorder
+from tests.harness.tiers import in_part
 
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.
@@ -20,6 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", metavar="FILE", help="write how long tests take")
+    parser.addoption("--part", metavar="I/N", help="run part I of N of the tests, I from 1 to N")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,8 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(pathlib.Path(file)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In each file a group of workers has its tests one after the other, and starts once."""
+    if part := config.getoption("--part"):
+        other = [item for item in items if not in_part(item.nodeid, part)]
+        items[:] = [item for item in items if in_part(item.nodeid, part)]
+        config.hook.pytest_deselected(items=other)
     places: dict[tuple[object, ...], int] = {}
 
     def place(*what: object) -> int:

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from tests.harness import durations
-from tests.harness.tiers import rotating, some
+from tests.harness.tiers import in_part, rotating, some
 
 # Of the default tests on two idle cores. Whoever adds one that takes long takes another one out.
 # Cheap checks of long lists are loops in one test.
@@ -72,3 +72,13 @@ def test_a_rotation_meets_every_value_and_every_partner():
         assert {v for v, _ in met} == set(values)
         assert {o for _, o in met} == set(others)
         assert len(met) == max(len(values), len(others))
+
+
+def test_each_case_is_in_one_part():
+    names = [f"tests/a.py::test_x[{i}]" for i in range(200)]
+    parts = [{name for name in names if in_part(name, f"{i}/3")} for i in (1, 2, 3)]
+    assert set.union(*parts) == set(names) and sum(map(len, parts)) == len(names)
+    assert all(len(part) > 40 for part in parts)
+    for wrong in ("0/2", "3/2", "1", "a/b"):
+        with pytest.raises(ValueError, match="must be I/N"):
+            in_part("x", wrong)

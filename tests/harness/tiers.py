@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -53,3 +54,19 @@ def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 def _case(value: Any, default: bool, marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
     arguments = value if isinstance(value, tuple) else (value,)
     return pytest.param(*arguments, marks=marks if default else [exhaustive, *marks])
+
+
+def in_part(nodeid: str, part: str) -> bool:
+    """Whether a case belongs to a part of the tests, the same on all machines.
+
+    Args:
+        nodeid: the case's name. The parts of a test function have about the same number of cases.
+        part: "I/N": part I of N, from 1 to N.
+
+    Raises:
+        ValueError: `part` is something else.
+    """
+    index, _, count = part.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise ValueError(f"--part must be I/N with I from 1 to N, such as 1/2. Received: {part!r}.")
+    return zlib.crc32(nodeid.encode()) % int(count) == int(index) - 1
