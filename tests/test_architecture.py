@@ -367,7 +367,7 @@ def test_schedules_are_without_tensorflow():
 
 # The modules with state of a thread: the code that it traces, the steps that it is in, and so on.
 THREAD_STATES = {
-    "tfdist._src.comm.trace_scope",
+    "tfdist._src.comm.registry",
     "tfdist._src.data.call_context",
     "tfdist._src.group",
     "tfdist._src.strategy.step",

@@ -44,7 +44,7 @@ def stderr_of(code, env=None):
     return err
 
 
-def test_prefixes():
+def test_a_line_begins_with_the_name_of_its_logger():
     err = stderr_of("""
         logger.info("100 % done")
         logger.getChild("run").error("two\\nlines \\udc80")
@@ -56,7 +56,7 @@ def test_prefixes():
     ("level", "shown"),
     [("", "iwe"), ("debug", "diwe"), ("WARNING", "we"), ("error", "e"), ("loud", "iwe")],
 )
-def test_levels(level, shown):
+def test_the_setting_selects_the_levels(level, shown):
     code = "for level in ('debug', 'info', 'warning', 'error'): getattr(logger, level)(level[0])"
     err = stderr_of(code, {"TFDIST_LOG_LEVEL": level})
     assert err == "".join(f"tfdist: {letter}\n" for letter in shown)
@@ -79,7 +79,7 @@ def test_the_standard_library_captures_messages(caplog, capsys):
     assert capsys.readouterr().err == "tfdist: heard twice\n"
 
 
-def test_a_replaced_stderr(monkeypatch):
+def test_a_replaced_stderr_gets_the_lines(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     logger.info("here")
     assert sys.stderr.getvalue() == "tfdist: here\n"
@@ -156,7 +156,7 @@ def test_a_reader_that_stops_blocks_nothing():
 
 
 @pytest.mark.parametrize("reading", [False, True])
-def test_exit(reading):
+def test_pending_lines_are_written_at_exit(reading):
     """Pending lines are written if stderr is writable again; otherwise the process ends."""
     read, write = small_pipe()
     fill(write)
@@ -173,13 +173,13 @@ def test_exit(reading):
 
 
 @pytest.mark.parametrize("how", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
-def test_without_stderr(how):
+def test_a_closed_stderr_is_ignored(how):
     code = f"{how}; logger.info('nowhere'); logging.shutdown(); print('done')"
     with program(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.communicate(timeout=SECONDS) == ("done\n", "")
 
 
-def test_a_reader_that_is_gone():
+def test_a_reader_that_is_gone_is_ignored():
     read, write = os.pipe()
     os.close(read)
     code = "logger.info('x' * 9000); logger.info('y'); print('done')"
@@ -242,7 +242,7 @@ def test_a_forked_child_does_not_repeat_pending_lines():
     assert read_all(read) == "tfdist: of the child\ntfdist: of the parent\n"
 
 
-def test_long_lines():
+def test_long_lines_are_written_whole():
     text = "x" * 100_000
     assert stderr_of("logger.info('x' * 100_000)") == f"tfdist: {text}\n"
 

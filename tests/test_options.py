@@ -107,7 +107,7 @@ def names_in(*classes):
     return {name for one in classes for key, name in vars(one).items() if key.isupper()}
 
 
-def test_names():
+def test_each_setting_has_a_name_and_is_documented():
     """Each setting has a name, and the documentation describes each name."""
     users, internal = names_in(Variable), names_in(InternalVariable)
     assert all(re.fullmatch(r"TFDIST_[A-Z_]+", name) for name in users | internal)

@@ -233,6 +233,18 @@ def test_a_detector_reports_a_loss(sessions, rank):
         assert group[2].loss == group[0].loss
 
 
+def test_a_detector_that_was_removed_is_not_asked(sessions):
+    group = sessions(2)
+    asked, other = [], threading.Event()
+    remove = group[0].detect_by(lambda: asked.append("again"))
+    asked.clear()
+    remove()
+    group[0].detect_by(lambda: other.set())
+    other.clear()
+    os.write(group[0].news, b"!")
+    assert other.wait(FAR) and not asked
+
+
 def test_a_detector_that_has_found_a_loss_or_raises(sessions, capsys):
     group = sessions(2)
     told = threading.Event()

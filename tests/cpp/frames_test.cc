@@ -122,7 +122,7 @@ void Waited() {
   Expect(decoded.kind == FrameKind::kWaited, "The kind has changed.");
   Expect(decoded.message == "all_reduce??[2J" + decoded.message.substr(15),
          "What a terminal obeys was let through.");
-  Expect(decoded.message.size() == tfdist::kLongestMessage, "A message was not cut.");
+  Expect(decoded.message.size() == tfdist::kMaxMessageBytes, "A message was not cut.");
 }
 
 // The worker of an abort is cut to the maximum length, and stays separate from the message, even if
@@ -135,7 +135,7 @@ void Causes() {
   const Frame decoded = Decoded(frame);
   Expect(decoded.event == frame.event, "The event has changed.");
   Expect(decoded.worker == "worker??" + decoded.worker.substr(8), "A worker was not printable.");
-  Expect(decoded.worker.size() == tfdist::kLongestName, "A worker was not cut.");
+  Expect(decoded.worker.size() == tfdist::kMaxNameBytes, "A worker was not cut.");
   Expect(decoded.message == "one?two", "A message was cut in two.");
 }
 

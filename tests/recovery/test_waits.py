@@ -250,7 +250,7 @@ def test_a_loss_that_only_the_core_has_seen(session, event):
 
 
 @pytest.mark.parametrize("event", [OTHER, LEFT, FAILED])
-def test_what_is_no_loss(session, event):
+def test_events_of_living_workers_are_no_loss(session, event):
     assert not is_loss(UNAVAILABLE, session, [caused(event)])
     assert session.failure is None
 

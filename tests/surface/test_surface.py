@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.surface import parsed
-from tests.surface.__main__ import ENGINES, MODULES, bases_of, lines, settings
-from tests.test_architecture import PUBLIC, ROOT
+from tests.surface.__main__ import ENGINES, MODULES, bases_of, lines
+from tests.test_architecture import PUBLIC
 
 KNOWN = Path(__file__).with_name("surface.txt")
 
@@ -35,8 +35,3 @@ def test_a_file_states_what_its_module_has(module):
     mine = re.compile(rf"(class )?tfdist\.{module}\.")
     known = [line for line in KNOWN.read_text().splitlines() if mine.match(line)]
     assert stated == [line for line in known if not left_out.match(line)]
-
-
-def test_every_setting_is_documented():
-    (page,) = (ROOT / "docs").rglob("settings.md")
-    assert settings() <= set(re.findall(r"`(TFDIST_\w+)`", page.read_text()))

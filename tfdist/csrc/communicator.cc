@@ -436,8 +436,8 @@ std::optional<AbortState> Communicator::Aborted() {
 }
 
 void Communicator::GiveUp(const Error& given, bool spread) {
-  const std::string message = std::string(given.what()).substr(0, kLongestMessage);
-  const Error cause(given.code(), message, given.event(), given.worker().substr(0, kLongestName));
+  const std::string message = std::string(given.what()).substr(0, kMaxMessageBytes);
+  const Error cause(given.code(), message, given.event(), given.worker().substr(0, kMaxNameBytes));
   {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
     if (aborted_ && !held_back_) return;

@@ -40,9 +40,9 @@ inline const char* NameOf(Event event) {
 
 // The maximum length of a message between ranks; the same on all paths, so that all ranks raise the
 // same message.
-constexpr size_t kLongestMessage = 1015;
+constexpr size_t kMaxMessageBytes = 1015;
 // The same for the name of a worker.
-constexpr size_t kLongestName = 511;
+constexpr size_t kMaxNameBytes = 511;
 
 class Error : public std::runtime_error {
  public:

@@ -247,7 +247,7 @@ class Timeline(Callback):
             f"{self._path}; open it in https://ui.perfetto.dev"
         )
         if straggler is not None:
-            logger.warning(f"{straggler}")
+            logger.warning(straggler)
 
     def _straggler(self, records: list[dict[str, Any]]) -> str | None:
         """The worker that keeps the others waiting in these steps, and the cause, in sentences."""

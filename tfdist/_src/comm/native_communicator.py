@@ -172,6 +172,7 @@ class Context:
     hosts: tuple[int, ...]
     session: Session | None
     gpus: tuple[Gpu, ...] = ()
+    _remove_detector: Callable[[], None] | None = None
 
     def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
         """Opens a communicator of the core over a mesh, and takes over its descriptors.
@@ -197,7 +198,7 @@ class Context:
         self.rank, self.size, self.hosts = mesh.rank, mesh.size, mesh.hosts
         add(self.number, self.aborter(), mesh.ranks[mesh.rank])
         if session is not None:
-            session.detect_by(self._detector())
+            self._remove_detector = session.detect_by(self._detector())
 
     def traffic(self) -> Traffic:
         """The traffic so far over sockets, shared memory and the links between GPUs."""
@@ -263,6 +264,9 @@ class Context:
         """Waits for pending operations and closes the communicator; idempotent."""
         discard(self.number)
         native.load().library.tfd_close(self.number)
+        remove, self._remove_detector = self._remove_detector, None
+        if remove is not None:
+            remove()
 
 
 def _cause(core: Any, number: int) -> Cause | None:

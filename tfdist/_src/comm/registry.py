@@ -16,22 +16,36 @@ import tensorflow as tf
 
 from tfdist._src.cluster import Session
 from tfdist._src.comm.communicator_interface import NONE, Alone, NativeCommunicator, Traffic
-from tfdist._src.comm.trace_scope import scope
 from tfdist._src.native.api import Link
 from tfdist.errors import ClusterError
 
 _known = False
 
 
+class _TraceScope(threading.local):
+    """The scope of the code that a thread traces.
+
+    Attributes:
+        overlaps: whether collectives that are added to a graph overlap with the step.
+        is_unnoted: whether reads of the group are exempt from being recorded.
+    """
+
+    overlaps = False
+    is_unnoted = False
+
+
+scope = _TraceScope()
+
+
 def note_read() -> None:
-    """Records a read of something that may change; only while a graph is traced."""
+    """Records that the graph being traced, if any, reads the rank or the number of workers."""
     global _known
     if not (_known or tf.executing_eagerly() or scope.is_unnoted):
         _known = True
 
 
 def note_stale() -> None:
-    """Records that graphs contain something that has changed."""
+    """Records that graphs contain a rank or a number of workers that has changed."""
     global _known
     _known = True
 

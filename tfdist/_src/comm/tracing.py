@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist._src import native
 from tfdist._src.comm import tokens
-from tfdist._src.comm.trace_scope import scope
+from tfdist._src.comm.registry import scope
 from tfdist._src.internals.tensorflow import get_current_replica_id_as_int
 from tfdist._src.native.api import Activity as Counters
 

@@ -109,6 +109,7 @@ CODECS: dict[str, type[Codec]] = {
     "dgc": DGC,
     "powersgd": PowerSGD,
 }
+"""The codecs by the names that `compression` accepts."""
 
 
 def name_of(codec: Codec | None) -> str:

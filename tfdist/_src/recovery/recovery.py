@@ -150,13 +150,7 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
     lost = next((cause for cause in causes if cause.is_loss), None)
     if lost is not None:
         session.lose(Loss(lost.worker, lost.message, silent=lost.event == SILENT))
-    try:
-        session.check()
-    except PeerLostError:
-        return True
-    except TfdistError:
-        pass
-    return False
+    return _has_lost(session)
 
 
 def find_farewell(
@@ -202,6 +196,11 @@ def await_end(
     deadline = time.monotonic() + _NOTICE_SECONDS + silence
     while not over.wait(_POLL_SECONDS) and time.monotonic() < deadline:
         check()
+    return _has_lost(session)
+
+
+def _has_lost(session: Session) -> bool:
+    """Whether the loss of a worker has ended a session."""
     try:
         session.check()
     except PeerLostError:

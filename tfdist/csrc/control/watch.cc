@@ -55,7 +55,7 @@ void MakePrintable(std::string* text) {
 // The body of an abort or a failure is the worker's name, this byte, and the message. The name does
 // not contain it.
 constexpr char kAfterWorker = '\n';
-constexpr size_t kLongestCause = kLongestName + 1 + kLongestMessage;
+constexpr size_t kMaxCauseBytes = kMaxNameBytes + 1 + kMaxMessageBytes;
 
 bool Fits(const Header& header) {
   const auto kind = static_cast<FrameKind>(header.kind);
@@ -66,13 +66,13 @@ bool Fits(const Header& header) {
     case FrameKind::kFarewell:
       return header.bytes == sizeof(StatusBody);
     case FrameKind::kAbort:
-      return header.bytes <= kLongestCause &&
+      return header.bytes <= kMaxCauseBytes &&
              header.code >= static_cast<int>(Code::kInvalidArgument) &&
              header.code <= static_cast<int>(Code::kInternal);
     case FrameKind::kFailure:
-      return header.bytes <= kLongestCause;
+      return header.bytes <= kMaxCauseBytes;
     case FrameKind::kWaited:
-      return header.bytes <= kLongestMessage;
+      return header.bytes <= kMaxMessageBytes;
   }
   return false;
 }
@@ -98,11 +98,11 @@ Frame Decode(const Header& header, const char* body) {
       const size_t end = text.find(kAfterWorker);
       frame.event = static_cast<Event>(header.event);
       if (end != std::string::npos) {
-        frame.worker = Printable(text.substr(0, end), kLongestName);
+        frame.worker = Printable(text.substr(0, end), kMaxNameBytes);
         text.erase(0, end + 1);
       }
     }
-    frame.message = Printable(std::move(text), kLongestMessage);
+    frame.message = Printable(std::move(text), kMaxMessageBytes);
     return frame;
   }
   StatusBody status;
@@ -122,10 +122,10 @@ std::string Encode(const Frame& frame) {
   const bool failure = frame.kind == FrameKind::kFailure;
   std::string body;
   if (abort || failure) {
-    body = Printable(frame.worker, kLongestName) + kAfterWorker;
-    body += frame.message.substr(0, kLongestMessage);
+    body = Printable(frame.worker, kMaxNameBytes) + kAfterWorker;
+    body += frame.message.substr(0, kMaxMessageBytes);
   } else if (!HasStatus(frame.kind)) {
-    body = frame.message.substr(0, kLongestMessage);
+    body = frame.message.substr(0, kMaxMessageBytes);
   } else {
     const StatusBody status{
         frame.status.sequence, frame.status.peer,   frame.status.progress,   frame.sent,
@@ -404,7 +404,7 @@ void Watch::Read(int rank) {
     SetHeard(peer, Clock::now());
     const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
     if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
-      Lose(rank, Event::kLost, "it sent what is no frame of this protocol");
+      Lose(rank, Event::kLost, "it sent a malformed frame");
       return;
     }
   }

@@ -142,8 +142,8 @@ class Segment {
     std::atomic<uint32_t> writing;
     std::atomic<uint32_t> aborted;  // a Code, or zero; written after the following members
     uint32_t event;
-    char worker[kLongestName + 1];
-    char message[kLongestMessage + 1];
+    char worker[kMaxNameBytes + 1];
+    char message[kMaxMessageBytes + 1];
   };
 
   void Lay();

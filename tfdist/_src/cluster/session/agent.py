@@ -165,5 +165,5 @@ class Agent:
             f"has not named the missing workers for {quiet:.0f} s; it was last heard from "
             f"{silence:.0f} s ago"
         )
-        logger.warning(f"{line}")
+        logger.warning(line)
         self._state.stall(line)

@@ -266,9 +266,14 @@ class Connections:
         """The descriptor of a socket that wakes the thread by each byte; -1 without a thread."""
         return self._wake_sender.fileno()
 
-    def on_wake(self, callback: Callable[[], object]) -> None:
-        """Registers a callback for the thread to call whenever it is woken; it must not block."""
+    def on_wake(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Registers a callback for the thread to call whenever it is woken; it must not block.
+
+        Returns:
+            A function that removes the callback; to be called once.
+        """
         self._on_wake.append(callback)
+        return lambda: self._on_wake.remove(callback)
 
     def drop(self, rank: int) -> None:
         """Closes a connection without calling `on_end`; only from within the handler."""

@@ -342,7 +342,7 @@ class Coordinator:
                 self._fail(error)
             if not self._failed:
                 for line in self._exchanges.slow(now, self._stall_warning):
-                    logger.warning(f"{line}")
+                    logger.warning(line)
                     self._connections.broadcast(encode({"kind": "stalled", "text": line}))
                     self._state.stall(line)
                 self._check_crossed_waits(now)

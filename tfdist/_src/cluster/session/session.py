@@ -315,20 +315,24 @@ class Session:
         """The descriptor of a socket to which a detector writes a byte; -1 without other ranks."""
         return self._role.connections.waker
 
-    def detect_by(self, detect: Callable[[], Loss | None]) -> None:
+    def detect_by(self, detect: Callable[[], Loss | None]) -> Callable[[], None]:
         """Adds a detector of lost workers to the connections of the session.
 
         Args:
             detect: returns a loss, if there is one. It is called at once, and in the thread of the
                 connections whenever a byte has been written to `news`; it must not block.
+
+        Returns:
+            A function that removes the detector; to be called once.
         """
 
         def check() -> None:
             if (loss := detect()) is not None:
                 self.lose(loss)
 
-        self._role.connections.on_wake(check)
+        remove = self._role.connections.on_wake(check)
         check()
+        return remove
 
     def lose(self, loss: Loss) -> None:
         """Ends the session because a worker is lost; on rank 0, for all ranks."""

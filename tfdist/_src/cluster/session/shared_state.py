@@ -309,7 +309,7 @@ class SessionState:
             return list(notices) if len(notices) >= count else None
 
         def warn(line: str) -> None:
-            logger.warning(f"{line}")
+            logger.warning(line)
             self.stall(line)
             tell(line)
 

@@ -64,6 +64,7 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "zbv": zbv,
     "dualpipev": dualpipev,
 }
+"""The schedules by the names that `schedule` accepts."""
 
 
 def make_schedule(
