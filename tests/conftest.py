@@ -35,9 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In each file a group of workers has its tests one after the other, and starts once."""
     if part := config.getoption("--part"):
-        other = [item for item in items if not in_part(item.nodeid, part)]
-        items[:] = [item for item in items if in_part(item.nodeid, part)]
-        config.hook.pytest_deselected(items=other)
+        try:
+            chosen = [item for item in items if in_part(item.nodeid, part)]
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.hook.pytest_deselected(items=[*{*items} - {*chosen}])
+        items[:] = chosen
     places: dict[tuple[object, ...], int] = {}
 
     def place(*what: object) -> int:
