@@ -41,7 +41,7 @@ void Intrude(const Plan& plan, bool control, Kind kind, int rounds) {
   const Intruder intruder(control ? setups[1].control : setups[1].data);
   OnEachThread(std::move(setups), [&](Communicator& c) {
     const Code code = control ? Code::kUnavailable : Code::kMismatch;
-    const std::string word = control ? "rank 1 is lost: it sent what is no frame" : "rank 1";
+    const std::string word = control ? "rank 1 is lost: it sent a malformed frame" : "rank 1";
     ExpectError(
         [&] {
           for (int round = 0;; ++round) {
