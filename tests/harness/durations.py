@@ -14,8 +14,9 @@ import pytest
 # Assumed for a test whose duration is not recorded.
 UNKNOWN_SECONDS = 2.0
 RECORDED = pathlib.Path(__file__).with_name("durations.json")
-# The processor time in which the reference machine imports TensorFlow, if it is idle otherwise.
-_IMPORT_SECONDS = 7.0
+# The processor time in which the reference machine imports TensorFlow during the tests: the default
+# tests take 6:42 on two cores of it.
+_IMPORT_SECONDS = 4.6
 
 
 class Recorder:
