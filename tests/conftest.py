@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness import references
 from tests.harness.durations import Recorder
-from tests.harness.tiers import in_part
+from tests.harness.tiers import in_part, reduce_combinations
 
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.
@@ -32,8 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Recorder(pathlib.Path(file)))
 
 
+@pytest.hookimpl(tryfirst=True)  # before a marker selects items
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In each file a group of workers has its tests one after the other, and starts once."""
+    """Decides tiers, selects a part, and sorts tests so that each group of workers starts once."""
+    reduce_combinations(items)
     if part := config.getoption("--part"):
         try:
             chosen = [item for item in items if in_part(item.nodeid, part)]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import pathlib
+import subprocess
+import sys
 import types
 
+import numpy as np
 import pytest
 
 from tests.harness import durations
-from tests.harness.tiers import in_part, rotating, some
+from tests.harness.tiers import covering, in_part, rotating, some, spread
 
 # Of the default tests on two idle cores. Whoever adds one that takes long takes another one out.
 # Cheap checks of long lists are loops in one test.
 MAX_SECONDS = 8 * 60
 CORES = 2
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 def test_the_default_tier_takes_no_longer_than_it_may(request):
     items = request.session.items
-    default = [i.nodeid for i in items if i.get_closest_marker("exhaustive") is None]
+    others = ("exhaustive", "combinations")
+    default = [i.nodeid for i in items if not any(map(i.get_closest_marker, others))]
     found = durations.expected(default, json.loads(durations.RECORDED.read_text()))
     assert found <= MAX_SECONDS * CORES, "pytest --record-durations tests/harness/durations.json"
 
@@ -72,6 +80,72 @@ def test_a_rotation_meets_every_value_and_every_partner():
         assert {v for v, _ in met} == set(values)
         assert {o for _, o in met} == set(others)
         assert len(met) == max(len(values), len(others))
+
+
+def test_other_values_than_the_covering_ones_are_combinations():
+    cases = some(["a", "b", "c"], always=["a"], covering=["b"])
+    assert [[mark.name for mark in case.marks] for case in cases] == [
+        [],
+        ["exhaustive"],
+        ["combinations"],
+    ]
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (5, 1), (2, 3, 4), (3, 3, 3, 3)])
+def test_covering_cases_have_each_value_or_each_pair(sizes):
+    cases = list(itertools.product(*map(range, sizes)))
+    chosen = [cases[i] for i in covering(cases)]
+    size = min(2, len(sizes) - 1)
+    for places in itertools.combinations(range(len(sizes)), size):
+        met = {tuple(case[i] for i in places) for case in chosen}
+        assert met == set(itertools.product(*(range(sizes[i]) for i in places)))
+    largest = sorted(sizes)[-size:]
+    assert (len(chosen) <= 2 * np.prod(largest) and len(chosen) < len(cases)) or size == 1
+
+
+def test_cases_that_run_anyway_count_for_the_covering():
+    cases = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert covering(cases, chosen=[0]) == {3}
+    assert covering(cases, chosen=[0, 3]) == set()
+
+
+def test_each_value_meets_as_many_others():
+    pairs = spread("abc", "1234", 2)
+    assert len(set(pairs)) == 6 and {other for _, other in pairs} == set("1234")
+    assert spread("ab", "12", 5) == [("a", "1"), ("a", "2"), ("b", "2"), ("b", "1")]
+
+
+PROGRAM = """
+import pytest
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("a", [1, 2, 3])
+@pytest.mark.parametrize("b", "xyz")
+def test_two(a, b): pass
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("a", [1, 2, 3])
+def test_one(a): pass
+"""
+CONFTEST = """
+import pytest
+from tests.harness.tiers import reduce_combinations
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    reduce_combinations(items)
+"""
+
+
+def test_the_exhaustive_tier_covers_combinations(tmp_path):
+    (tmp_path / "test_program.py").write_text(PROGRAM)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  exhaustive\n  combinations\n")
+    for marker, expected in [("exhaustive", 3 + 3), ("combinations", 6)]:
+        command = [sys.executable, "-m", "pytest", "-q", "-m", marker, "-p", "no:cacheprovider"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        assert f"{expected} passed" in done.stdout.decode(), done
 
 
 def test_each_case_is_in_one_part():

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import importlib
 import sys
 import time
 from collections.abc import Iterable
 
 from tests.enumeration.expected import pattern_of
-from tests.enumeration.programs import PARTS, RUN, check_sound, difference, names
+from tests.enumeration.programs import PARTS, RUN, check_sound, covering_names, difference, names
 from tests.harness.references import reference
 
 
@@ -82,10 +81,7 @@ def _chosen(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _names(part: str, arguments: argparse.Namespace) -> list[str]:
-    module = importlib.import_module(f"tests.enumeration.{part}")
-    if arguments.covering and hasattr(module, "COVERING"):
-        return [f"{part}:{name}" for name in module.COVERING]
-    return names(part, arguments.default)
+    return covering_names(part) if arguments.covering else names(part, arguments.default)
 
 
 def _outcome(name: str, group: str) -> str:

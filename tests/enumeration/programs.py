@@ -36,6 +36,12 @@ def names(part: str, only_default: bool = False) -> list[str]:
     return [f"{part}:{name}" for name in (module.DEFAULT if only_default else module.PROGRAMS)]
 
 
+def covering_names(part: str) -> list[str]:
+    """The names of programs that together cover a part; all of them if it has few."""
+    module = importlib.import_module(f"tests.enumeration.{part}")
+    return [f"{part}:{name}" for name in getattr(module, "COVERING", module.PROGRAMS)]
+
+
 def find(name: str) -> Program:
     part, _, program = name.partition(":")
     module = importlib.import_module(f"tests.enumeration.{part}")

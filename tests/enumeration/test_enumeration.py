@@ -8,14 +8,15 @@ import importlib
 import pytest
 
 from tests.enumeration import expected
-from tests.enumeration.programs import HUB, PARTS, difference, names
+from tests.enumeration.programs import HUB, PARTS, covering_names, difference, names
 from tests.harness.tiers import some
 
 _ALL = [name for part in PARTS for name in names(part)]
 _DEFAULT = [name for part in PARTS for name in names(part, only_default=True)]
+_COVERING = [name for part in PARTS for name in covering_names(part)]
 
 
-@pytest.mark.parametrize("program", some(_ALL, always=_DEFAULT))
+@pytest.mark.parametrize("program", some(_ALL, always=_DEFAULT, covering=_COVERING))
 def test_as_in_one_process(program):
     differs = difference(program)
     if pattern := expected.pattern_of(program):

@@ -1,9 +1,10 @@
-"""Selects the cases of long lists that run by default, or that another marker selects."""
+"""Selects the cases of each tier: default, exhaustive, and combinations."""
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -11,19 +12,25 @@ import pytest
 exhaustive = pytest.mark.exhaustive
 
 
-def some(values: Iterable[Any], always: Collection[Any], **marked: Collection[Any]) -> list[Any]:
+def some(
+    values: Iterable[Any],
+    always: Collection[Any],
+    covering: Collection[Any] | None = None,
+    **marked: Collection[Any],
+) -> list[Any]:
     """Returns values for `pytest.mark.parametrize`; all except `always` are exhaustive.
 
     Args:
         values: the full list; tuples are values of several parameters.
         always: the values that also run by default.
+        covering: if given, the exhaustive values; the others are `combinations`.
         **marked: the values that get another marker, by its name.
 
     Raises:
-        ValueError: `always` or `marked` has a value that is not in the list.
+        ValueError: `always`, `covering` or `marked` has a value that is not in the list.
     """
     values = list(values)
-    for name, chosen in {"always": always, **marked}.items():
+    for name, chosen in {"always": always, "covering": covering or (), **marked}.items():
         if strangers := [value for value in chosen if value not in values]:
             raise ValueError(f"`{name}` is a part of `values`. Received: {strangers} besides.")
     return [
@@ -31,9 +38,74 @@ def some(values: Iterable[Any], always: Collection[Any], **marked: Collection[An
             value,
             value in always,
             [getattr(pytest.mark, name) for name, chosen in marked.items() if value in chosen],
+            exhaustive if covering is None or value in covering else pytest.mark.combinations,
         )
         for value in values
     ]
+
+
+def spread(values: Sequence[Any], others: Sequence[Any], each: int) -> list[tuple[Any, Any]]:
+    """Returns pairs of each value with `each` of the others, in rotation.
+
+    Example:
+        >>> spread("abc", "1234", 2)
+        [('a', '1'), ('a', '3'), ('b', '2'), ('b', '4'), ('c', '3'), ('c', '1')]
+    """
+    step = max(1, len(others) // each)
+    return [
+        (value, others[(i + j * step) % len(others)])
+        for i, value in enumerate(values)
+        for j in range(min(each, len(others)))
+    ]
+
+
+def covering(cases: Sequence[tuple[Hashable, ...]], chosen: Iterable[int] = ()) -> set[int]:
+    """Selects cases that together have each value, or each pair of values.
+
+    Two parameters: each value of each parameter. Three or more: each pair of values of two
+    parameters, as far as the cases have it. The greedy algorithm of pairwise testing.
+
+    Args:
+        cases: the values of each case, one for each parameter; not empty.
+        chosen: the numbers of cases that are selected in any case.
+
+    Returns:
+        The numbers of the selected cases, without `chosen`.
+    """
+    size = len(cases[0])
+    strength = min(2, size - 1) or 1
+    groups = list(itertools.combinations(range(size), strength))
+    parts = [{(group, *(case[i] for i in group)) for group in groups} for case in cases]
+    missing = set().union(*parts)
+    for number in chosen:
+        missing -= parts[number]
+    found: set[int] = set()
+    ties = [zlib.crc32(repr(case).encode()) for case in cases]
+    while missing:
+        best = max(range(len(cases)), key=lambda i: (len(parts[i] & missing), ties[i]))
+        found.add(best)
+        missing -= parts[best]
+    return found
+
+
+def reduce_combinations(items: Sequence[pytest.Item]) -> None:
+    """Replaces `exhaustive` by `combinations` for the cases that `covering` leaves out."""
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if hasattr(item, "callspec"):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for own in functions.values():
+        # One identifier for each `parametrize` of the function.
+        cases = [tuple(item.callspec._idlist) for item in own]
+        if len(cases[0]) < 2:
+            continue
+        tiers = [{mark.name for mark in item.iter_markers()} for item in own]
+        default = [i for i, names in enumerate(tiers) if not names & {"exhaustive", "combinations"}]
+        needed = covering(cases, default)
+        for i, item in enumerate(own):
+            if "exhaustive" in tiers[i] and i not in needed:
+                item.own_markers[:] = [m for m in item.own_markers if m.name != "exhaustive"]
+                item.add_marker("combinations")
 
 
 def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
@@ -51,9 +123,14 @@ def rotating(values: Sequence[Any], others: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _case(value: Any, default: bool, marks: Sequence[pytest.MarkDecorator] = ()) -> Any:
+def _case(
+    value: Any,
+    default: bool,
+    marks: Sequence[pytest.MarkDecorator] = (),
+    otherwise: pytest.MarkDecorator = exhaustive,
+) -> Any:
     arguments = value if isinstance(value, tuple) else (value,)
-    return pytest.param(*arguments, marks=marks if default else [exhaustive, *marks])
+    return pytest.param(*arguments, marks=marks if default else [otherwise, *marks])
 
 
 def in_part(nodeid: str, part: str) -> bool:

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.harness.tiers import some
+from tests.harness.tiers import some, spread
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO
 from tfdist._src.internals.keras import get_keras_mask
@@ -41,8 +41,16 @@ USUAL = [
     or (stages == 2 and not training and name == "rnn")
 ]
 
+COVERING = [
+    (name, stages, training)
+    for i, (name, stages) in enumerate(spread(list(ZOO), [2, 3, 4, "all"], 3))
+    for training in ((True, False) if stages == "all" else (i % 2 == 0,))
+]
 
-@pytest.mark.parametrize(("name", "stages", "training"), some(CASES, always=USUAL))
+
+@pytest.mark.parametrize(
+    ("name", "stages", "training"), some(CASES, always=USUAL, covering=COVERING)
+)
 def test_stages_make_what_the_model_makes(name, stages, training):
     graph, inputs, expected = whole(name, training)
     count = len(graph.calls) if stages == "all" else stages

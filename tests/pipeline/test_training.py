@@ -10,7 +10,7 @@ import pytest
 from tests.harness import gpus
 from tests.harness.groups import GROUPS
 from tests.harness.references import reference
-from tests.harness.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some, spread
 from tests.pipeline.zoo import ZOO
 from tests.strategy.comparison import assert_close
 from tfdist._src.pipeline.schedules import SCHEDULES
@@ -72,10 +72,14 @@ def test_compiled_by_xla(name):
     check("2", 2, name, "1f1b", xla=True)
 
 
+LATER = [schedule for schedule in SCHEDULES if schedule != "1f1b"]
 OTHERS = [pair for pair in PAIRS if pair[1] != "1f1b"]
 
 
-@pytest.mark.parametrize(("name", "schedule"), some(OTHERS, always=[("mlp", "dualpipev")]))
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    some(OTHERS, always=[("mlp", "dualpipev")], covering=spread(SAME, LATER, 3)),
+)
 def test_every_schedule_trains_as_one_process(name, schedule):
     check("2", 2, name, schedule)
 
@@ -112,7 +116,9 @@ def test_two_pipelines_of_three():
     check("6 on 5 hosts", 3, "encoder_decoder", "zb_h1")
 
 
-@pytest.mark.parametrize(("name", "schedule"), some(PAIRS, always=[]))
+@pytest.mark.parametrize(
+    ("name", "schedule"), some(PAIRS, always=[], covering=spread(SAME, [*SCHEDULES], 3))
+)
 def test_four_ranks_train_as_one_process(name, schedule):
     check("4", 4, name, schedule)
 

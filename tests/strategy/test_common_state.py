@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.harness.groups import GROUPS
 from tests.harness.ranks import Ranks
-from tests.harness.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some, spread
 from tests.strategy.behaviours.common_state import ASSIGNED, PLACES
 from tests.strategy.comparison import PACKAGE, check_same_as_alone
 from tfdist._src.keras.fit import step_exchange
@@ -17,9 +17,12 @@ from tfdist._src.keras.fit.step_exchange import Request, StepExchange, as_heard,
 
 COMMON = f"{PACKAGE}.common_state"
 CASES = list(itertools.product(ASSIGNED, PLACES))
+COVERING = spread(list(ASSIGNED), list(PLACES), 2)
 
 
-@pytest.mark.parametrize(("what", "place"), some(CASES, always=[("learning rate", "batch")]))
+@pytest.mark.parametrize(
+    ("what", "place"), some(CASES, always=[("learning rate", "batch")], covering=COVERING)
+)
 def test_what_one_worker_assigns_is_found_in_the_next_step(what, place):
     for said in GROUPS["2"].run(f"{COMMON}:assigned_by_one", what, place):
         assert said.startswith("The workers no longer have the same state: the variable '")
@@ -27,7 +30,9 @@ def test_what_one_worker_assigns_is_found_in_the_next_step(what, place):
         assert "differs between worker 0 and worker 1" in said
 
 
-@pytest.mark.parametrize(("what", "place"), some(CASES, always=[("weights", "epoch")]))
+@pytest.mark.parametrize(
+    ("what", "place"), some(CASES, always=[("weights", "epoch")], covering=COVERING)
+)
 def test_what_all_assign_counts(what, place):
     check_same_as_alone("2", "common_state:assigned_by_all", what, place)
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from tests.harness.groups import OTHER_GROUPS
-from tests.harness.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some, spread
 from tests.strategy.comparison import behaviours, check_same_as_alone
 
 ALL = behaviours("optimizers") + behaviours("execution")
@@ -75,7 +75,11 @@ def test_every_optimizer_gives_the_result_of_one_process(name):
 @exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
+    some(
+        itertools.product(ON_GROUPS, OTHER_GROUPS),
+        always=[],
+        covering=spread(ON_GROUPS, OTHER_GROUPS, 2),
+    ),
 )
 def test_other_groups_give_the_result_of_one_process(group, behaviour):
     check_same_as_alone(group, behaviour)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.harness.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some, spread
 from tests.strategy.behaviours.used_late import OPTIMIZERS, WAYS
 from tests.strategy.comparison import check_same_as_alone
 
@@ -14,9 +14,15 @@ CASES = [
     *((name, way, True) for name, way in itertools.product(SHARDED, WAYS)),
 ]
 USUAL = [("Adam", "step by step", True)]
+COVERING = [
+    *((*pair, False) for pair in spread(list(OPTIMIZERS), list(WAYS), 2)),
+    *((*pair, True) for pair in spread(SHARDED, list(WAYS), 2)),
+]
 
 
-@pytest.mark.parametrize(("optimizer", "way", "sharded"), some(CASES, always=USUAL))
+@pytest.mark.parametrize(
+    ("optimizer", "way", "sharded"), some(CASES, always=USUAL, covering=COVERING)
+)
 def test_two_workers_give_the_result_of_one_process(optimizer, way, sharded):
     check_same_as_alone("2", "used_late:trained", optimizer, way, sharded)
 

@@ -11,7 +11,7 @@ from tests.harness import gpus
 from tests.harness.groups import GROUPS, OTHER_GROUPS
 from tests.harness.ranks import Ranks
 from tests.harness.references import reference
-from tests.harness.tiers import exhaustive, some
+from tests.harness.tiers import exhaustive, some, spread
 from tests.strategy.comparison import (
     PACKAGE,
     assert_close,
@@ -95,7 +95,11 @@ def test_two_workers_give_the_result_of_one_process(behaviour):
 
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    some(itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]), always=[]),
+    some(
+        itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]),
+        always=[],
+        covering=spread(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"], 2),
+    ),
 )
 def test_other_groups_give_the_result_of_one_process(group, behaviour):
     check(group, behaviour)
