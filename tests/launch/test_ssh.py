@@ -276,7 +276,7 @@ def test_an_agent_that_is_killed_leaves_nothing(served, hosts, run, script):
     job = run("localhost:1,second:1", script(HANG))
     job.wait_ready(2)
     words = ["pkill", "-KILL", "-o", "--ns", str(hosts.server(1)), "--nslist", "net", "-f"]
-    words.append(r"tfdist\.launch\.host_agent *$")
+    words.append(r"tfdist\._src\.launch\.host_agent *$")
     subprocess.run(words, check=True)
     assert job.wait() == 1
     nothing_left(hosts)

@@ -198,7 +198,7 @@ def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
     [
         (["without a folder"], {}, "TFDIST_FLIGHT_DIR is not set"),
         ([], {"TFDIST_FLIGHT_DIR": "/dev/null/logs"}, "Not a directory"),
-        ([], {"TFDIST_NATIVE": "0"}, "native collectives"),
+        ([], {"TFDIST_NATIVE": "0"}, "native collective"),
         (["the user's"], {"TFDIST_NATIVE": "0"}, None),
         ([], {}, None),
     ],
