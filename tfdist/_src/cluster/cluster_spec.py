@@ -167,7 +167,8 @@ def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Sour
         at: the names of these three in error messages.
 
     Returns:
-        The workers in rank order, the chief first; without workers for an evaluator.
+        The topology, with the workers in rank order and the chief first; without workers for an
+        evaluator.
 
     Raises:
         ClusterError: the description is invalid; the message says where, and how to fix it.

@@ -34,9 +34,10 @@ class RankState:
     Attributes:
         rank: the rank.
         worker: its name in messages.
-        silence: seconds since rank 0 last heard from it; None if it is not connected.
-        gone: the reason why it is not connected, such as "has left the job"; "" if it is.
-        report: its report; None if it did not answer in time.
+        silence: seconds since rank 0 last heard from the rank; None if it is not connected.
+        gone: the reason why the rank is not connected, such as "has left the job"; "" if it is
+            connected.
+        report: the rank's report; None if it did not answer in time.
     """
 
     rank: int
@@ -49,7 +50,7 @@ class RankState:
 def encode_answer(
     workers: Sequence[str], presences: Sequence[Presence], reports: dict[int, bytes]
 ) -> bytes:
-    """Returns the frame to send; it contains the reports unchanged.
+    """Returns the frame that answers an observer; it contains the reports unchanged.
 
     Args:
         workers: the name of each rank in messages.
@@ -92,7 +93,7 @@ def _is_entry(*values: Any) -> bool:
 
 
 def _report(text: bytes) -> dict[str, Any] | None:
-    """Decodes a report, which may have any content."""
+    """Decodes a report; the bytes that a rank sent may have any content."""
     if not text:
         return None
     try:
@@ -112,7 +113,7 @@ _CHUNK = 64 * 1024
 
 
 class _Reply:
-    """An answer on its way to an observer."""
+    """An answer that is being sent to an observer."""
 
     def __init__(self, sock: socket.socket, frame: bytes) -> None:
         self.sock = sock
@@ -289,8 +290,8 @@ def _screen(theirs: Identity) -> None:
 def observe(session: Session, options: Options, announce: Announce = logger.warning) -> None:
     """Makes rank 0 answer observers at its address while the workers do not need that address.
 
-    This has no effect on other ranks, or if it is called again. A job without a secret that other
-    hosts can reach is not observed, since strangers would get answers.
+    This has no effect on other ranks, or if it is called again. Rank 0 answers no observers if
+    other hosts can reach a job that has neither a secret nor TLS, since they may be strangers.
 
     Args:
         session: the session.

@@ -34,7 +34,7 @@ def reduce_in_buckets(
     return [t for t in reduced if t is not None]
 
 
-# Packing a tensor of this size costs more than a separate collective.
+# Packing a tensor of at least this size costs more than a separate collective.
 _ALONE_BYTES = 1 << 20
 
 
@@ -50,7 +50,8 @@ def plan(
     Args:
         tensors: the tensors, in the order of the forward pass.
         bucket_bytes: a bucket is closed once it holds at least this many bytes.
-        first_bytes: the same for the first bucket, so that communication starts early.
+        first_bytes: the limit of the first bucket instead of `bucket_bytes`; a lower limit makes
+            communication start earlier.
         alone_bytes: a tensor of at least this many bytes gets a separate bucket.
 
     Returns:
@@ -81,7 +82,7 @@ def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def unpack(flat: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The inverse of `pack`, for a flat tensor that may be longer; `tensors` define the shapes."""
+    """Splits a flat tensor into parts with the shapes of `tensors`; drops any surplus values."""
     sizes = [tf.size(t) for t in tensors]
     rest = tf.size(flat) - tf.add_n(sizes)
     parts = tf.split(flat, [*sizes, rest], num=len(sizes) + 1)

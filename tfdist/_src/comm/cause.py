@@ -1,4 +1,4 @@
-"""Why a communicator of the core was aborted, as data; only people read the messages."""
+"""The cause for which a communicator of the core was aborted, as data instead of a message."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Cause:
     """The event that aborted a communicator; the same on all of its ranks.
 
     Attributes:
-        message: a sentence for people.
+        message: a description for users, a sentence.
         event: one of the constants of this module.
         worker: the worker to which the event happened, as named in messages; "" for none.
         code: the number of a `tfdist::Code`.
@@ -81,15 +81,15 @@ class Cause:
 
     @property
     def is_loss(self) -> bool:
-        """Whether the core has observed that the worker is gone, rather than heard from it."""
+        """Whether the core has detected that the worker is gone, without a report from it."""
         return self.event in (LOST, SILENT)
 
     def explains(self, error: BaseException, since_ns: int = 0) -> bool:
-        """Whether an error may be the one that an operation has raised because of this event.
+        """Whether this event may have made an operation raise an error.
 
         Args:
             error: the error.
-            since_ns: the `time.monotonic_ns()` before the operation could fail.
+            since_ns: a `time.monotonic_ns()` from before the operation began.
         """
         return (
             self.detected is not None

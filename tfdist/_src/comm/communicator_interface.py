@@ -19,9 +19,9 @@ class Traffic:
         shared_bytes: bytes copied into the memory shared by this host's ranks.
         sent_bytes: bytes written to connections with other hosts.
         received_bytes: bytes read from connections with other hosts.
-        device_bytes: bytes of tensors in collectives and messages between GPUs, by NCCL or kernels,
-            which the other counts exclude. Each GPU of this process counts its input or its output:
-            the larger of the two.
+        device_bytes: bytes of the tensors in collectives and messages that NCCL or GPU kernels
+            transfer between GPUs; the other counts exclude them. For each GPU of this process, the
+            larger of its input and its output counts.
     """
 
     collectives: int
@@ -62,11 +62,11 @@ class NativeCommunicator(abc.ABC):
         Args:
             name: the name of the new group, the same on all ranks; several groups may have the
                 same name if each process is in at most one of them.
-            members: the job's ranks in this process's group, in the group's order; empty for a
-                process in none.
+            members: the ranks, in the job, of this process's group, in the order of the group;
+                empty if this process belongs to no group.
 
         Returns:
-            The new communicator; None for a process in no group.
+            The new communicator; None if this process belongs to no group.
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
@@ -92,10 +92,10 @@ class Communicator(Protocol):
     Attributes:
         size: the number of participants.
         rank: this participant's index, starting at 0.
-        lasting_name: the name that identifies the group in the core even after its members change;
-            "" if they do not change.
-        across_workers: the core's names of the communicators that sums between workers use; empty
-            if the core does not communicate them.
+        lasting_name: the name by which the core finds the group even after its members change; ""
+            if they do not change, or if the group has no single name in the core.
+        across_workers: the names of the core's communicators that compute sums over workers; empty
+            if the core does not compute them.
     """
 
     @property
@@ -111,10 +111,10 @@ class Communicator(Protocol):
     def across_workers(self) -> tuple[str, ...]: ...
 
     def place(self) -> tuple[Any, Any]:
-        """This participant's index and the number of participants, as available to a graph.
+        """This participant's index and the number of participants, in a form that graphs can use.
 
-        Both are numbers, or int32 scalars that are read whenever the graph runs, if the group can
-        change.
+        Both are Python integers. In a graph, if the group can change, they are int32 scalars that
+        are read whenever the graph runs.
         """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
@@ -126,7 +126,8 @@ class Communicator(Protocol):
                 library supports it.
 
         Returns:
-            The sums, in the order, types and shapes of `tensors`; bitwise identical everywhere.
+            The sums, in the order, types and shapes of `tensors`; bitwise identical on all
+            participants.
         """
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -145,7 +146,10 @@ class Communicator(Protocol):
         """
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Returns one participant's value, bit for bit, everywhere; shapes and types must agree."""
+        """Returns the root's value, bit for bit, to all participants.
+
+        The shapes and types must be equal on all participants.
+        """
 
 
 class Alone:

@@ -40,7 +40,7 @@ def open_local_communicators(
         return [open_mesh(mesh, options) for mesh in meshes]
     finally:
         for mesh in meshes:
-            mesh.close()  # After an error, frees meshes without a communicator.
+            mesh.close()  # After an error, frees the meshes that have no communicator.
 
 
 def reopen_local_communicators(
@@ -67,12 +67,12 @@ def _connected(name: str, ranks: Sequence[str]) -> list[Mesh]:
 class DeviceCommunicator:
     """One device's handle on the group of all devices of all workers.
 
-    The devices of a worker divide the traffic between workers: each exchanges its shard of the
-    worker's sums with the same device of the other workers.
+    The devices of a worker divide the traffic between workers: each device sums its shard of the
+    worker's sums with the corresponding device of every other worker.
 
     Args:
         devices: the communicator over this worker's devices.
-        workers: the communicator over this device of all workers.
+        workers: the communicator over the corresponding devices of all workers.
     """
 
     def __init__(self, devices: CoreCommunicator, workers: CoreCommunicator) -> None:
@@ -112,7 +112,8 @@ class DeviceCommunicator:
                 parts.append(
                     native_ops.reduce_scatter(group.token, padded, "sum", group.name, f"{number}")
                 )
-            # `all_reduce` starts with its last tensors, and the first parts are available first.
+            # Reversed, because `all_reduce` starts with its last tensors, and the first parts are
+            # available first.
             parts = self._workers.all_reduce(parts[::-1], key)[::-1]
             for number, (bucket, part) in enumerate(zip(buckets, parts, strict=True)):
                 flat = native_ops.all_gather(group.token, part, group.name, f"{number}")
@@ -143,14 +144,14 @@ class GpuCommunicator:
     """One GPU's handle on the group of all GPUs of all workers.
 
     Operations on values of floating types run in the GPU's memory. All other values pass through
-    the host's memory, including integers, which are few: counts and indices.
+    the host's memory; these are mainly integers, such as counts and indices, and are few.
 
     Args:
         on_gpu: this GPU's handle on a communicator of all GPUs.
         rest: the communicator of the same participants for values on the host.
 
     Attributes:
-        on_gpu: as given.
+        on_gpu: this GPU's handle on a communicator of all GPUs.
     """
 
     def __init__(self, on_gpu: CoreCommunicator, rest: Communicator) -> None:
@@ -162,7 +163,7 @@ class GpuCommunicator:
 
     @property
     def bucket_bytes(self) -> int:
-        """As for a native communicator."""
+        """The approximate size of a collective on GPUs, in bytes."""
         return self.on_gpu.bucket_bytes
 
     @property
@@ -214,7 +215,7 @@ def compressed_all_reduce(
     *,
     within_hosts: bool = False,
 ) -> list[tf.Tensor]:
-    """Sums over the ranks, sending encoded values between hosts.
+    """Sums tensors over the ranks, and sends encoded values between hosts.
 
     Args:
         communicator: the ranks' communicator.
@@ -223,7 +224,7 @@ def compressed_all_reduce(
         encoding: how values are encoded, the same on all ranks.
         errors: for each tensor, a float32 variable on the communicator's device with the same
             number of values. It is added to the tensor, and then set to this rank's encoding error.
-            Empty for no error feedback.
+            If empty, there is no error feedback.
         seed: an int64 scalar that seeds random encodings; different in each call.
         within_hosts: whether to encode values between ranks of the same host as well.
 

@@ -24,10 +24,10 @@ NAME = b"session"
 class ExchangeLog:
     """Reports the last exchange and notice to the core, and requests the flight log on a stall.
 
-    An exchange is like a collective, and a notice like a message that rank 0 sends.
+    The log shows an exchange like a collective, and a notice like a message from rank 0.
 
-    The core receives a report at the beginning and at the end instead of querying, so that it can
-    write the log even while a thread keeps Python's lock.
+    Python reports the beginning and the end of each wait to the core; the core does not query
+    Python. So it can write the log even while a thread holds Python's global interpreter lock.
 
     Args:
         core: the native library.
@@ -37,7 +37,7 @@ class ExchangeLog:
     def __init__(self, core: Any, topology: Topology) -> None:
         addresses = [worker.address.rpartition(":")[0] for worker in topology.workers]
         self._core = core
-        self._records: dict[bool, dict[str, Any]] = {}  # by whether it is a notice
+        self._records: dict[bool, dict[str, Any]] = {}  # by `PendingWait.is_notice`
         self._lock = threading.Lock()  # an exchange and a notice may end at the same time
         self._group: dict[str, Any] = {
             "name": NAME.decode(),
@@ -68,7 +68,7 @@ class ExchangeLog:
         self._core.tfd_flight_ask(kind, NAME, message.encode())
 
     def show(self) -> None:
-        """Reports the records to the core again, after it has forgotten them."""
+        """Reports the records to the core again, after the core has dropped them."""
         self._show({})
 
     def _show(self, changed: dict[bool, dict[str, Any]]) -> None:
@@ -81,7 +81,7 @@ class ExchangeLog:
 
 def _record(awaited: PendingWait) -> dict[str, Any]:
     return {
-        # The last record implies all earlier ones, for exchanges as for notices.
+        # The last exchange implies all earlier exchanges, and the last notice all earlier notices.
         "number": 1,
         "sequence": awaited.sequence,
         "kind": "receive" if awaited.is_notice else "exchange",
@@ -115,13 +115,13 @@ def _record(awaited: PendingWait) -> dict[str, Any]:
 
 _lock = threading.Lock()
 _started = False
-_session: Session | None = None  # whose exchanges the log shows
+_session: Session | None = None  # the session that the log shows
 _exchanges: ExchangeLog | None = None  # reports the session's exchanges to the core
 _folder = Path()
 # The values that training steps communicate, by the names of their models; the newest is last.
 _steps: dict[str, dict[str, Any]] = {}
 _MAX_MODELS = 4
-# Why there is no log; "" if there is one.
+# The reason why no log is written; "" if one is.
 _none_because = (
     "a log begins with the first native collective, and this process has not used any (`tfdist "
     "doctor` shows whether it can)"
@@ -132,13 +132,13 @@ def survive_signal() -> None:
     """Makes SIGUSR1 print why no flight log is written, instead of ending this process.
 
     Does nothing if the program has its own handler, or outside the main thread, where Python
-    accepts no handlers. `start` keeps the handler, which is then silent.
+    accepts no handlers. After a successful `start`, the handler remains, but prints nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, _on_signal)
-        # Not all calls of other libraries are prepared to be interrupted.
+        # Restart interrupted system calls: not all libraries expect calls to be interrupted.
         signal.siginterrupt(signal.SIGUSR1, False)
 
 
@@ -148,13 +148,13 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def start(session: Session, options: Options) -> None:
-    """Makes the core write a flight log on errors, stalls and SIGUSR1; the first call counts.
+    """Makes the core write a flight log on errors, stalls and SIGUSR1; later calls do nothing.
 
-    Without `options.flight_dir`, no log is written. If the directory cannot be written, one line
-    reports this, and training continues.
+    Without `options.flight_dir`, no log is written. If the directory is not writable, a line is
+    logged, and training continues without a flight log.
 
     Args:
-        session: the job's control connections, whose exchanges the log shows.
+        session: the job's control connections; the log shows its exchanges.
         options: the settings.
     """
     global _started, _session, _exchanges, _folder, _none_because
@@ -191,10 +191,10 @@ def start(session: Session, options: Options) -> None:
 
 
 def move(session: Session, options: Options) -> None:
-    """Continues with another session, in the file of this process's rank there.
+    """Continues the log with another session, in the file of this process's rank in that session.
 
-    The existing file remains as it is until another process takes over the rank. Does nothing if
-    there is no log.
+    The existing file remains unchanged until another process takes over its rank. Does nothing if
+    no log is written.
     """
     global _session, _exchanges, _folder
     if _session is None:
@@ -208,10 +208,10 @@ def move(session: Session, options: Options) -> None:
 
 
 def note_step(model: str, step: dict[str, Any]) -> None:
-    """Adds the values that a training step communicates to the log, even if it starts later.
+    """Adds to the log which values a training step communicates, even if the log starts later.
 
-    Replaces an earlier step of a model with the same name. If anything has changed, the log forgets
-    why it was last written.
+    Replaces an earlier step of a model with the same name. If anything has changed, this also drops
+    the reasons for which the log was written so far.
 
     Args:
         model: the model's name.
@@ -250,10 +250,10 @@ def _header(topology: Topology) -> dict[str, Any]:
 
 
 def _serve(core: Any) -> None:
-    """Waits, without Python's lock, until the core asks for the stacks of all threads.
+    """Supplies the stacks of all threads whenever the core asks for them; waits without the GIL.
 
-    If the reason is a stall, all workers are informed. The core informs only the workers that it
-    waits for, but others may be the cause of their delay, as in a pipeline.
+    If the reason is a stall, this also informs all workers. The core informs only the workers that
+    it waits for, but other workers may have caused the delay, as in a pipeline.
     """
     wanted = core.tfd_flight_stacks_wanted()
     while True:
@@ -265,7 +265,7 @@ def _serve(core: Any) -> None:
 
 
 def _stacks() -> bytes:
-    # In memory, because the disk may be full.
+    # Use a file in memory, because the disk may be full.
     file = os.memfd_create("tfdist-stacks")
     try:
         faulthandler.dump_traceback(file, all_threads=True)

@@ -4,8 +4,8 @@ All ranks of a communicator call the same functions in the same order. A strateg
 collectives creates the communicator `"workers"`, which has one rank per worker;
 `NativeCommunicator.split` creates others.
 
-The default name of a collective, compared among all ranks, is its call site, file and line. Ranks
-that call it at different lines must pass the same `name`.
+All ranks must call a collective under the same name. By default, its name is the file and line of
+the call. Ranks that call it at different lines must pass the same `name`.
 """
 
 import operator
@@ -24,7 +24,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _as_written(function: _Function) -> _Function:
-    """Keeps autograph from converting a function, which would hide its call site."""
+    """Keeps autograph from converting a function, since conversion would hide its call site."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
@@ -39,14 +39,14 @@ def communicator(name: str = _WORKERS) -> NativeCommunicator:
 
 @_as_written
 def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Reduces over the ranks; the result is bitwise identical on all of them.
+    """Reduces a value over the ranks; the results are bitwise identical on all ranks.
 
     Args:
         value: a tensor, or a nest of tensors, of bool, (u)int8, int32, int64, float16, bfloat16,
             float32 or float64; the same shapes and types on all ranks. Half types are summed in
             float32.
         op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools count as 0
-            and 1: a sum is true if any is.
+            and 1: a sum is true if the value of any rank is true.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
 
@@ -84,11 +84,11 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
 def reduce_scatter(
     value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
 ) -> Any:
-    """Reduces over the ranks and returns this rank's shard along the first axis.
+    """Reduces a value over the ranks and returns this rank's shard along the first axis.
 
     Args:
-        value: a tensor or a nest of them, as for `all_reduce`; the first dimension is a multiple
-            of the number of ranks.
+        value: a tensor or a nest of tensors, as for `all_reduce`; the first dimension is a
+            multiple of the number of ranks.
         op: as for `all_reduce`.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
@@ -114,10 +114,10 @@ def reduce_scatter(
 
 @_as_written
 def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Concatenates along the first axis, in rank order.
+    """Concatenates the tensors of all ranks along the first axis, in rank order.
 
     Args:
-        value: a tensor or a nest of them, of a type that `all_reduce` takes; the first dimension
+        value: a tensor or a nest of tensors, of a type that `all_reduce` takes; the first dimension
             may differ between ranks.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
@@ -138,7 +138,7 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
     """Broadcasts the root's value to all ranks.
 
     Args:
-        value: a tensor or a nest of them, of the same shapes and types on all ranks.
+        value: a tensor or a nest of tensors, of the same shapes and types on all ranks.
         root: the root's rank.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
@@ -161,7 +161,7 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
 def all_to_all(
     tensor: Any, rows: Any = None, *, communicator: str = _WORKERS, name: str = ""
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends some rows to each rank.
+    """Sends different rows of a tensor to each rank.
 
     Args:
         tensor: the rows for rank 0, then the rows for rank 1, and so on.
@@ -231,7 +231,7 @@ def receive(
 
 @_as_written
 def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
-    """Waits until all ranks have called it.
+    """Waits until all ranks have called this function.
 
     Args:
         communicator: the group's name.
@@ -249,8 +249,8 @@ def statistics(communicator: str | None = None) -> Traffic:
     """This process's traffic so far.
 
     Args:
-        communicator: a group's name, to count only its traffic; by default all groups, including
-            closed ones.
+        communicator: the name of a group, to return only its traffic; by default, the traffic of
+            all groups, including closed ones.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
@@ -286,7 +286,7 @@ def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
         rows: whether the function needs a first axis.
 
     Raises:
-        tf.errors.InvalidArgumentError: its type or shape is not supported.
+        tf.errors.InvalidArgumentError: the type or the shape is not supported.
     """
     tensor = tf.convert_to_tensor(value)
     _known_type(tensor.dtype, function)
@@ -298,7 +298,7 @@ def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
 
 
 def _summable(value: Any, function: str, op: str, *, rows: bool = False) -> tf.Tensor:
-    """The same for a value that an operation reduces."""
+    """Converts a value as `_sendable` does, and checks that `op` can reduce it."""
     tensor = _sendable(value, function, rows=rows)
     if op == "mean" and not tensor.dtype.is_floating:
         raise invalid(
@@ -318,7 +318,7 @@ def _known_type(dtype: tf.DType, function: str) -> tf.DType:
 
 
 def _with_peer(communicator: str, rank: int) -> Any:
-    """The communicator for a message; it must have other ranks."""
+    """Returns the communicator for a message; raises an error if it has no other ranks."""
     group = registry.get(communicator)
     if isinstance(group, OneRank):
         group.check()

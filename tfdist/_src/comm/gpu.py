@@ -42,7 +42,7 @@ def obstacle(devices: Sequence[str], options: Options) -> str:
 def find(devices: Sequence[str], options: Options) -> list[Gpu]:
     """Returns the resources for these GPUs of this process; compiles kernels if necessary.
 
-    Without NVRTC, or without a folder for its output, there are no kernels; a message says so.
+    If NVRTC is missing or no folder is writable, a warning is logged and `Gpu.kernels` is "".
 
     Args:
         devices: TensorFlow's names of the GPUs.
@@ -59,7 +59,7 @@ def find(devices: Sequence[str], options: Options) -> list[Gpu]:
 
 
 def _numbers(devices: Sequence[str]) -> list[int]:
-    """The driver's numbers of logical devices; several of these may be parts of one GPU."""
+    """The driver's GPU number of each logical device; several devices may be parts of one GPU."""
     numbers = []
     for gpu in tf.config.get_visible_devices("GPU"):
         parts = tf.config.get_logical_device_configuration(gpu) or [None]

@@ -30,7 +30,7 @@ from tfdist.errors import UnsupportedError
 
 
 def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """This process's rank in a communicator, and the number of ranks, int32 scalars.
+    """This process's rank in a communicator, and the number of ranks, as int32 scalars.
 
     Args:
         communicator: the communicator's name.
@@ -42,7 +42,10 @@ def rank_and_size(communicator: str) -> tuple[tf.Tensor, tf.Tensor]:
 
 @functools.cache
 def _order() -> tf.Tensor:
-    """Keeps TensorFlow from serializing the call with operations that have no resource."""
+    """The resource that the call reads.
+
+    Without one, TensorFlow would run the call in order with all operations with side effects.
+    """
     only_reads_resources("TfdistGroupShape")
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
@@ -68,10 +71,14 @@ def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tenso
 
 
 def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = (), news: int = -1) -> Setup:
-    """The core's setup for a connected rank, with GPUs or none.
+    """The core's setup for a connected rank.
 
     Args:
-        news: a socket that gets a byte when the communicator is aborted; -1 for none.
+        mesh: the rank's descriptors.
+        options: the settings.
+        gpus: the GPUs that operations run on; empty for the CPU.
+        news: a socket to which the core writes a byte when the communicator is aborted; -1 for
+            none.
     """
 
     def integers(values: Sequence[int]) -> Any:
@@ -111,7 +118,7 @@ def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = (), news: int =
     )
 
 
-# Longer than the core waits for Python to report its threads' stacks.
+# Longer than the core waits until Python has supplied the stacks of its threads.
 _FLIGHT_LOG_SECONDS = 3.0
 _open: dict[int, tuple[Callable[[Cause], None], str]] = {}
 
@@ -122,10 +129,10 @@ def add(number: int, abort: Callable[[Cause], None], rank: str) -> None:
     Args:
         number: the core's number of the communicator.
         abort: fails its operations on all ranks.
-        rank: this process's rank as named in messages.
+        rank: the name of this process's rank in messages.
     """
     _open[number] = abort, rank
-    # Registered again, so that it is called before the session leaves.
+    # Registered again as the newest handler, so that it is called before the session leaves.
     atexit.unregister(_leave)
     atexit.register(_leave)
 
@@ -142,7 +149,7 @@ def _leave() -> None:
             abort(Cause(f"{rank} failed: {failure}", FAILED, rank))
     if _open:
         core = native.load().library
-        # Waits for the flight log while the core still has something to write.
+        # Wait for the flight log now: it shows the communicators until they are closed.
         core.tfd_flight_flush(_FLIGHT_LOG_SECONDS)
         core.tfd_close_all()
 
@@ -155,15 +162,15 @@ _INVALID_ARGUMENT = 1
 
 @dataclass
 class Context:
-    """This process's place in an open communicator of the core.
+    """This process's membership in a communicator of the core.
 
     Attributes:
-        number: the core's number of the communicator.
+        number: the core's number of the communicator; `CLOSED` before `open`.
         rank: this process's rank.
         size: the number of ranks.
         hosts: for each rank, the number of its host.
         session: the job's control connections; None if all ranks are threads.
-        gpus: the resources for the memory of GPUs; empty for the host's memory.
+        gpus: the GPUs that operations run on; empty for the CPU.
     """
 
     number: int
@@ -175,7 +182,7 @@ class Context:
     _remove_detector: Callable[[], None] | None = None
 
     def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
-        """Opens a communicator of the core over a mesh, and takes over its descriptors.
+        """Opens a communicator of the core over a mesh, and takes over the mesh's descriptors.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded.
@@ -187,8 +194,8 @@ class Context:
         number = ctypes.c_int64()
         news = -1 if session is None else session.news
         setup = setup_of(mesh, options, self.gpus, news)
-        # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
-        # taken them over, a forked child closes them for Python.
+        # The core always closes the descriptor of the shared memory, and closes the sockets if it
+        # fails. Until `hand_over`, Python closes the sockets in forked children.
         mesh.hand_over_segment()
         try:
             check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
@@ -213,13 +220,13 @@ class Context:
         )
 
     def links(self) -> list[Link]:
-        """The kernel's counts of the connection to each rank."""
+        """The operating system's statistics of the connection to each rank."""
         core, links = native.load().library, (Link * self.size)()
         check(core, core.tfd_get_links(self.number, links))
         return list(links)
 
     def aborter(self) -> Callable[[Cause], None]:
-        """Returns a function that aborts the communicator open now, but not a later one."""
+        """Returns a function that aborts the currently open communicator, but no later one."""
         core, number = native.load().library, self.number
 
         def abort(cause: Cause) -> None:
@@ -228,12 +235,12 @@ class Context:
         return abort
 
     def abort_on_loss(self, session: Session) -> None:
-        """Aborts the communicator open now as soon as a worker of the session is lost."""
+        """Aborts the currently open communicator as soon as a worker of the session is lost."""
         abort = self.aborter()
 
         def lose(message: str) -> None:
             loss = session.loss
-            if loss is None:  # The workers run different programs.
+            if loss is None:  # No worker is lost, as when the workers run different programs.
                 abort(Cause(message))
             else:
                 abort(Cause(message, SILENT if loss.silent else LOST, loss.worker))
@@ -241,15 +248,15 @@ class Context:
         session.on_peer_lost(lose)
 
     def step_failed(self, cause: Cause) -> None:
-        """Reports that this rank's step failed: ranks that wait for it fail with this cause."""
+        """Reports that this rank's step failed; ranks waiting for it fail with this cause."""
         native.load().library.tfd_step_failed(self.number, *_encoded(cause))
 
     def cause(self) -> Cause | None:
-        """Why the communicator was aborted; None as long as it is not, or once it is closed."""
+        """The event that aborted the communicator; None if it is not aborted, or is closed."""
         return _cause(native.load().library, self.number)
 
     def _detector(self) -> Callable[[], Loss | None]:
-        """Returns a function that returns the worker that the communicator open now has lost."""
+        """Returns a function that reports the worker that this open communicator lost, if any."""
         core, number = native.load().library, self.number
 
         def detect() -> Loss | None:
@@ -303,11 +310,12 @@ class CoreCommunicator(NativeCommunicator):
 
     Its operations run eagerly and in `tf.function`, in the same order on all ranks. If a rank is
     lost, all pending and later operations raise `tf.errors.UnavailableError` on every rank. Ranks
-    that call different operations raise `tf.errors.FailedPreconditionError`, which names both.
+    that call different operations raise `tf.errors.FailedPreconditionError`, which names both
+    operations.
 
     Args:
         name: the group's name.
-        context: this process's place in it, shared by all copies.
+        context: this process's membership in the group, shared by all copies of this object.
         options: the settings.
 
     Attributes:
@@ -439,14 +447,14 @@ class CoreCommunicator(NativeCommunicator):
         return self._gpu
 
     def on_gpu(self, index: int) -> CoreCommunicator:
-        """The handle of one of the context's GPUs: each contributes its part to every operation."""
+        """The handle of one of the context's GPUs; each GPU contributes to every operation."""
         other = CoreCommunicator(self.name, self.context, self._options)
         other._gpu, other.bucket_bytes = index, self.bucket_bytes
         return other
 
     def with_buckets_of(self, bucket_bytes: int) -> CoreCommunicator:
-        """The same communicator with collectives of about this size."""
-        _ = self.token  # Created now, so that both share it.
+        """The same communicator, with buckets of about `bucket_bytes`."""
+        _ = self.token  # Created now, so that the copy shares it.
         other = copy.copy(self)
         other.bucket_bytes = bucket_bytes
         return other
@@ -459,7 +467,8 @@ class CoreCommunicator(NativeCommunicator):
     def launches(self, plan: Sequence[Sequence[int]]) -> bool:
         """Whether a plan's collectives may end as soon as GPUs have started them.
 
-        True for several collectives on GPUs, unless a callback watches operations' results.
+        True if a plan has several collectives and they run on GPUs, unless a callback inspects the
+        results of operations.
         """
         return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
@@ -472,7 +481,7 @@ class CoreCommunicator(NativeCommunicator):
         return self.context.traffic()
 
     def links(self) -> list[Link]:
-        """The kernel's counts of each rank's connection; all zero for ranks of this host."""
+        """The system's statistics of the connection to each rank; zeros for ranks of this host."""
         return self.context.links()
 
     def abort(self, message: str) -> None:
@@ -480,7 +489,7 @@ class CoreCommunicator(NativeCommunicator):
         self.context.aborter()(Cause(message))
 
     def step_failed(self, message: str) -> None:
-        """Reports that this rank's step failed: ranks that wait for it fail with this message.
+        """Reports that this rank's step failed; ranks that wait for it fail with this message.
 
         If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
@@ -491,10 +500,10 @@ class CoreCommunicator(NativeCommunicator):
         self.context.close()
 
     def reopen(self, session: Session, options: Options) -> None:
-        """Connects all ranks of a session under the name of this communicator, which is closed.
+        """Opens this closed communicator again, with all ranks of a session.
 
-        All ranks of the session call this together, or `open_communicator`. Graphs and copies of
-        this object use the new ranks from then on.
+        All ranks of the session call this or `open_communicator` at the same time. From then on,
+        existing graphs and copies of this object use the new ranks.
 
         Raises:
             TfdistError: the group is not complete in time; the same error on all ranks.
@@ -518,12 +527,13 @@ def open_communicator(
     Args:
         session: the job's control connections.
         name: the group's name, the same on all ranks.
-        members: the job's ranks in this process's group, in its order; empty for a process in none.
+        members: the job's ranks in this process's group, in the order of the group; empty if this
+            process belongs to no group.
         options: the settings.
         gpus: the GPUs that operations run on, each with a handle from `on_gpu`; empty for the CPU.
 
     Returns:
-        None for a process in no group.
+        The communicator; None if this process belongs to no group.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.

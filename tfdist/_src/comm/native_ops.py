@@ -1,7 +1,7 @@
 """The native collectives as TensorFlow operations, with their gradients and data types.
 
-Each takes a token (see `tokens`) and the name of a communicator; `key` is compared among the ranks
-to detect calls in a different order.
+Each collective takes a token (see `tokens`) and the name of a communicator. The ranks compare
+`key` to detect calls in a different order.
 """
 
 import dataclasses
@@ -103,9 +103,9 @@ def all_reduce(
 
     Args:
         overlaps: whether the step continues concurrently; used only by the recorder.
-        gpu: the index of the communicator's GPU, if tensors are on GPUs.
-        awaited: whether it may end while a GPU still works on it; the result is then available only
-            after `await_launched`.
+        gpu: the index of the tensors' GPU among the communicator's GPUs; 0 without GPUs.
+        awaited: whether the operation may end while a GPU still executes it; the result is then
+            available only after `await_launched`.
     """
     return list(
         _ops().tfdist_all_reduce(
@@ -153,8 +153,8 @@ def compressed_all_reduce(
         seed: an int64 scalar.
         overlaps: as for `all_reduce`.
         gpu: as for `all_reduce`.
-        awaited: as for `all_reduce`; the variables may also change until `await_launched` has
-            ended.
+        awaited: as for `all_reduce`; the variables of `errors` may also change until
+            `await_launched` has ended.
     """
     return list(
         _ops().tfdist_compressed_all_reduce(
@@ -259,7 +259,7 @@ def _gpu(op: Any) -> int:
 
 
 def _rank(op: Any) -> Any:
-    """The participant that called an operation."""
+    """The index of the participant that called an operation."""
     communicator = registry.get(op.get_attr("communicator").decode())
     return communicator.on_gpu(_gpu(op)).place()[0]
 

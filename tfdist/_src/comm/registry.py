@@ -1,8 +1,9 @@
 """The communicators of this process by name, and graphs that depend on the group.
 
-A graph outlives a change of the group. tfdist's own values in graphs are read when the graphs run
-(`place` of a communicator). Any other value that is read while a graph is traced may become a
-constant of it. Such reads are recorded here, and the graphs must be traced again after a change.
+A graph may be used again after the group has changed. tfdist's own operations in graphs read the
+rank and the number of workers whenever a graph runs (`place` of a communicator). If other code
+reads them while a graph is traced, they may become constants of the graph. Such reads are recorded
+here; after one, all graphs must be traced again when the group changes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class _TraceScope(threading.local):
 
     Attributes:
         overlaps: whether collectives that are added to a graph overlap with the step.
-        is_unnoted: whether reads of the group are exempt from being recorded.
+        is_unnoted: whether reads of the rank or the number of workers are not recorded.
     """
 
     overlaps = False
@@ -52,7 +53,7 @@ def note_stale() -> None:
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """Exempts reads in this context: their values enter no graph, or none that lasts."""
+    """Does not record reads in this context: no graph keeps their values when the group changes."""
     outer, scope.is_unnoted = scope.is_unnoted, True
     try:
         yield
@@ -61,7 +62,7 @@ def unnoted() -> Iterator[None]:
 
 
 def know_group() -> bool:
-    """Whether a read was recorded while a graph was traced, since `forget`."""
+    """Whether graphs may contain a rank or a number of workers, as recorded since `forget`."""
     return _known
 
 
@@ -80,21 +81,21 @@ _closed = NONE
 
 
 def put(name: str, communicator: Any) -> None:
-    """Registers a communicator under a name that no open one has."""
+    """Registers a communicator under a name that no other open communicator has."""
     _communicators[name] = communicator
 
 
 def check_free(session: Session, name: str, members: Sequence[int]) -> None:
-    """Checks that no open communicator has a name; called by all ranks of the session.
+    """Checks that no member of a new group uses its name yet; called by all ranks of the session.
 
     Args:
         session: the job's control connections.
         name: the name of the new communicator.
-        members: the job's ranks in this process's group; empty for a process in none.
+        members: the job's ranks in this process's group; empty if it belongs to no group.
 
     Raises:
-        ValueError: a process of a group has an open communicator of this name, or it is reserved;
-            the same error on all ranks.
+        ValueError: a member of a group has an open communicator with this name, or the name is
+            reserved; the same error on all ranks.
     """
     check_unreserved(name)
     # The communicator of a single process may be replaced.
@@ -109,7 +110,7 @@ def check_unreserved(name: str) -> None:
     """Checks that a name is not one of tfdist's own.
 
     Raises:
-        ValueError: it is.
+        ValueError: the name is reserved.
     """
     if name in RESERVED:
         raise ValueError(
@@ -119,10 +120,10 @@ def check_unreserved(name: str) -> None:
 
 
 def check_new(name: str) -> None:
-    """Checks that this process has no communicator of a name.
+    """Checks that this process has no communicator with a name.
 
     Raises:
-        ValueError: it has.
+        ValueError: a communicator with this name exists.
     """
     if name in _communicators:
         raise _taken(name, "this process")
@@ -152,7 +153,10 @@ def get(name: str) -> Any:
 
 
 def remove(name: str, communicator: Any) -> None:
-    """Removes a communicator, unless another one has replaced it; keeps its traffic."""
+    """Removes a communicator, unless another one has replaced it.
+
+    `traffic` still includes the traffic of the removed communicator.
+    """
     global _closed
     with _lock:
         if _communicators.get(name) is communicator:
@@ -259,7 +263,7 @@ class OneRank(Alone, NativeCommunicator):
             raise tf.errors.UnavailableError(None, None, self._failure)
 
     def all_to_all(self, tensor: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The rows for this rank, which are all rows of the tensor, and their number.
+        """Returns all rows of the tensor, since all are for this rank, and their number.
 
         Raises:
             tf.errors.InvalidArgumentError: `rows` is not a vector of the number of rows.

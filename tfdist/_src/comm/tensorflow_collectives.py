@@ -1,8 +1,9 @@
 """A communicator over TensorFlow's collectives: RING on CPUs, NCCL on GPUs.
 
-Each collective has an instance key that must be the same on all participants and new in every
-call. The key is read from a counter variable in the graph. So functions that the participants
-trace at different times, loops and conditionals stay in sync.
+TensorFlow matches the participants of a collective by an instance key. It must be the same on all
+participants, and new in every call. A graph reads the key from a counter variable when it runs. So
+the keys match even if the participants trace a function at different times, and in loops and
+conditionals.
 """
 
 from collections.abc import Sequence
@@ -152,8 +153,8 @@ class TensorFlowCommunicator:
 
         if not tf.executing_eagerly() and is_in_loop():
             # TensorFlow also matches participants by the name of the enclosing loop, and the loops
-            # of two devices in one graph differ in name. A function that is not inlined has no
-            # enclosing loop.
+            # of two devices in one graph differ in name. In a function that is not inlined, the
+            # collective has no enclosing loop.
             run = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
         return run(tensor, self._next_instance(), self._ordering())
 
@@ -172,18 +173,18 @@ class TensorFlowCommunicator:
 
 
 def _with_an_element(tensor: tf.Tensor) -> tf.Tensor:
-    """The elements of a tensor, and a zero: without any element, TensorFlow's process dies."""
+    """The elements of a tensor and a zero, because TensorFlow crashes if there are no elements."""
     return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
 
 
 @dataclass
 class _Membership:
-    """A device's membership in a group, shared by all of its communicators for that group.
+    """A device's membership in a group, shared by all communicators of the device and the group.
 
     Attributes:
         counter: the last instance key, a resource on the host.
-        ordering: resources on the device. An operation that holds one stays on that device;
-            operations that hold the same one run in order.
+        ordering: resources on the device. An operation that holds one of them runs on that device;
+            operations that hold the same resource run in order.
         calls: the number of operations created so far.
     """
 

@@ -1,6 +1,6 @@
 """Call sites, tokens that order collectives, and operations of atomic steps.
 
-Calls at different lines do not match, even if their shapes agree.
+Collectives that ranks call at different lines do not match, even if their shapes agree.
 """
 
 import functools
@@ -21,7 +21,7 @@ from tfdist._src.internals.tensorflow import traced_stack
 from tfdist.errors import UnsupportedError
 
 _PACKAGES = ("tfdist", "tensorflow", "keras")
-# A function converted by autograph; only TensorFlow knows its original lines.
+# Part of the name of a file that autograph has generated; only TensorFlow knows the original lines.
 _GENERATED = "__autograph_generated_file"
 # TensorFlow's frames between the caller and the called function.
 _WRAPPERS = re.compile(r"[/\\](autograph|util)[/\\]")
@@ -41,14 +41,14 @@ def of_call() -> str:
 
 
 def of_tensorflow_call(*functions: str) -> str:
-    """The line of user code that calls a TensorFlow function and so leads to this call.
+    """The line at which user code calls a TensorFlow function that leads to this call.
 
     Args:
         functions: the names of the TensorFlow functions.
 
     Returns:
-        As for `of_call`; "" for calls through Keras, tfdist or other TensorFlow functions, because
-        several lines of user code may lead to these.
+        The file and line, as for `of_call`. "" if Keras, tfdist or another TensorFlow function
+        calls the function, because several lines of user code may lead to such a call.
     """
     frame = sys._getframe(1).f_back
     called = None
@@ -78,7 +78,7 @@ def _text(frame: FrameType | None) -> str:
 
 @functools.cache
 def _name(file: str) -> str:
-    """A file's name, the same on all hosts: without the number of a notebook cell, which varies."""
+    """A file's name without the number of a notebook cell, which differs between hosts."""
     return re.sub(r"^<ipython-input-\d+-", "<ipython-input-", os.path.basename(file))
 
 
@@ -105,7 +105,7 @@ def note_use() -> None:
 
 
 def note_collective() -> None:
-    """Records the same for a collective that is about to run or be added.
+    """Records that a collective is about to run, or to be added to a graph.
 
     Raises:
         UnsupportedError: XLA would compile it.
@@ -129,21 +129,21 @@ def refusal_to_compile(where: str) -> UnsupportedError:
 
 
 def uses() -> int:
-    """The number of uses recorded so far."""
+    """The number of uses of collectives recorded so far in this process."""
     return _uses
 
 
 def apart(value: tf.Tensor) -> tf.Tensor:
-    """A collective's result on a GPU, for other operations to be colocated with.
+    """A new tensor with a collective's result, with which other operations can be colocated.
 
-    An operation colocated with the collective itself would share the device of its token, and would
-    therefore need a GPU kernel.
+    An operation that is colocated with the collective itself must run on the device of the
+    collective's token, a GPU, and would therefore need a GPU kernel.
     """
     return tf.identity(value)
 
 
 def make(device: str, dtype: tf.DType, shape: Sequence[int] = ()) -> tf.Tensor:
-    """Creates a resource on a device, a variable of zeros.
+    """Creates a resource on a device: a variable that is filled with zeros.
 
     Operations that hold the same resource run in order, on the resource's device.
     """
@@ -167,10 +167,10 @@ def is_token(resource: tf.Tensor) -> bool:
 
 
 def begins(*, complete: bool) -> Any:
-    """Adds the beginning of a step.
+    """Adds an operation that begins a step.
 
     Args:
-        complete: whether all variables that it writes will be kept.
+        complete: whether `keep` is called for all variables that the step writes.
 
     Returns:
         The operation, for control dependencies; None if executed eagerly.
@@ -179,7 +179,7 @@ def begins(*, complete: bool) -> Any:
 
 
 def keep(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """Keeps the values of variables until the step is committed.
+    """Adds operations that keep the present values of variables until the step is committed.
 
     Args:
         resources: the variables' resources; other resources are skipped.
@@ -192,7 +192,9 @@ def keep(resources: Sequence[tf.Tensor]) -> list[Any]:
 
 
 def update_begins(resources: Sequence[tf.Tensor]) -> None:
-    """Adds the end of the step's communication; later operations on these variables wait for it.
+    """Adds operations that mark the end of the step's communication and the start of its update.
+
+    Later operations on these variables run after the mark.
 
     Args:
         resources: the variables' resources.
@@ -202,20 +204,22 @@ def update_begins(resources: Sequence[tf.Tensor]) -> None:
 
 
 def prepares(resources: Sequence[tf.Tensor]) -> list[Any]:
-    """Marks that this worker has written its worker-local state, so that it can redo the step.
+    """Adds operations that wait until the step has written this worker's worker-local state.
+
+    From then on, this worker can redo the step if other workers have committed it.
 
     Args:
         resources: the resources of the variables.
 
     Returns:
-        The operations, one for each device. After them, and before the step may be committed, the
-        program must communicate something that makes all workers wait for this worker.
+        The operations, one for each device. Between these operations and the commit, the program
+        must run a collective in which all workers wait for this worker.
     """
     return [native.load_ops().tfdist_step_prepares(variables=v) for v in _by_device(resources)]
 
 
 def commits() -> Any:
-    """Commits the step. Returns the operation, for control dependencies."""
+    """Adds an operation that commits the step, and returns it for control dependencies."""
     return native.load_ops().tfdist_step_commits(order=_order())
 
 
@@ -223,11 +227,11 @@ def roll_back(*, redoable: bool) -> tuple[int, bool]:
     """Restores the values that were kept for an uncommitted step.
 
     Args:
-        redoable: whether to keep the removed values until the next step, for `redo`.
+        redoable: whether to keep the replaced values until the next step, for `redo`.
 
     Returns:
-        The number of committed steps of this process, and whether the uncommitted step has left no
-        trace.
+        The number of steps that this process has committed, and whether all writes of the
+        uncommitted step are undone.
     """
     with tf.init_scope(), tf.device("CPU:0"):
         committed, whole = native.load_ops().tfdist_roll_back(redoable=redoable)
@@ -235,7 +239,7 @@ def roll_back(*, redoable: bool) -> tuple[int, bool]:
 
 
 def redo() -> None:
-    """Restores the values that a redoable `roll_back` has removed."""
+    """Restores the values that a redoable `roll_back` has replaced."""
     with tf.init_scope(), tf.device("CPU:0"):
         native.load_ops().tfdist_redo()
 

@@ -19,19 +19,20 @@ from tfdist._src.native.api import Activity as Counters
 
 
 def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
-    """Adds a mark: the inputs of a collective are available from here on.
+    """Adds a mark, an operation that reports that the inputs of a collective are available.
 
     Args:
         communicator: the communicator's name.
-        key: the collective's key; "" if the step can do nothing more concurrently with the
-            collective in progress.
+        key: the collective's key. With "", the mark reports instead that the step has no more work
+            to do concurrently with the current collective.
         stalls: whether the step waits for the collective from now on.
 
     Returns:
         The operation, for control dependencies.
     """
-    # Readiness must be reported at once, a stall only when everything is ready, so each has its own
-    # resource.
+    # Marks with the same resource run in order. A collective's inputs must be reported at once,
+    # without waiting for a stall mark, which runs when everything is ready. So there are two
+    # resources.
     order = _order("ready" if key else "stalls")
     return native.load_ops().tfdist_ready(
         order=order, communicator=communicator, key=key, stalls=stalls
@@ -39,22 +40,22 @@ def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
 
 
 def input_begins() -> Any:
-    """Adds a mark: the step waits for its input from here on."""
+    """Adds a mark that reports that the step begins to wait for its input."""
     return native.load_ops().tfdist_input_begins(order=_order("input"))
 
 
 def input_ends() -> None:
-    """Adds a mark: the step has received its input."""
+    """Adds a mark that reports that the step has received its input."""
     native.load_ops().tfdist_input_ends(order=_order("input"))
 
 
 def span_begins() -> tf.Tensor:
-    """Returns the time for `span_ends`; zero unless spans are recorded."""
+    """Adds a mark that begins a span; returns the time for `span_ends`, 0 if none is recorded."""
     return native.load_ops().tfdist_span_begins(order=_order("spans"))
 
 
 def span_ends(begin: tf.Tensor, lane: str, name: str) -> None:
-    """Adds a mark: a span ends here."""
+    """Adds a mark that ends a span."""
     native.load_ops().tfdist_span_ends(order=_order("spans"), begin=begin, lane=lane, span=name)
 
 
@@ -66,9 +67,9 @@ def _order(kind: str) -> tf.Tensor:
 def _resource(kind: str, replica: int | None) -> tf.Tensor:
     """The resource that orders marks of one kind without delaying marks of other kinds.
 
-    Each replica has its own. A conditional with a mark holds the mark's resource, and the
-    conditionals of two replicas may contain parts of one collective, so they must not wait for each
-    other.
+    Each replica has its own resource. A conditional that contains a mark holds the mark's resource.
+    The conditionals of two replicas may contain parts of the same collective, so they must not wait
+    for each other.
     """
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
 
@@ -90,7 +91,7 @@ _NANOSECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Activity:
-    """Counts since the process started.
+    """The activity of this process since it started, or between two moments.
 
     Times are in seconds, and exclude time during which the step ran concurrently with its
     collectives.
@@ -101,11 +102,12 @@ class Activity:
         workers: time spent waiting for other workers to join a collective or to send a message.
         network: time spent waiting for the data of a collective or a message to move.
         operations: the collectives and messages that have succeeded, by kind.
-        bus_bytes: for each of them, the bytes of all values times the minimum share that each link
-            must carry, summed; nccl-tests compute bus bandwidth from this value.
-        bus_time: their total duration after all workers had joined.
-        input_since: the start of the current wait for a batch, by `time.monotonic()`; None if there
-            is none.
+        bus_bytes: the sum over these operations of the bytes of all values times the minimum share
+            that each link must carry, from which nccl-tests computes the bus bandwidth.
+        bus_time: the total duration of these operations; each counts from when all workers had
+            joined it.
+        input_since: the start of the current wait for a batch, by `time.monotonic()`; None if the
+            step waits for no batch.
     """
 
     steps: int = 0
@@ -118,7 +120,7 @@ class Activity:
     input_since: float | None = None
 
     def since(self, earlier: Activity) -> Activity:
-        """The counts between an earlier moment and this one."""
+        """Returns the activity between an earlier moment and this one."""
         return Activity(
             self.steps - earlier.steps,
             self.input - earlier.input,
@@ -132,7 +134,7 @@ class Activity:
 
 
 def read() -> Activity | None:
-    """Returns the counts so far; None if the native core does not run here and counts nothing."""
+    """Returns the activity so far; None if this process has not loaded the native core."""
     if not native.has_ops():
         return None
     counters = Counters()
@@ -150,10 +152,10 @@ def read() -> Activity | None:
 
 
 class GraphSpan:
-    """A span between two places of the graph that is being traced; without effect elsewhere.
+    """A span between two points of the graph that is being traced; no effect in eager execution.
 
     Args:
-        after: the tensors that exist at its beginning.
+        after: the span begins once these tensors are available.
     """
 
     def __init__(self, after: Sequence[Any]) -> None:
@@ -166,15 +168,15 @@ class GraphSpan:
             self._begin = span_begins()
 
     def end(self, lane: str, name: str, after: Sequence[Any] | None = None) -> None:
-        """Adds the end.
+        """Adds the end of the span.
 
         Args:
-            lane: the group of spans that it is shown in.
-            name: its name.
-            after: the tensors that exist at its end; by default, it ends when all operations added
-                since the beginning that may write variables have run.
+            lane: the lane of the timeline that shows the span.
+            name: the span's name.
+            after: the span ends once these tensors are available; by default, once all operations
+                added since its beginning have run, except operations that cannot write variables.
         """
-        # Inside another function, such as a branch of a conditional, the span has no end.
+        # In the graph of another function, such as a branch of a conditional, no end can be added.
         if self._begin is None or tf.compat.v1.get_default_graph() is not self._graph:
             return
         if after is None:
@@ -194,13 +196,13 @@ def _acts(operation: Any) -> bool:
     return "Assign" in kind or kind.startswith("ResourceApply") or kind.endswith(("If", "While"))
 
 
-# The collection with a graph's marks of collectives that overlap.
+# The graph collection with the marks of the collectives that overlap with the step.
 _BESIDE = "tfdist_collectives_beside"
 
 
 @contextlib.contextmanager
 def overlapping() -> Iterator[None]:
-    """Makes collectives that are added here to a graph overlap with the step.
+    """Records that collectives added to a graph in this context overlap with the step.
 
     The step needs their results only later.
     """
@@ -218,8 +220,8 @@ class Bucket:
     Attributes:
         key: the collective's key.
         members: the indices of the tensors.
-        overlaps: whether the step continues concurrently.
-        marks: operations that must run before the collective, so that the recorder sees them in
+        overlaps: whether the step continues concurrently with the collective.
+        marks: marks that must run before the collective, so that the recorder receives them in
             time.
     """
 
@@ -237,20 +239,20 @@ def marked_buckets(
     *,
     notes: bool = True,
 ) -> Iterator[Bucket]:
-    """Yields the buckets of a reduction; in a graph, with marks for when their tensors exist.
+    """Yields the buckets of a reduction; in a graph, with marks for when their tensors are ready.
 
     A collective starts only after the preceding collectives have ended, so its start does not show
-    when it was ready. The step runs concurrently with all collectives but the last: when all
-    tensors exist, it waits. A single collective needs no mark unless it overlaps: then a step may
-    wait for it before it is even queued.
+    when its tensors were ready. The step runs concurrently with all collectives but the last one:
+    once all tensors are ready, the step waits. A single collective needs a mark only if it
+    overlaps with the step, because the step may then wait for a collective that is not queued yet.
 
     Args:
         communicator: the communicator's name.
         key: the reduction's key.
         tensors: the tensors to reduce.
         plan: for each bucket, the indices of its tensors.
-        notes: whether this replica adds marks; of the replicas of a process that share a
-            communicator, only one does.
+        notes: whether this replica adds marks; only one of the replicas that share a communicator
+            in a process does so.
     """
     last = len(plan) - 1
     for number, members in enumerate(plan):
@@ -266,14 +268,14 @@ def marked_buckets(
 
 
 def mark_stall(communicator: str, values: Sequence[tf.Tensor]) -> None:
-    """Records, in a graph, that a step waits for an overlapping collective after these values.
+    """Adds a mark to a graph: after these values, the step waits for an overlapping collective.
 
     Args:
         communicator: the communicator's name.
         values: the values that the step computes before it needs the collective.
     """
     if not tf.executing_eagerly():
-        # A short step may have the values before the collective's mark is made.
+        # In a short step, the values may be ready before the collective's own mark has run.
         begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
         if begun:
             with _after([*values, *begun]):

@@ -33,7 +33,7 @@ def plain_logs(logs: Any) -> dict[str, Any]:
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:
-    """The attributes that hold the counts of a Keras callback or a subclass, by name."""
+    """The attributes in which a Keras callback, or a subclass of it, keeps its state, by name."""
     names: dict[str, Any] = {}
     for kind, attributes in _ATTRIBUTES.items():
         if isinstance(callback, getattr(keras.callbacks, kind, ())):

@@ -1,7 +1,7 @@
 """The Keras and TensorFlow functions that tfdist replaces, with their expected parameters.
 
-If the versions have different parameter lists, all known lists are given. Any other list is
-rejected, since correct gradients and files depend on these functions.
+If the parameters of a function differ between versions, all known lists are given. Any other list
+is rejected, since correct gradients and files depend on these functions.
 """
 
 import functools
@@ -31,8 +31,9 @@ from tfdist._src.internals.tensorflow import DistributedDatasetAndIteratorSpec, 
 from tfdist._version import NEWEST_TESTED, is_newer
 from tfdist.errors import UnsupportedError
 
-# Keras imports this module by name when it exports. Without an entry, TensorFlow would load it
-# again and replace `tf.saved_model`, including the functions that tfdist has replaced in it.
+# Keras imports `tensorflow.saved_model` by name when it exports a model. Without an entry here,
+# TensorFlow would load that module again and replace `tf.saved_model`, including the functions that
+# tfdist has replaced in it.
 sys.modules.setdefault("tensorflow.saved_model", tf.saved_model)
 
 
@@ -249,9 +250,10 @@ def _warn_of_newer_versions() -> None:
 
 
 def parameters_of(function: Any) -> str | None:
-    """A function's parameter names; None unless it was defined by Keras or TensorFlow.
+    """Returns a function's parameter names; None if neither Keras nor TensorFlow has defined it.
 
-    Replacements by other packages are not checked.
+    Replacements by other packages are not checked. If there is no function, the result is a text
+    that differs from all parameter lists.
     """
     if function is None:
         return "no such function"

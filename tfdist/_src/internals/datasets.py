@@ -17,10 +17,11 @@ from tensorflow.python.framework.none_tensor import NoneTensorSpec
 
 @functools.cache
 def plain_input() -> tf.distribute.InputOptions:
-    """The options for a plain iterator, which distributes elements to a worker's devices in turn.
+    """The options for a plain iterator, from which a worker's devices take elements in order.
 
-    TensorFlow's default iterator reads ahead for each device. With these options it creates a plain
-    iterator, but takes an element from it for one device only.
+    By default, TensorFlow creates an iterator that reads ahead for each device. With these options,
+    it creates a plain iterator, but takes an element from it for one device only. So the first call
+    of this function also replaces methods of TensorFlow, to take an element for each device.
     """
     base = _SingleWorkerDatasetIteratorBase
     base.get_next_as_list = _one_per_device(base.get_next_as_list)
@@ -32,7 +33,7 @@ def plain_input() -> tf.distribute.InputOptions:
 
 
 def _one_per_device(next_elements: Any) -> Any:
-    """Makes a plain iterator yield one element for each device; they are read in order."""
+    """Makes a plain iterator yield an element for each device, in the order of the devices."""
 
     @functools.wraps(next_elements)
     def elements(self: Any, *arguments: Any, **named: Any) -> list[Any]:
@@ -45,7 +46,7 @@ def _one_per_device(next_elements: Any) -> Any:
 
 
 def is_for_none(spec: Any) -> bool:
-    """Whether a spec describes None, or Keras's replacement for it, empty optionals."""
+    """Whether a spec describes None, or an optional, which Keras uses in place of None."""
     return isinstance(spec, (NoneTensorSpec, tf.OptionalSpec))
 
 
@@ -56,7 +57,8 @@ def derived_dataset(
 
     Args:
         dataset: the other dataset.
-        operation: takes its variant tensor, `output_types`, `output_shapes` and `attributes`.
+        operation: a function of the other dataset's variant tensor, `output_types`,
+            `output_shapes` and `attributes`; it returns the new dataset's variant tensor.
         element_spec: the structure of an element.
         attributes: additional attributes of the operation.
     """
@@ -110,18 +112,21 @@ def shuffle_buffers(dataset: Any) -> list[int]:
 
 
 def shuffle_passes(dataset: Any) -> int:
-    """The number of draws of a shuffle in one pass over the dataset: one for each repetition."""
+    """The number of orders that a shuffle draws in one pass over the dataset.
+
+    A shuffle draws an order for each repetition by a later `repeat`.
+    """
     return max((passes for _, passes in _shuffles_of(dataset)), default=1)
 
 
 def common_shuffles(one: Any, other: Any) -> bool:
-    """Whether two datasets share a shuffle, whose iterators draw one after the other."""
+    """Whether two datasets contain the same shuffle, so that iterators over both draw from it."""
     ones, others = ({id(part) for part, _ in _shuffles_of(data)} for data in (one, other))
     return bool(ones & others)
 
 
 def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
-    """The shuffles in a dataset, each with the number of its passes per pass over the dataset."""
+    """The shuffles in a dataset, each with its number of passes in one pass over the dataset."""
     parts = [(dataset, 1)]
     for part, passes in parts:
         repeats = int(part._count) if "RepeatDataset" in type(part).__name__ else 1
@@ -130,7 +135,7 @@ def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
 
 
 def _inputs_of(dataset: Any) -> list[Any]:
-    """The direct inputs of a dataset, or the dataset that a strategy has distributed."""
+    """The direct inputs of a dataset; for a distributed dataset, the original dataset."""
     if hasattr(dataset, "_inputs"):
         return list(dataset._inputs())
     original = getattr(dataset, "_original_dataset", None)
@@ -138,10 +143,11 @@ def _inputs_of(dataset: Any) -> list[Any]:
 
 
 def dataset_sources(dataset: Any) -> list[Any]:
-    """The source strings of a pipeline, such as file names, and the shards that it reads.
+    """The strings in a pipeline's sources, such as file names, and the indices of its shards.
 
     Returns:
-        A list of strings for each source, and a number for each `Dataset.shard`, the last first.
+        A list of strings for each source, and the index of each `Dataset.shard`; the last parts of
+        the pipeline are first.
     """
     found: list[Any] = []
     pending = [dataset]

@@ -96,20 +96,24 @@ class LocalExtended(MirroredExtended):
 
 
 def await_other_replicas() -> None:
-    """Traces this process's other replicas up to the same call.
+    """Pauses the trace of this replica until this process's other replicas make the same call.
 
-    Operations with side effects, such as Python functions, run in the order of their tracing. The
-    operations after a collective, which needs all replicas, must not precede operations that other
-    replicas run before it. In the branches of a conditional, this function has no effect.
+    Operations with side effects, such as Python functions, run in the order in which they were
+    traced. A collective needs all replicas. So no replica may trace operations after a collective
+    while another replica has yet to trace operations before that collective: the two would wait for
+    each other when the graph runs. In the branches of a conditional, this function has no effect.
     """
     if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
         tf.distribute.get_replica_context().merge_call(lambda _: None)
 
 
 def on_replica_id(callback: Callable[[Any], None]) -> None:
-    """Registers a callback that gets the strategy when code reads a replica context's number.
+    """Registers a callback for reads of the number of a replica, `replica_id_in_sync_group`.
 
     Calling this again has no effect.
+
+    Args:
+        callback: receives the strategy.
     """
     asked = distribute_lib.ReplicaContextBase.replica_id_in_sync_group
     if getattr(asked.fget, "calls_back", False):
@@ -159,7 +163,7 @@ def end_of(spec: Any) -> tuple[bool, bool]:
         spec: the `TypeSpec` of the dataset or iterator.
 
     Returns:
-        Whether it has no end, and whether the workers agree on the end before each batch.
+        Whether the dataset has no end, and whether the workers agree on the end before each batch.
     """
     endless = spec._cardinality == tf.data.INFINITE_CARDINALITY
     return endless, bool(spec._enable_get_next_as_optional)

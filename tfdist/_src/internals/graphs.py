@@ -29,7 +29,7 @@ class _InParts(_control_flow_ops.XLAControlFlowContext):  # type: ignore[misc]
 def trace_for_xla(function: Callable[[], Any]) -> Any:
     """Traces a function without arguments into a separate graph, for compilation by XLA.
 
-    Loops and conditionals that XLA does not compile become parts of the graph, as without XLA. As
+    Loops and conditionals that XLA does not compile are lowered into the graph, as without XLA. As
     function calls they would be slower, since oneDNN is not used inside functions.
 
     Returns:
@@ -51,7 +51,7 @@ def trace_for_xla(function: Callable[[], Any]) -> Any:
 
 @contextlib.contextmanager
 def _lowering() -> Iterator[None]:
-    """Marks loops and conditionals as parts of the graph; threads may trace at the same time."""
+    """Lowers new loops and conditionals into the graph; several threads may be in this context."""
     global _traces
     with _traces_lock:
         _traces += 1
@@ -175,7 +175,8 @@ def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
 def keep_functions(graph: Any, of: Any) -> None:
     """Keeps the functions called by a graph alive as long as another graph exists.
 
-    A definition that is imported into a graph refers to functions by name, without keeping them.
+    A definition that is imported into a graph refers to functions by name, and does not keep them
+    alive.
     """
     kept = getattr(graph, _KEPT, [])
     setattr(graph, _KEPT, [*kept, *of._functions.values()])
@@ -260,7 +261,7 @@ _WITH_FUNCTIONS = frozenset({"SymbolicGradient", "XlaLaunch", "MapDefun", "Scan"
 
 
 def trace_into_graph(name: str, function: Any, arguments: tuple[Any, ...]) -> Any:
-    """Traces a function for arguments of these specs.
+    """Traces a function for arguments with given specs.
 
     Args:
         name: the graph's name.

@@ -25,7 +25,7 @@ def position_of(iterator: Any) -> bytes | None:
     """The position of an iterator, including the contents of its buffers and its shuffles' seeds.
 
     Args:
-        iterator: over a dataset or a distributed one.
+        iterator: an iterator over a dataset, distributed or not.
 
     Returns:
         Bytes for `set_position`; None if the iterator cannot be serialized.
@@ -45,7 +45,8 @@ def position_of(iterator: Any) -> bytes | None:
 def set_position(iterator: Any, position: bytes) -> None:
     """Moves an iterator over a dataset to the position of another iterator over the same dataset.
 
-    The shuffles of later iterators over this dataset also continue with the seeds of that one.
+    In iterators that are created later over this dataset, shuffles also continue with the seeds of
+    that other iterator.
 
     Raises:
         ValueError: the position belongs to another dataset.
@@ -68,12 +69,12 @@ def _plain_text(error: tf.errors.OpError) -> str:
 
 
 def has_seeds(position: bytes) -> bool:
-    """Whether a position includes the seeds of shuffles; it does not once all data is read."""
+    """Whether a position includes the seeds of shuffles, as it does until all data is read."""
     return _DRAWN in position
 
 
 def _plain(iterator: Any) -> OwnedIterator | None:
-    """The iterator inside a distributed one of a single device; None if there are several."""
+    """The plain iterator of a distributed iterator; None if it has several devices."""
     parts = getattr(iterator, "_iterators", None)
     if parts is not None:
         iterator = parts[0]._iterator if len(parts) == 1 else None
@@ -87,7 +88,10 @@ def take_over(epochs: Any, earlier: Any) -> None:
 
 @contextlib.contextmanager
 def within_epoch(epochs: Any) -> Iterator[None]:
-    """Within this context, Keras's epoch iterator enters an epoch already begun by its data."""
+    """Within this context, Keras's epoch iterator begins an epoch without `on_epoch_begin`.
+
+    This is for an epoch that the data has already begun.
+    """
     adapter = epochs.data_adapter
     adapter.on_epoch_begin = lambda: None
     try:
@@ -102,12 +106,14 @@ def new_iterator(epochs: Any) -> Any:
 
 
 def lasting_iterator(epochs: Any) -> Any:
-    """The iterator that the next epoch continues, if epochs have a given number of steps."""
+    """The iterator that the next epoch continues; None unless `steps_per_epoch` is set."""
     return epochs._current_iterator if epochs.steps_per_epoch else None
 
 
 def unread_iterator(epochs: Any, read: Any) -> Any:
-    """The iterator that was created at the end of an epoch, if Keras knew the epoch's length.
+    """The iterator that Keras created at the end of an epoch; None if it created none.
+
+    Keras creates one if it knew the length of the epoch.
 
     Args:
         epochs: Keras's epoch iterator.
@@ -164,7 +170,7 @@ def initial_epoch(model: Any) -> int:
 
 
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
-    """Sets the first epoch of the running call of `fit`; None for its argument."""
+    """Sets the first epoch of the running call of `fit`; None selects `fit`'s own argument."""
     model._initial_epoch = epoch
 
 
@@ -205,7 +211,7 @@ def remembers_epochs(adapter: Any) -> bool:
 
 
 def draws_anew(adapter: Any) -> bool:
-    """Whether iterators over an adapter's data may differ, and their positions can be saved."""
+    """Whether iterators over an adapter's data may differ in order, and have positions to save."""
     dataset = _dataset_of(adapter)
     return dataset is not None and shuffles(dataset) and not caches(dataset)
 
@@ -217,7 +223,7 @@ def draw_together(one: Any, other: Any) -> bool:
 
 
 def shuffles_per_epoch(adapter: Any) -> int:
-    """The number of draws per epoch of a shuffle in the data of one of Keras's adapters."""
+    """The number of orders that a shuffle in the data of a Keras adapter draws per epoch."""
     dataset = _dataset_of(adapter)
     return 1 if dataset is None else shuffle_passes(dataset)
 

@@ -36,8 +36,9 @@ from tensorflow.python.autograph.impl import api as autograph
 class Sharing(enum.Enum):
     """How a replica's thread shares an attribute of Keras's global state with its caller.
 
-    Keras treats a thread's state as its own: it replaces some objects, and changes others in place.
-    If two threads share an object, both see a change in place, but only one sees a replacement.
+    Keras keeps separate global state for each thread. It replaces some objects in the state, and
+    changes others in place. If two threads share an object, both see a change in place, but only
+    one sees a replacement.
     """
 
     SETTING = "the caller's value; the caller gets what the replica sets"
@@ -86,7 +87,8 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
     The function sees the state that it would see in the calling thread, such as the settings of
     `keras.config` and the generator for draws without a seed. Its changes to the state take effect
-    in the calling thread. `SHARED` defines this for each attribute; others are settings.
+    in the calling thread. `SHARED` defines how each attribute is shared; unknown attributes are
+    shared as settings.
     """
     callers = vars(global_state.GLOBAL_STATE_TRACKER)
     if not tf.executing_eagerly():
@@ -121,7 +123,7 @@ def _given(name: str, value: Any) -> Any:
 
 
 def _give_back(callers: MutableMapping[str, Any], name: str, value: Any, given: Any) -> None:
-    """Sets the caller's value of an attribute as the function would have left it there."""
+    """Sets the caller's value of an attribute as if the function had run in the caller's thread."""
     match SHARED.get(name, Sharing.SETTING):
         case Sharing.SETTING if value is not given:
             callers[name] = value
@@ -203,11 +205,12 @@ def dataset_of(iterator: Any) -> Any:
 def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
     """Builds a model from a batch's shapes and types, with its losses, metrics and optimizer.
 
-    Unlike Keras's `_symbolic_build`, which always passes `training=False`, calls the model as its
-    first step does, since layers that it creates in its first call can keep the value.
+    Keras's `_symbolic_build` always calls the model with `training=False`. This function passes the
+    same value as the first step, since layers that the model creates in its first call can keep it.
 
-    If a model has its own steps, only these know the arguments of its losses and metrics. They are
-    then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
+    If a model overrides a step, such as `train_step`, only that step knows the arguments of the
+    losses and metrics; `"accuracy"`, for example, depends on their shapes. The losses and metrics
+    are then built in the first step, as without a strategy.
 
     Args:
         model: the model, under a strategy in scope.
@@ -235,7 +238,7 @@ def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
 def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
     """Builds the losses and metrics that `build_by_spec` leaves to the model's own training step.
 
-    Traces that step as a replica, without updates, in a graph that never runs.
+    Traces that step in a replica context, without updates, into a graph that never runs.
 
     Args:
         model: the model, under a strategy in scope.
@@ -259,7 +262,7 @@ def build_by_step(model: Any, batch: Any, optimizers: Iterable[Any]) -> None:
 def unbuilt_on_failure(model: Any) -> Iterator[None]:
     """Marks layers as unbuilt again if an error leaves them without their state.
 
-    Keras marks a layer without a `build` of its own as built before it calls it.
+    Keras marks a layer that does not define `build` as built before it calls the layer.
     """
     before = {id(layer) for layer in model._flatten_layers() if layer.built}
     try:
@@ -338,7 +341,12 @@ def nodes_of(graph: Functional) -> list[Any]:
 
 
 def is_transparent(nested: Any, around: Any) -> bool:
-    """Whether a model that is nested in another one does nothing but run its graph."""
+    """Whether a model that is nested in another model only runs its graph.
+
+    Args:
+        nested: the nested model.
+        around: the model that contains it.
+    """
     return (
         nested.compute_dtype == around.compute_dtype
         and nested.variable_dtype == around.variable_dtype
@@ -357,7 +365,7 @@ def standardize_inputs(graph: Functional, inputs: Any) -> list[Any]:
 
 
 def call_with_training(operation: Any, training: bool | None) -> Callable[..., Any]:
-    """The operation as called by a graph: `training` overrides the argument of the call."""
+    """The operation as a graph calls it: `training` overrides the recorded argument of the call."""
     called: Callable[..., Any] = operation_fn(operation, training=training)
     return called
 
@@ -369,7 +377,7 @@ def sublayers_of(layer: Any) -> list[Any]:
 
 
 def own_losses(layers: Iterable[Any]) -> list[Any]:
-    """The losses of `add_loss` and activity regularizers, without losses of variables."""
+    """The losses of `add_loss` and activity regularizers, without those of weight regularizers."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
 
@@ -423,12 +431,12 @@ def is_seed_state(variable: Any) -> bool:
 
 @contextlib.contextmanager
 def unchanged_state() -> Iterator[None]:
-    """Restores all state after layers are called inside it.
+    """Lets layers be called within this context, and restores all state afterward.
 
     Variables without values stay uninitialized, although Keras would initialize them at the end of
-    its next `StatelessScope`. Keras's global seed generator, which unseeded layers may use, stays
-    unchanged, or uncreated. Keras's warnings are suppressed, since it issued them when the model
-    was built.
+    its next `StatelessScope`. Unseeded layers may use Keras's global seed generator; it stays
+    unchanged, or is removed if it did not exist before. Keras's warnings are suppressed, since
+    Keras already issued them when the model was built.
     """
     names = ("uninitialized_variables", "global_seed_generator")
     before = {name: global_state.get_global_attribute(name) for name in names}

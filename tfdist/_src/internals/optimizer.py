@@ -1,4 +1,4 @@
-"""Private APIs of Keras optimizers: their contents, and building one again."""
+"""Private APIs of Keras optimizers: access to their parts, and rebuilding an optimizer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist._src.internals.keras import BaseOptimizer, LossScaleOptimizer, Variable
 from tfdist._src.internals.variables import deferred_variables
 
-# Keras optimizers whose `apply` calls the `apply` of other optimizers.
+# Keras optimizers with an `apply` that calls the `apply` of other optimizers.
 _OUTER = tuple(
     getattr(keras.optimizers, name)
     for name in ("LossScaleOptimizer", "MultiOptimizer")
@@ -38,7 +38,7 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def updating_optimizers(optimizer: Any) -> list[Any]:
-    """The optimizers that update variables: all nested in this one, at any depth, or itself."""
+    """The optimizers that update variables: the innermost ones in this optimizer, or itself."""
     if not isinstance(optimizer, _OUTER):
         return [optimizer]
     return [one for inner in _nested(optimizer) for one in updating_optimizers(inner)]
@@ -109,7 +109,7 @@ def check_known(optimizer: Any, variables: Any) -> None:
 
 
 def without_empty(optimizer: Any, grads: Any, variables: Any) -> tuple[list[Any], list[Any]]:
-    """Drops variables without a gradient, since Keras warns about them, and their gradients."""
+    """Drops the variables that have no gradient, with Keras's warning."""
     return optimizer._filter_empty_gradients(grads, variables)  # type: ignore[no-any-return]
 
 
@@ -134,16 +134,17 @@ def is_overwritten(variable: Any) -> bool:
 
 
 def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, list[int | None]]:
-    """An optimizer with the same settings, whose variables have no values.
+    """Returns an optimizer with the same settings, and with variables that have no values.
 
     Args:
         optimizer: the original.
-        variables: the variables to build the copy for, which uses only their shapes, types and
-            paths; None leaves it unbuilt.
+        variables: the variables to build the copy for; only their shapes, types and paths are used.
+            If None, the copy is not built.
 
     Returns:
-        The copy, and for each of its variables the index in `variables` of the variable that it is
-        a slot of; None for variables of the whole optimizer, such as the iteration count.
+        The copy, and an index for each of its variables. For a slot, this is the index in
+        `variables` of the variable to which the slot belongs; for a variable of the whole
+        optimizer, such as the iteration count, it is None.
     """
     inner = inner_optimizer(optimizer)
     # Pass custom classes that the script may not have registered.
@@ -170,8 +171,8 @@ def numbered(owners: Iterable[int | None]) -> list[tuple[int | None, int]]:
     """Returns the keys of an optimizer's variables: the owner, and an index among its variables.
 
     Args:
-        owners: for each variable, the number of the model variable that it is a slot of; None for
-            variables of the whole optimizer.
+        owners: for a slot, the number of the model variable to which it belongs; for a variable of
+            the whole optimizer, None.
     """
     seen: Counter[int | None] = Counter()
     keys = []
@@ -200,8 +201,8 @@ class _Placeholder(Variable):  # type: ignore[misc]
         variable: the model variable.
         number: its number.
         made: the slots created so far.
-        shape_reads: maps the number of slots created so far to the number of the variable whose
-            shape was read last.
+        shape_reads: maps the number of slots created so far to the number of the variable that has
+            last had its shape read.
     """
 
     def __init__(
@@ -246,8 +247,8 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
     """Within this context, an optimizer updates with its learning rate times a factor.
 
     Only its updates see the product: the learning rate or schedule stays unchanged for other code
-    that reads, sets or saves it. If interrupted training never left an earlier context, that
-    context ends when another one is entered.
+    that reads, sets or saves it. If training was interrupted and has not left an earlier context of
+    this optimizer, that context ends when the next one begins.
 
     Args:
         optimizer: an optimizer that updates variables.
@@ -356,7 +357,8 @@ class Unbuilt:
 
     Attributes:
         inner: the optimizers that it delegates variables to; building may add others.
-        variables: the optimizers that are built with it, or itself, each with its variables.
+        variables: the optimizer itself or, if it delegates, the optimizers that are built together
+            with it; each with the variables that it had before.
     """
 
     inner: list[Any] = field(default_factory=list)

@@ -43,12 +43,12 @@ def deferred_variables() -> Iterator[list[Any]]:
             if value is not None:
                 variable._initializer = _constant(value)
     finally:
-        # Otherwise the end of the next scope would materialize all of them.
+        # Otherwise the end of Keras's next `StatelessScope` would materialize all these variables.
         global_state.set_global_attribute(_WAITING, before)
 
 
 _lock = threading.Lock()
-_deferring: list[int] = []  # The threads that defer, once for each nested scope.
+_deferring: list[int] = []  # The threads that defer variables, once for each nested context.
 
 
 @contextlib.contextmanager
@@ -157,8 +157,9 @@ def has_value(variable: Any) -> bool:
 def draw_value(variable: Any) -> None:
     """Draws and discards the initial value of a variable without a value.
 
-    Does so only if the initializer uses a shared random generator, so that later draws from it stay
-    the same. Keras's initializers use separate seeds.
+    Does so only if the initializer may use a shared random generator, so that later draws from that
+    generator stay the same. Keras's initializers use separate seeds, unless they have a
+    `SeedGenerator`.
     """
     initializer = variable._initializer
     if variable._value is not None or not callable(initializer):
@@ -177,7 +178,7 @@ def materialize_value(variable: Any) -> None:
 
 
 def set_value_on_cpu(variable: Any, value: Any) -> None:
-    """Sets the value of a variable without one, on the CPU regardless of the strategy in scope."""
+    """Gives a variable a value on the CPU, regardless of the strategy in scope."""
     with tf.device("CPU:0"):
         variable._value = ResourceVariable(
             value, trainable=variable.trainable, dtype=variable.dtype

@@ -57,7 +57,7 @@ class Setup(ctypes.Structure):
 
 
 class Statistics(ctypes.Structure):
-    """`tfd_statistics`: the traffic over the links."""
+    """`tfd_statistics`: the traffic of a communicator."""
 
     _fields_ = [
         ("collectives", c_uint64),
@@ -91,7 +91,7 @@ class Activity(ctypes.Structure):
 
 
 class Link(ctypes.Structure):
-    """`tfd_link`: the kernel's counts of the connection to a rank."""
+    """`tfd_link`: the operating system's statistics of the TCP connection to a rank."""
 
     _fields_ = [
         ("acknowledged_bytes", c_uint64),
@@ -204,8 +204,10 @@ class Encoding:
         form: one of the constants of this module.
         bits: bits per value of `LEVELS`, 2, 4 or 8: a sign and one of 2^(bits - 1) even steps
             from 0.
-        stochastic: rounds `LEVELS` up or down at random, without bias, instead of to the nearest.
-        euclidean: scales `LEVELS` so that the last is the block's norm, not its largest magnitude.
+        stochastic: rounds `LEVELS` up or down at random, without bias, instead of to the nearest
+            step.
+        euclidean: scales `LEVELS` so that the last step is the block's norm, not its largest
+            magnitude.
         unit: decodes `SIGNS` (and their sums) to 1 and -1, not to the block's mean magnitude.
         clip: clips `LEVELS` at this many standard deviations from zero; 0 disables clipping.
         block: the number of values that share a header, a multiple of 8 up to 4096.

@@ -35,7 +35,7 @@ def ensure(
         source: the directory with the C++ sources.
         rejected: stamps of builds that did not load.
         force: whether to compile even if a build exists.
-        retry: whether to compile even if that has just failed.
+        retry: whether to compile even if a compilation has just failed.
         package: the directory to search and to compile into instead of the cache.
         announce: receives progress messages; prints them to stderr by default.
         seconds: how long to wait for another process that is compiling.
@@ -93,7 +93,7 @@ def clean(
     package: Path | None = None,
     announce: Callable[[str], object] = logger.info,
 ) -> list[Path]:
-    """Removes all builds except one, the remains of failed ones, and GPU kernels of other sources.
+    """Removes all builds except one, remains of failed builds, and GPU kernels of other sources.
 
     Args:
         options: the cache.
@@ -166,7 +166,7 @@ def _make(
 
 
 def _raise_if_failed(log: Path, since: float) -> None:
-    """Raises a recent failure of this or another process."""
+    """Raises an error if this or another process has recently failed to compile."""
     with contextlib.suppress(OSError):
         if log.stat().st_mtime >= since:
             raise NativeUnavailableError(log.read_text(errors="replace").partition("\n\n")[0])

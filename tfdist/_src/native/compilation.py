@@ -1,6 +1,6 @@
-"""The sources, flags and commands that make the two libraries, and the build they make.
+"""The sources, flags and commands that make the two libraries, and the resulting build.
 
-Importing TensorFlow takes seconds. The launcher avoids this when it builds before its workers
+This module does not import TensorFlow, which takes seconds: the launcher builds before its workers
 start. A test compares the flags with the flags of `tf.sysconfig`.
 """
 
@@ -21,8 +21,9 @@ from pathlib import Path
 from tfdist._src.options import environment_of_programs
 from tfdist.errors import NativeUnavailableError
 
-# Identical in all supported versions. A mismatch would make loading the ops fail: symbol names
-# depend on the first, and TensorFlow's build sets the second for every processor.
+# The same in all supported versions of TensorFlow. With other values, the ops would not load:
+# symbol names depend on the first macro, and TensorFlow's build sets the second one on every
+# processor.
 _DEFINES = ("-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64")
 _FRAMEWORK = "libtensorflow_framework.so.2"
 # Distributions that contain the package `tensorflow`, unlike its companions (tensorflow_hub).
@@ -52,7 +53,7 @@ class TensorFlowPackage:
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """The include flags, as system headers to suppress their warnings."""
+        """The include flags; the headers count as system headers, to suppress their warnings."""
         return ("-isystem", str(self.folder / "include"))
 
     @property
@@ -99,8 +100,9 @@ OPS = "libtfdist_ops.so"
 # Code that needs newer instructions enables them per function. TensorFlow itself is built with
 # NDEBUG, which affects its headers.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
-# Nothing reads the floating-point exception flags; without them, branches become vector code. A
-# product is rounded before it is added, so that all processors compute the same bits.
+# No code reads the floating-point exception flags or errno. If the compiler need not set them, it
+# can vectorize branches. A product is rounded before it is added (no fused multiply-add), so that
+# all processors compute the same bits.
 ARITHMETIC = ("-fno-trapping-math", "-fno-math-errno", "-ffp-contract=off")
 _HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 _FLAGS = (*_COMPILE, *ARITHMETIC, *_HARDENING)
@@ -145,12 +147,15 @@ class Recipe:
 
     @property
     def link_core(self) -> tuple[str, ...]:
-        """Link flags, after the core's objects."""
+        """Link flags of the core, which follow its object files in the command."""
         return (*_LINK, *_LINK_CORE)
 
     @property
     def link_ops(self) -> tuple[str, ...]:
-        """Link flags, after the ops' objects; the core is in the current directory."""
+        """Link flags of the ops, which follow their object files.
+
+        The linker runs in the directory that contains the core.
+        """
         return (*_LINK, "-L.", *_LINK_OPS, *self.tensorflow.link_flags)
 
 
@@ -283,10 +288,10 @@ class Build:
     Attributes:
         folder: the directory that contains them.
         tensorflow: the version of TensorFlow that they were built for.
-        compiler: its name and version.
+        compiler: the name and version of the compiler.
         libc: the C library that they were linked against; "" if it has no version.
         seconds: the compilation time.
-        finished: when it finished, in seconds since the epoch.
+        finished: when the build finished, in seconds since the epoch.
         stamp: unique to this build, even among builds with the same key.
         digests: library name -> SHA-256 of the file.
     """
@@ -465,7 +470,7 @@ def _run(command: tuple[str, ...], folder: Path) -> str:
 
 
 def _shown(output: str) -> str:
-    """A few lines from the first error on, which causes the others; without one, the last lines."""
+    """A few lines from the first error on, which often causes the others; else the last lines."""
     lines = [line for line in output.splitlines() if line.strip()]
     end = max(0, len(lines) - _SHOWN_LINES)
     first = min(end, next((i for i, line in enumerate(lines) if "error:" in line), end))

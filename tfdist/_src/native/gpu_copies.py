@@ -1,8 +1,8 @@
-"""A program that copies between all pairs of GPUs; prints a line of JSON for each.
+"""A program that copies between all pairs of GPUs; prints a line of JSON for each pair.
 
     python -m tfdist._src.native.gpu_copies LIBRARY SECONDS
 
-LIBRARY is the driver, "" for the system's, and SECONDS the time limit of a copy.
+LIBRARY is the driver's path or name ("" for the system's), and SECONDS the time limit of a copy.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ class _Gpu:
 
 
 class _Trial:
-    """Tries pairs one after the other; a GPU's resources are made when it is first tried."""
+    """Tries pairs one after the other; allocates a GPU's resources when the GPU is first needed."""
 
     def __init__(self, driver: Driver, seconds: float) -> None:
         self._driver, self._seconds = driver, seconds
         self._gpus: dict[int, _Gpu] = {}
 
     def link(self, reader: int, owner: int) -> Link:
-        """Tries how one GPU reads another GPU's memory."""
+        """Copies from the owner's memory to the reader's, and describes the link."""
         link = Link(reader, owner, Copy.FAILED)
         try:
             direct = self._ask("cuDeviceCanAccessPeer", reader, owner) == 1
@@ -165,7 +165,7 @@ def main() -> None:
     trial = _Trial(driver, float(sys.argv[2]))
     for pair in itertools.permutations(range(len(driver.devices())), 2):
         print(json.dumps(dataclasses.asdict(trial.link(*pair))), flush=True)
-    os._exit(0)  # The driver would wait for stuck copies.
+    os._exit(0)  # In a normal exit, the driver would wait for stuck copies.
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from tfdist._src.native.compilation import SOURCE
 from tfdist._src.options import NativeOptions
 from tfdist.errors import NativeUnavailableError
 
-# In the packages of `tensorflow[and-cuda]`, and in the packages for CUDA 13.
+# The packages that contain NVRTC: as installed by `tensorflow[and-cuda]`, and for CUDA 13.
 _PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
 _HELP = 'Install it: pip install "tensorflow[and-cuda]", or nvidia-cuda-nvrtc-cu12.'
 _BUILTINS = "libnvrtc-builtins.so.*"
@@ -29,21 +29,21 @@ _SUCCESS = 0
 
 
 class CompilationError(Exception):
-    """NVRTC could not compile a program, or a call of it failed; the message gives the reason."""
+    """NVRTC could not compile a program, or a call to NVRTC failed; the message has the reason."""
 
 
 class Nvrtc:
-    """A loaded NVRTC.
+    """NVRTC, NVIDIA's run-time compiler, as a loaded library.
 
     Args:
         path: the library's path; its builtins library is in the same folder, or is found by name.
 
     Attributes:
-        path: as above.
+        path: the library's path.
         version: the version, such as "12.5".
 
     Raises:
-        NativeUnavailableError: it cannot be loaded.
+        NativeUnavailableError: the library cannot be loaded.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,7 +64,7 @@ class Nvrtc:
         return f"NVRTC {self.version}"
 
     def architectures(self) -> list[str]:
-        """The architectures that it supports, such as "sm_90", oldest first."""
+        """The architectures that NVRTC supports, such as "sm_90", oldest first."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
@@ -88,7 +88,7 @@ class Nvrtc:
         Raises:
             CompilationError: the program or an option is invalid.
         """
-        # In a separate thread, because NVRTC leaves its thread with the locale "C".
+        # In a separate thread, because NVRTC changes the locale of its thread to "C".
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(self._compile, name, source, headers, options).result()
 
@@ -168,7 +168,7 @@ _HEADERS = (
 )
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
-# As in the code for CPUs, a product is rounded before it is added, for identical bits.
+# A product is rounded before it is added, so that GPUs compute the same bits as CPUs.
 FLAGS = ("-std=c++17", "-default-device", "-fmad=false")
 _ARCHITECTURE = re.compile(r"sm_(\d{2,3})[af]?")
 
@@ -180,7 +180,7 @@ class Kernels:
     Attributes:
         path: the binary's path.
         architecture: the architecture, such as "sm_90".
-        compiler: the NVRTC that made it, with its version.
+        compiler: the name and version of the compiler, NVRTC.
         seconds: the compilation time; 0 if it already existed.
     """
 
@@ -217,7 +217,7 @@ def ensure(
     Args:
         architectures: the architectures, such as "sm_80".
         options: the cache.
-        force: whether to compile even if they are found.
+        force: whether to compile even if compiled kernels are found.
         package: the directory to compile into instead of the cache.
         announce: receives progress messages; prints them to stderr by default.
 
@@ -297,7 +297,7 @@ def _check(architecture: str, compiler: Nvrtc) -> None:
 
 
 def clean(root: Path) -> list[Path]:
-    """Removes the kernels of other sources from a directory; the caller must hold its lock.
+    """Removes kernels compiled from other sources; the caller must hold the directory's lock.
 
     Returns:
         The removed directories.

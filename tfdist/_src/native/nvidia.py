@@ -1,4 +1,4 @@
-"""The NVIDIA software and GPUs of this host, and how the GPUs reach each other."""
+"""The NVIDIA software and GPUs of this host, and the links between the GPUs."""
 
 import ctypes
 import importlib.util
@@ -26,7 +26,7 @@ class Device:
     """A GPU.
 
     Attributes:
-        name: NVIDIA's name of it.
+        name: the name that the driver reports.
         architecture: the compilation target for its code, such as "sm_90".
     """
 
@@ -38,12 +38,12 @@ class DriverError(NativeUnavailableError):
     """A function of the driver has failed.
 
     Args:
-        function: its name.
-        status: its return value.
+        function: the function's name.
+        status: the function's return value.
 
     Attributes:
         call: the function and its return value, for messages.
-        status: as above.
+        status: the function's return value.
     """
 
     def __init__(self, function: str, status: int) -> None:
@@ -56,7 +56,7 @@ class Driver:
     """The GPUs' driver, initialized.
 
     Args:
-        library: its path or name.
+        library: the path or name of the driver's library; "" for the system's.
 
     Raises:
         NativeUnavailableError: there is no GPU, or no driver.
@@ -71,13 +71,13 @@ class Driver:
 
     @property
     def version(self) -> str:
-        """The newest CUDA version that it supports, such as "12.4"."""
+        """The newest CUDA version that the driver supports, such as "12.4"."""
         number = ctypes.c_int()
         self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def devices(self) -> list[Device]:
-        """The GPUs that this process sees, by their numbers."""
+        """The GPUs that are visible to this process, in the order of their numbers."""
         count = ctypes.c_int()
         self.call("cuDeviceGetCount", ctypes.byref(count))
         return [self._device(number) for number in range(count.value)]
@@ -96,7 +96,7 @@ class Driver:
         """Calls a function of the driver; pointers and sizes must be ctypes objects.
 
         Raises:
-            DriverError: it fails.
+            DriverError: the function fails.
         """
         if status := getattr(self._library, function)(*arguments):
             raise DriverError(function, status)
@@ -115,16 +115,19 @@ def architecture() -> str:
 
 
 def nccl() -> str:
-    """NCCL's library: the one in this environment, which TensorFlow opens, or the system's name."""
+    """The path of NCCL's library in this Python environment, which TensorFlow also opens.
+
+    If there is none, the library's name, by which the system may find it.
+    """
     paths = (folder / NCCL for folder in folders(_NCCL_PACKAGES))
     return next((str(path) for path in paths if path.exists()), NCCL)
 
 
 def nccl_version(library: str) -> str:
-    """The version of an NCCL, such as "2.28.3".
+    """The version of an NCCL library, such as "2.28.3".
 
     Raises:
-        NativeUnavailableError: it cannot be loaded.
+        NativeUnavailableError: the library cannot be loaded.
     """
     number = ctypes.c_int()
     try:
@@ -174,7 +177,7 @@ class Link:
         copy: the outcome of a copy.
         direct: whether the reader can access that memory; otherwise copies pass through the host.
         rank: the driver's rank of the link, 0 for the fastest; None if the driver reports none.
-        atomics: whether the GPU's atomic operations work over the link, as over NVLink.
+        atomics: whether atomic operations of a GPU work over the link, as over NVLink.
         speed: bytes per second of an intact copy.
         error: why a copy failed.
     """
@@ -190,12 +193,13 @@ class Link:
 
 
 def measure(library: str, gpus: int, seconds: float) -> list[Link]:
-    """Tries a copy between all ordered pairs.
+    """Tries a copy between all ordered pairs of GPUs.
 
     Args:
         library: the driver's path or name; "" for the system's.
         gpus: the number of GPUs.
-        seconds: the time limit for all pairs together; pairs without a result by then have failed.
+        seconds: the time limit for all pairs together; a pair without a result by then counts as
+            failed.
     """
     limit = str(min(_COPY_SECONDS, seconds / 2))
     try:
@@ -212,7 +216,7 @@ def measure(library: str, gpus: int, seconds: float) -> list[Link]:
         printed, why = error.stdout or b"", f"not tried within {seconds:g} s"
     links = {}
     for line in printed.decode(errors="replace").splitlines(keepends=True):
-        if line.endswith("\n"):  # The last one may be cut off.
+        if line.endswith("\n"):  # The last line may be cut off.
             values = json.loads(line)
             link = Link(**{**values, "copy": Copy(values["copy"])})
             links[link.reader, link.owner] = link

@@ -23,14 +23,14 @@ from tfdist.errors import NativeUnavailableError
 def writable_by_others(folder: Path) -> str | None:
     """The reason why other users can change the contents of a directory.
 
-    Others must be able neither to write to it nor to replace it. They can replace it if they can
-    write to a directory above it, unless that directory is sticky, as /tmp is.
+    Another user can change the contents by writing to the directory or by replacing it. A user can
+    replace it by writing to a directory above it, unless that directory is sticky, as /tmp is.
 
     Args:
         folder: an existing directory.
 
     Returns:
-        The reason; None if only this user and root can.
+        The reason; None if only this user and root can change the contents.
 
     Example:
         >>> import tempfile
@@ -60,8 +60,8 @@ def writable_by_others(folder: Path) -> str | None:
 def _is_own_group(gid: int) -> bool:
     """Whether a group is root's or this user's own, and has no other members.
 
-    Many systems create a group with each user's name. Not all users with this primary group are
-    known: directory services need not list them.
+    Many systems create a group with each user's name. The name must match because the list of
+    members may be incomplete: it need not contain users with this primary group.
     """
     try:
         group = grp.getgrgid(gid)
@@ -93,7 +93,7 @@ _POLL_SECONDS = 0.05
 
 @contextlib.contextmanager
 def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Iterator[None]:
-    """Holds the lock; the system releases it if this process dies.
+    """Holds a lock while compiling; the system releases it if this process dies.
 
     Args:
         path: the lock file, created if missing and never removed; it names the last holder.
@@ -101,7 +101,7 @@ def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Itera
         announce: periodically receives a message that names the holder.
 
     Raises:
-        NativeUnavailableError: another process still holds it after `seconds`.
+        NativeUnavailableError: another process still holds the lock after `seconds`.
         OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -124,8 +124,8 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
         except BlockingIOError:
             pass
         except OSError:
-            # A file system without locks. Several processes may then compile the same build; each
-            # moves its result into place atomically, so that none sees a partial build.
+            # The file system has no locks. Several processes may then compile the same build; each
+            # moves its result into place atomically, so that no process sees a partial build.
             return
         now = time.monotonic()
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
@@ -173,8 +173,8 @@ def find(
         rejected: stamps of builds that did not load.
     """
     for folder in _candidates(recipe, compiler, caches, packages):
-        # A user who could once write to the cache may have put the build there. A user who can
-        # write to the package can change tfdist itself.
+        # Another user who could once write to the cache may have put the build there. The package
+        # needs no such check: a user who can write there can change tfdist itself.
         if folder.parent in caches and not is_safe(folder):
             continue
         build = compilation.read_build(folder)
@@ -208,8 +208,8 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
     """The directory to compile into, created if missing.
 
     Args:
-        options: contain its path.
-        announce: receives a warning if it is not writable.
+        options: the settings; they contain the path of the cache.
+        announce: receives a warning if the cache is not writable.
 
     Raises:
         NativeUnavailableError: the temporary directory is not writable either.
@@ -259,7 +259,7 @@ def writable_package(root: Path = PACKAGE) -> Path:
 
 
 def unfinished(root: Path) -> Path:
-    """Creates a directory to compile into, next to the builds; removes abandoned ones."""
+    """Creates a directory to compile into, next to the builds; removes abandoned directories."""
     _remove_abandoned(root)
     folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
     # Other users may load libraries compiled by one user, such as root in an image.
@@ -298,7 +298,7 @@ def clean(root: Path, keep: Build) -> list[Path]:
 
 
 def _remove_abandoned(root: Path) -> None:
-    # Recent ones may be in use if the file system has no locks.
+    # If the file system has no locks, another process may still use a recent directory.
     for entry in root.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
             if entry.stat().st_mtime < time.time() - _ABANDONED_SECONDS:

@@ -20,8 +20,8 @@ class ReportCallback(RunsLast):
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
     All workers report, as Ray requires. The chief reports the checkpoint: a folder with
-    `model.keras`, which `keras.models.load_model` reads. It has the weights of that epoch, even if
-    `EarlyStopping` restores better ones afterward. To resume a training exactly, add
+    `model.keras`, which `keras.models.load_model` reads. The model has the weights of that epoch,
+    even if `EarlyStopping` restores better weights afterward. To resume a training exactly, add
     `tfdist.callbacks.BackupAndRestore`.
 
     With `backup`, the callback also responds to Ray's notice that a node is about to be removed:
@@ -31,8 +31,8 @@ class ReportCallback(RunsLast):
         checkpoint_every: the number of epochs between checkpoints; unless this is 0, the last epoch
             also has one. Ray's `Result.metrics` belong to the last checkpoint.
         backup: the callback that saves the state when a node is about to be removed.
-        preemption_every: the number of steps between checks for such a notice. All workers wait for
-            one another in a check, for about 3 ms.
+        preemption_every: the number of steps between checks for such a notice. In a check, all
+            workers wait for one another, which takes about 3 ms.
 
     Raises:
         ValueError: `checkpoint_every` is negative, or `preemption_every` is not positive.

@@ -1,4 +1,4 @@
-"""A trainer of Ray Train whose workers train together under a tfdist strategy."""
+"""A trainer for Ray Train; its workers train together under a tfdist strategy."""
 
 import html
 import json
@@ -26,8 +26,8 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
     """Configures workers of Ray Train as workers of tfdist.
 
     Attributes:
-        settings: environment variables for all workers; the driver's own `TFDIST_*` by default.
-            They are set before TensorFlow is imported.
+        settings: environment variables for all workers; by default, the `TFDIST_*` variables of the
+            driver. They are set before TensorFlow is imported.
     """
 
     settings: dict[str, str] | None = field(default=None, repr=False)  # Values may be secret.
@@ -53,7 +53,7 @@ class TfdistBackend(Backend):  # type: ignore[misc]
     """Gives each worker its `TF_CONFIG`, and gives all workers a common secret."""
 
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
-        """Configures the workers; Ray calls it when all of them run, and again after a restart."""
+        """Configures the workers; Ray calls it once all workers run, and again after a restart."""
         addresses = worker_group.execute(_address)
         settings = {Variable.SECRET: new_secret(), **(backend_config.settings or {})}
         ray.get(
@@ -97,7 +97,7 @@ class Trainer(DataParallelTrainer):  # type: ignore[misc]
         tfdist_config: settings of the workers.
         scaling_config: the number of workers, and their resources.
         dataset_config: how `datasets` are divided; evenly by default.
-        run_config: the run's name, its storage, and what happens after failures.
+        run_config: the run's name, its storage, and its policy after failures.
         datasets: Ray datasets by name.
         validation_config: how Ray validates the reported checkpoints.
 

@@ -58,7 +58,8 @@ class BarrierTask:
         """Runs the worker, and yields the function's return value, on rank 0 only."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        # In the executor's folder. The rows are in an unnamed file, which ends with the process.
+        # The files are in the executor's folder. The rows are in an unnamed file, which the system
+        # deletes when the process ends.
         with (
             tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
             tempfile.TemporaryFile(dir=name) as rows,
@@ -102,7 +103,7 @@ class BarrierTask:
     ) -> None:
         """Runs the worker; if it fails, raises an error with its last output."""
         log = DriverLogClient(self.log, self.secret)
-        watchdog = Watchdog()  # Spark kills a task's Python process without a warning.
+        watchdog = Watchdog()  # Ends the worker if Spark kills this process without a warning.
         read, write = os.pipe()
         try:
             plan = WorkerPlan(rank, (sys.executable, "-u", *command), variables)
@@ -176,7 +177,7 @@ def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -
 
 
 def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
-    """Yields a worker's output. When it ends, its children, which hold the pipe, are killed."""
+    """Yields a worker's output; kills its children, which hold the pipe, once it has ended."""
     poll = select.poll()
     process = os.pidfd_open(worker.pid)
     try:
@@ -194,7 +195,7 @@ def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
                 yield data
             if deadline is not None and time.monotonic() > deadline:
                 break
-        while worker.exit_code() is None:  # The worker runs on after closing its output.
+        while worker.exit_code() is None:  # The worker still runs, but has closed its output.
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     finally:
         os.close(process)

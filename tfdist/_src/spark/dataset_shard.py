@@ -25,7 +25,8 @@ def check_columns(schema: types.StructType) -> None:
     """Checks the columns before any data is read.
 
     Raises:
-        ValueError: a column has a type without a tensor equivalent, or two have the same name.
+        ValueError: a column has a type without a tensor equivalent, or two columns have the same
+            name.
 
     Example:
         >>> check_columns(types.StructType([types.StructField("x", types.LongType())]))
@@ -98,7 +99,8 @@ def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str,
         descriptor: the file's descriptor, which stays open.
 
     Returns:
-        The rows' serialized schema in hexadecimal digits, "" if there are none; and their lengths.
+        The rows' serialized schema in hexadecimal digits ("" if there are no rows), and the lengths
+        of the arrays.
 
     Raises:
         ValueError: a column has nulls, or arrays of different lengths.
@@ -137,7 +139,7 @@ def merge(known: Lengths, more: Lengths) -> None:
 
 
 def description(path: str, schema: str, lengths: Lengths) -> str:
-    """The value of the environment variable.
+    """The value of the environment variable that describes the rows to a worker.
 
     Args:
         path: the path of the worker's rows.
@@ -152,8 +154,9 @@ def get_dataset_shard() -> tf.data.Dataset:
 
     Returns:
         A dataset of rows, with a known cardinality. Each row is a dictionary from column names to
-        scalar tensors, or to vectors of one length for columns of arrays. Batches of it are local
-        to this worker: pass them on with `strategy.distribute_datasets_from_function`.
+        scalar tensors, or to vectors of one length for columns of arrays. Batches of the dataset
+        are local to this worker: distribute them with
+        `strategy.distribute_datasets_from_function`.
 
     Raises:
         ValueError: this is not a worker of `run_on_dataframe`.

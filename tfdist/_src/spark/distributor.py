@@ -77,7 +77,7 @@ class Distributor:
 
     Args:
         num_processes: the number of workers.
-        local_mode: whether they run on the driver's machine, without tasks.
+        local_mode: whether the workers run on the driver's machine, without tasks.
         use_gpu: whether workers use the GPUs that Spark has assigned to their tasks; otherwise,
             they use none.
         max_restarts: the number of times that all workers may be restarted after a failure.
@@ -166,7 +166,7 @@ class Distributor:
             kwargs: as for `run`.
 
         Returns:
-            As `run`.
+            As for `run`.
 
         Raises:
             ValueError: with `local_mode=True`, which has no tasks to receive the rows, or for
@@ -220,7 +220,7 @@ class Distributor:
     def _run_stage(self, program: WorkerProgram, rows: DataFrame, *, with_rows: bool) -> Any:
         assert self._session is not None
         secret = new_secret()
-        # With Spark Connect, the driver known to the executors is another machine.
+        # With Spark Connect, the executors' driver is on another machine than this process.
         host = "" if is_remote() else self._session.conf.get("spark.driver.host", "")
         with DriverLog(secret, self._count) as log:
             task = BarrierTask(

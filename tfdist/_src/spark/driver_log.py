@@ -27,7 +27,7 @@ _BACKLOG = 1024
 
 
 class DriverLog:
-    """Listens for lines and prints them, while it is open.
+    """Listens for connections of workers, and prints the lines that they send, while it is open.
 
     Args:
         secret: the secret that a worker must prove.
@@ -79,7 +79,7 @@ class DriverLog:
         trace: TracebackType | None,
     ) -> None:
         with self._changed:
-            # After a failure, some workers may never have begun.
+            # After a failure, some workers may never have connected.
             wanted = self._workers if error is None and self._begun else 0
             self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
         if not self._begun and error is None:
@@ -118,7 +118,7 @@ class DriverLog:
             self._begun += 1
 
     def _read(self, sock: socket.socket) -> None:
-        """Prints complete lines; at the end, also the rest."""
+        """Prints complete lines; at the end of a worker's output, also an incomplete line."""
         try:
             data = sock.recv(_READ_SIZE)
         except BlockingIOError:

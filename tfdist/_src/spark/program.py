@@ -33,8 +33,8 @@ class WorkerProgram:
         """Makes a program from the user's arguments.
 
         Raises:
-            ValueError: the function cannot be pickled, a script does not exist, or keyword
-                arguments are given for it.
+            ValueError: the function cannot be pickled, the script does not exist, or keyword
+                arguments are given for a script.
         """
         if not isinstance(train, str):
             return cls(_pickled((train, args, kwargs)))

@@ -1,9 +1,9 @@
 """Authenticates both ends of a new connection.
 
-Both ends prove that they have the job's secret, with an HMAC over everything sent so far: first the
-dialer, then the listener, which reveals nothing about itself before that. Without a secret, an
-empty one is used. With TLS, the proofs also cover the certificates of both ends, so that a process
-between the two cannot forward them.
+Both ends prove that they have the job's secret, with an HMAC over everything sent so far. The
+dialer proves it first; only then does the listener send its own identity and proof. If the job has
+no secret, the secret is empty. With TLS, the proofs also cover the certificates of both ends, so
+that a process between the two ends cannot forward the proofs.
 
 The protocol is a generator that does no I/O, so one thread can run many handshakes concurrently.
 """
@@ -93,7 +93,7 @@ class ReadBytes:
 
     Attributes:
         count: the number of bytes, which is bounded.
-        some: whether fewer bytes suffice, but at least one.
+        some: whether fewer bytes suffice; at least one byte is always needed.
     """
 
     count: int

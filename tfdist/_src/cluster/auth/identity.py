@@ -44,7 +44,8 @@ class Identity:
         worker: its name in messages, such as `"worker 1 (10.0.0.2:2222)"`.
         host: the host name.
         pid: the process id.
-        nonce: random; distinguishes a reconnecting process from a second one with its rank.
+        nonce: a random text that distinguishes a process that connects again from a second process
+            with the same rank.
         purpose: the purpose of the connection.
         attempt: the number of earlier attempts to open the connection.
     """
@@ -161,7 +162,10 @@ def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> Cluste
 
 
 def protocols_differ(mine: Identity, theirs: Identity) -> ClusterError | None:
-    """Returns the error for two processes that cannot authenticate, as their protocols differ."""
+    """Returns the error for two processes if they have different protocols, else None.
+
+    Such processes cannot authenticate each other.
+    """
     if mine.protocol == theirs.protocol:
         return None
     return _different("protocols", mine, mine.protocol, theirs, theirs.protocol)

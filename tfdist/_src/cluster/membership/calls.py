@@ -21,7 +21,7 @@ class Calls:
     """Calls other members from this process.
 
     Args:
-        topology: its cluster, which names this process in messages.
+        topology: the cluster, with the name of this process for messages.
         options: `secret` and the TLS options are used.
 
     Raises:
@@ -89,7 +89,8 @@ class Call:
         """Calls the member, and reads frames until the last one.
 
         Args:
-            is_last: whether a frame ends the call; called with each frame, also to watch them.
+            is_last: whether a frame ends the call. It is called with each frame, so the caller can
+                also use it to watch the frames.
             seconds: the longest silence.
 
         Raises:

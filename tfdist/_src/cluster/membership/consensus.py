@@ -18,18 +18,19 @@ def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[st
     """Whether some members of a view may decide on the next one.
 
     Members do not count if they are dead for certain and their last word is known. Of the others,
-    more than half may decide, or exactly half including the first one, which breaks the tie.
+    more than half may decide, or exactly half if they include the first one, which breaks the tie.
 
-    Two decisions cannot miss each other. A last word binds a proposer just as an answer does; if it
-    contains a promise to a higher ballot, it ends the attempt that reads it. So only the members
-    that neither decision counts as dead matter: each decision has more than half of them, or the
-    same half. If a last word is unknown, another group may already exist: the dead member may have
-    admitted newcomers while a member that is present here was stopped or cut off.
+    No two decisions can contradict each other. A last word binds a proposer just as an answer does;
+    if it contains a promise to a higher ballot, the attempt that reads it fails. So only the
+    members that neither decision counts as dead matter: each decision has more than half of these
+    members, or both have the same half. A dead member with an unknown last word still counts,
+    because another group may already exist: the member may have admitted newcomers while a member
+    that is present here was suspended or disconnected.
 
     Args:
         view: the members of the view, in rank order.
-        present: the members that take part in the decision.
-        dead: the members that are dead for certain, and whose last word is known.
+        present: the members that participate in the decision.
+        dead: the members that are dead for certain, with a known last word.
 
     Example:
         >>> may_go_on("abcd", "ab", ""), may_go_on("abcd", "cd", ""), may_go_on("abcd", "cd", "ab")
@@ -49,9 +50,9 @@ def is_hopeless(
 
     Args:
         view: the members of the view, in rank order.
-        present: the members that take part in the decision.
-        dead: the members that are dead for certain, and whose last word is known.
-        gone: the members that are dead for certain, and whose last word is lost.
+        present: the members that participate in the decision.
+        dead: the members that are dead for certain, with a known last word.
+        gone: the members that are dead for certain, with a lost last word.
 
     Example:
         >>> is_hopeless("ab", "b", "", "a"), is_hopeless("ab", "b", "", "")
@@ -67,7 +68,7 @@ def is_hopeless(
 
 @dataclass(frozen=True, order=True)
 class Ballot:
-    """The number of an attempt; of two, only the one with the higher number can still succeed.
+    """The number of an attempt; a member that has promised a ballot refuses all lower ones.
 
     Attributes:
         round: counts up.
@@ -97,7 +98,7 @@ class Vote:
 
 @dataclass(frozen=True)
 class Prepare:
-    """Asks a member to promise to ignore lower ballots, and to report its vote."""
+    """Asks a member to promise to refuse lower ballots, and to report its vote."""
 
     view: View
     ballot: Ballot
@@ -114,7 +115,7 @@ class Accept:
 
 @dataclass(frozen=True)
 class Promise:
-    """The member takes part in a ballot."""
+    """The member participates in a ballot, and reports its vote, if any."""
 
     ballot: Ballot
     accepted: Vote | None
@@ -153,7 +154,7 @@ class AcceptorState:
     Attributes:
         view: the last decided view known here that includes this process; None while the process
             waits to be admitted.
-        promised: the lowest ballot that it may still take part in, for the next generation.
+        promised: the lowest ballot that it does not refuse, for the next generation.
         accepted: its vote for the next generation.
         excluded: a later view, decided without this process.
     """
@@ -179,7 +180,7 @@ class AcceptorState:
         """Answers a proposer.
 
         Args:
-            request: its message.
+            request: the proposer's message.
             me: the incarnation of this process.
 
         Returns:
@@ -205,19 +206,19 @@ class AcceptorState:
 class Proposer:
     """One attempt of a member to have the next view decided.
 
-    It may proceed as soon as the quorum rule allows, and never decides before. The caller chooses
-    for which further members to wait before that, and how long.
+    It may propose a view once a quorum has promised (`may_go_on`), and decides once a quorum has
+    accepted. The caller chooses for which other members to wait before it proposes, and how long.
 
     Args:
-        view: the view whose members decide.
+        view: the present view; its members decide on the next one.
         ballot: the attempt.
 
     Attributes:
         decided: the outcome, if any; it may be of another attempt, or of a later generation.
         overruled: a higher ballot that has made this attempt futile, if any.
-        promised: the members that take part.
+        promised: the members that have promised.
         accepted: the members that have accepted.
-        dead: the members that are dead for certain, and whose last word is known.
+        dead: the members that are dead for certain, with a known last word.
         proposal: the proposed view, if any.
     """
 
@@ -241,19 +242,19 @@ class Proposer:
 
     @property
     def may_propose(self) -> bool:
-        """Whether enough members take part."""
+        """Whether enough members have promised."""
         return may_go_on(self.view.incarnations, self.promised, self.dead)
 
     @property
     def bound(self) -> View | None:
-        """The view that must be proposed, as it may have been decided; None if any view may be."""
+        """The view that must be proposed, because it may already be decided; None for any view."""
         return self._bound.view if self._bound else None
 
     def propose(self, view: View) -> None:
-        """Proposes a view, or the one that must be proposed.
+        """Proposes a view; if `bound` is not None, proposes that view instead.
 
         Raises:
-            ValueError: too few members take part.
+            ValueError: too few members have promised, or a view has already been proposed.
         """
         if not self.may_propose or self.proposal is not None:
             raise ValueError("a view may be proposed once, when enough members take part")
@@ -276,7 +277,7 @@ class Proposer:
             self._check()
 
     def bury(self, member: str, last_word: AcceptorState) -> None:
-        """Notes that a member is dead for certain, and its last state."""
+        """Processes the last word of a member that is dead for certain."""
         view = last_word.view
         if view is None or view.generation < self.view.generation:
             last_word = AcceptorState(self.view)  # the member did not know of the view

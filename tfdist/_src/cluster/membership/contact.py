@@ -21,7 +21,7 @@ Witnesses = Callable[[Member], Iterable[Member]]
 
 
 class MemberProbe:
-    """Asks one member, in a thread of its own.
+    """Asks one member, in a separate thread.
 
     Args:
         node: this process.
@@ -31,7 +31,7 @@ class MemberProbe:
         is_last: whether a frame is the answer.
         patience: how long the member may be silent.
         witnesses: see `Witnesses`.
-        again: seconds after an answer until the member is asked again; None for never.
+        again: seconds after an answer until the member is asked again; None to ask only once.
 
     Attributes:
         evidence: the evidence about the member.
@@ -68,7 +68,7 @@ class MemberProbe:
         threading.Thread(target=self._run, name="tfdist-contact", daemon=True).start()
 
     def stop(self) -> None:
-        """Ends the attempts; closes the connection of the answer unless it was taken."""
+        """Ends the attempts; closes the connection of the answer, unless `Call.take` was called."""
         self._stopped.set()
         with self._node.changed:
             call = self.call
@@ -76,7 +76,7 @@ class MemberProbe:
             call.close()
 
     def _run(self) -> None:
-        # If the member is awaited only while it is seen alive, look for it first.
+        # If a separate limit applies to a member that no process sees alive, look for it first.
         if self._patience.unseen is not None and self._seek(None):
             return
         pause = _PAUSES[0]
@@ -125,7 +125,7 @@ class MemberProbe:
 
     @property
     def _silence(self) -> float:
-        """The longest silence during one attempt."""
+        """The longest silence that is allowed during one attempt, in seconds."""
         unseen = self._patience.unseen
         return self._patience.silent if unseen is None or self.evidence.alive else unseen
 
@@ -163,14 +163,16 @@ class MemberProbe:
             self._stopped.wait(seconds)
 
     def _find(self) -> LivenessResult:
-        """Returns the finding of this process, or of one on the member's machine."""
+        """Returns the finding of this process, or of a process on the member's machine."""
         if word := self._node.last_word(self.member.incarnation):
             return LivenessResult(True, word)
         witnesses = [one.worker.address for one in self._witnesses(self.member)]
         return inspect(self._calls, self.member, self._node.member.place, witnesses)
 
     def _replaced(self, answer: Header) -> bool:
-        """Looks for a member's last word: it is dead if another process has its address.
+        """Looks for the last word of a member after another process has answered at its address.
+
+        The member is dead, because another process uses its address.
 
         Returns:
             Whether to stop asking; otherwise, the last word may still be found.

@@ -142,12 +142,12 @@ def meet_or_join(
 ) -> Session | Joiner:
     """Meets the other workers of this process's cluster, or finds a running job to join.
 
-    The job may be found only while this process waits: another worker of its cluster may also have
-    just started, and be admitted to a running job meanwhile.
+    The job may be found only while this process waits for the others: another worker that has also
+    just started may meanwhile be admitted to a running job.
 
     Args:
-        topology: this process's cluster; in a running job, its own entry becomes the entry of the
-            new member.
+        topology: this process's cluster; in a running job, this process's entry becomes the entry
+            of the new member.
         options: see `meet` and `Membership`.
         announce: called with lines about the progress; writes to stderr by default.
 
@@ -266,7 +266,7 @@ class Joiner:
             self._await_admission(seconds, request, terms)
             node = self._node
             reason = f"{node.member} joins, and a member is lost"
-            # -1 below, as there is no generation before this process's first view.
+            # The base is -1, because no earlier generation included this process.
             node.regrouping = True
             view, sockets = Regrouping(node, self._calls, terms, False, reason, self._announce).run(
                 -1

@@ -1,7 +1,7 @@
 """Decides whether a member is dead for certain, here or on another host.
 
-A worker cannot distinguish the death of a process on another host from a network failure. That
-host's launcher can, and it survives its workers.
+A worker cannot distinguish the death of a process on another host from a network failure. The
+launcher of that host can, and it outlives its workers.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ class LivenessResult:
     """The result of an inquiry about a member.
 
     Attributes:
-        dead: whether it is dead for certain; False if it is alive, or if that is unknown.
-        last_word: its last promise and vote, if it is dead and they are known.
-        alive: whether a process that would notice its death has seen it alive.
+        dead: whether the member is dead for certain; False if it is alive, or if this is unknown.
+        last_word: the member's last promise and vote, if it is dead and they are known.
+        alive: whether a process that would notice the member's death has seen it alive.
     """
 
     dead: bool = False
@@ -69,7 +69,8 @@ def inspect(
         calls: how to call.
         member: the member.
         mine: where this process runs.
-        witnesses: the addresses of processes to ask after the member's launcher.
+        witnesses: the addresses of processes to ask, unless the member's launcher has already
+            reported its death.
     """
     place = member.place
     finding = look(place, mine)
@@ -120,15 +121,16 @@ _SEND_SECONDS = 1.0
 
 
 class LivenessServer:
-    """Reports to peers whether a process of this machine is dead; needs no thread of its own.
+    """Reports to peers whether a process of this machine is dead; needs no separate thread.
 
     Args:
         address: the `"host:port"` at which it listens.
-        options: `secret` and the TLS options authenticate both ends; `host` is the workers'.
+        options: `secret` and the TLS options authenticate both ends; `host` must be the same as
+            for the workers of this host.
         announce: called with lines about rejected connections; writes to stderr by default.
 
     Raises:
-        ClusterError: it cannot listen there.
+        ClusterError: this process cannot listen at the address.
         TlsError: the certificates are unusable.
 
     Attributes:

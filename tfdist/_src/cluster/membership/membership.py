@@ -189,18 +189,18 @@ class Membership:
             min_workers: the smallest group; a smaller one waits for newcomers.
             max_workers: newcomers are admitted only up to this group size; None for no limit.
             joiners_welcome: whether waiting processes are admitted.
-            suspects: ranks of the old group that the caller knows to have been silent for long.
-                They get no second full timeout, even if they are seen alive.
+            suspects: ranks of the old group that the caller knows to have been silent for a long
+                time. They do not get a second full timeout, even if they are seen alive.
             check: called repeatedly while this worker waits; may raise.
 
         Returns:
             The session of the new group.
 
         Raises:
-            GroupLostError: this worker cannot continue: it has left; the others have given it up;
-                too few members of the old group are left; there are fewer than `min_workers` within
-                `options.start_timeout`; or a live worker has not arrived within
-                `options.collective_timeout` and the others are no majority.
+            GroupLostError: this worker cannot continue: it has left; the others have formed a group
+                without it; too few members of the old group are left; there are fewer than
+                `min_workers` within `options.start_timeout`; or a live worker has not arrived
+                within `options.collective_timeout`, and the others are no majority.
         """
         node, old, before = self._node, self.session, self.view
         if self.closed:
@@ -238,18 +238,19 @@ class Membership:
         finally:
             node.regrouping, node.leader = False, None
         if self._listener.serves(OBSERVE):
-            self._listener.end(OBSERVE)  # by the old session
+            self._listener.end(OBSERVE)  # the service of the old session
         old.address.release()
         self.session.address.let(self._listener)
-        # The connections to lost workers linger.
+        # In a thread, because connections to lost workers delay the close.
         threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
         self._clean_up(before, view)
         return self.session
 
     def release(self, leaving: Collection[int]) -> None:
-        """Lets some members leave together, with their last words; called by all, between steps.
+        """Lets some members leave together; called by all members, between steps.
 
-        The leaving members have left when this returns or raises.
+        The others receive the last words of the leaving members. These have left when this returns
+        or raises.
 
         Args:
             leaving: their ranks.
@@ -283,7 +284,7 @@ class Membership:
             return
         self._left = reason
         last_word = self._node.finish()
-        # The others may leave at the same time: keep listening for their last words meanwhile.
+        # The others may leave at the same time, so this process still listens for their last words.
         is_known = say_farewell(self._node, self._calls, last_word)
         self._end(keep_record=not is_known)
 
@@ -321,7 +322,7 @@ def make_terms(
     silent: frozenset[str] = frozenset(),
     check: Callable[[], object] = lambda: None,
 ) -> FormationPolicy:
-    """Returns the terms, with the limits of the settings."""
+    """Returns the conditions for forming a group, with the limits from the settings."""
     limit = options.heartbeat_timeout
     timeout = options.start_timeout
     busy = max(timeout, options.collective_timeout)

@@ -47,8 +47,9 @@ class Node:
             "" if the process has to wait, and None if it may be admitted.
         tell: returns the report of this process, when a member queries it.
         wake: wakes the listening thread.
-        entrants: the view whose rank 0 is this process, and the other members that have entered it.
-        go: that view, once its members are to be let in.
+        entrants: the view in which this process is rank 0, and the other members that have entered
+            it.
+        go: that view, once all entrants may be let in.
         sockets: the connections of the members that have been let in.
     """
 
@@ -151,13 +152,13 @@ class Node:
 
     @property
     def others(self) -> list[Member]:
-        """The other members, without the ones whose last word has arrived here."""
+        """The other members, except members with a last word that has arrived here."""
         members = self.view.members if self.view else ()
         here = (self.me, *self._last_words)
         return [member for member in members if member.incarnation not in here]
 
     def finish(self) -> AcceptorState:
-        """Returns the last word of this process, which takes part in nothing afterwards."""
+        """Returns the last word of this process, which answers no proposer afterward."""
         with self.changed:
             self._final = True
             return self._acceptor
@@ -376,7 +377,7 @@ class MembershipService:
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:
-        """Reports that a member of this view needs a new group, as a step may be running here."""
+        """Reports that a member of this view needs a new group; a step may be running here."""
         node = self._node
         if node.view == view and not node.regrouping and not header.get("planned"):
             reason = header.get("reason")
@@ -424,7 +425,7 @@ class MembershipService:
                 self._end(caller)
 
     def _let_in(self) -> None:
-        """Lets all entrants of the view in, once the main thread says so."""
+        """Lets all entrants of the view in, once the main thread has set `Node.go`."""
         node = self._node
         with node.changed:
             view, node.go = node.go, None

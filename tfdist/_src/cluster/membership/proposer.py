@@ -37,10 +37,11 @@ class FormationPolicy:
         timeout: seconds to wait for enough workers.
         busy: seconds to wait for a worker that is alive, but busy.
         patience: how long to wait for a member.
-        hasty: seconds for which a suspect may be silent if no process sees it alive.
-        suspects: the incarnations of the members whose connections have broken.
-        silent: the incarnations of members that have already been silent for long, and may be
-            stopped.
+        hasty: seconds for which a suspect may be silent if no process sees it alive, and a member
+            of `silent` in any case.
+        suspects: the incarnations of the members that have lost their connections.
+        silent: the incarnations of members that have already been silent for a long time, and may
+            be suspended.
         check: called repeatedly in all waits; may raise.
     """
 
@@ -70,9 +71,9 @@ class ProposalRound:
     Args:
         node: this process.
         calls: how to call the others.
-        view: the view whose members decide.
+        view: the present view; its members decide on the next one.
         terms: the conditions for forming the group.
-        extra: added to the requests.
+        extra: fields to add to the requests.
         absent: incarnation -> reason, for members that have not arrived in time. They vote, but the
             next view leaves them out, and the other members must be a majority. So one impatient
             member cannot leave out most of the others.
@@ -111,8 +112,8 @@ class ProposalRound:
         """Makes the attempt.
 
         Returns:
-            None if this process has learned of a decided view; otherwise a higher ballot, or this
-            one if another attempt is worthwhile.
+            None if this process has learned of a decided view; otherwise a higher ballot, or the
+            ballot of this attempt if another attempt is worthwhile.
 
         Raises:
             GroupLostError: there is no quorum, or there are too few workers in time.
@@ -222,7 +223,7 @@ class ProposalRound:
 
     @property
     def _rest(self) -> set[str]:
-        """The members that take part and have arrived."""
+        """The members that have promised, except members that have not arrived in time."""
         return self._proposer.promised - self._absent.keys()
 
     @property

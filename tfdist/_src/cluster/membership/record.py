@@ -1,8 +1,8 @@
 """The record of a process: its promises and votes, and whether it still runs.
 
 The record is a small file on this machine, replaced before each answer to another member. After the
-process has died, another process of the machine reads it: this is its last word. The process holds
-a lock on the file, and the system releases the lock when the process ends.
+process has died, the record is its last word, which other processes of the machine can read. The
+process holds a lock on the file, and the system releases the lock when the process ends.
 """
 
 import contextlib
@@ -34,8 +34,9 @@ def here(options: Options, record: str = "") -> ProcessIdentity:
     """Returns the place of this process.
 
     Args:
-        options: `host` distinguishes its workers from workers of other hosts, which cannot see
-            them; `witness` is the address at which its launcher reports its death.
+        options: `host` distinguishes processes of this host from processes of other hosts, which
+            cannot see them; `launcher.witness` is the address at which the launcher of this process
+            reports its death.
         record: the file of its last word.
     """
     pid, boot = os.getpid(), _text(_BOOT)
@@ -67,7 +68,8 @@ def is_dead(place: ProcessIdentity, seconds: float = 0.0) -> bool:
         time.sleep(seconds)
         return False
     try:
-        # Checked only now: before, the id could be reassigned between the check and the opening.
+        # Checked only now, because the id could be reassigned between an earlier check and the
+        # opening.
         if _is_replaced(place):
             return True
         poll = select.poll()
@@ -132,7 +134,7 @@ class Record:
         incarnation: this process's token, which names the file.
 
     Attributes:
-        path: the file; "" if none can be written; the last word will then be lost.
+        path: the file. If none can be written, it is "", and the last word will be lost.
     """
 
     def __init__(self, incarnation: str) -> None:
@@ -182,7 +184,8 @@ class Record:
             json.dump(encode_acceptor(acceptor), file)
         locked = close_on_fork(_open(place, new))
         try:
-            with contextlib.suppress(OSError):  # without locks, no process can remove it either
+            # If the file system has no locks, no other process removes the record either.
+            with contextlib.suppress(OSError):
                 fcntl.flock(locked.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.replace(new, self._name, src_dir_fd=place, dst_dir_fd=place)
         except BaseException:

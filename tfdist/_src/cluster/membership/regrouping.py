@@ -43,12 +43,12 @@ def inquire(node: Node, calls: Calls) -> Iterator[str]:
 
 
 def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
-    """Sends another member this one's last word, and the last words that it has received.
+    """Sends another member this process's last word, and all last words received here.
 
     So the last member to leave knows the last words of all others.
 
     Returns:
-        Whether no member needs this one's record any more.
+        Whether no member needs this process's record any more.
     """
     header = {
         "kind": "farewell",
@@ -81,9 +81,9 @@ _MAX_STAGGER_SECONDS = 10.0
 class ViewEntry:
     """One attempt to enter a view.
 
-    A member that has ended its attempt never enters this view afterwards. So the members that have
-    arrived may leave out a live member that has not. Training in this view needs all of its
-    members, and only the next generation can follow, which a quorum of them decides.
+    A member that has ended its attempt never enters this view afterward. So the members that have
+    arrived may leave out a live member that has not arrived: no group of this view can form without
+    all of its members, and a quorum of them decides on the next generation.
 
     Args:
         node: this process.
@@ -108,7 +108,8 @@ class ViewEntry:
         self._calls = calls
         self._view = view
         self._terms = terms
-        # The first member whose time is up asks the others; staggered, so that two seldom ask.
+        # The first member to time out asks the others to form the next group. The deadlines are
+        # staggered, so that two members seldom ask at the same time.
         stagger = min(_STAGGER_SECONDS * (view.rank(node.me) or 0), _MAX_STAGGER_SECONDS)
         self._deadline = time.monotonic() + terms.busy + stagger
         self.absent: dict[str, str] = {}
@@ -123,7 +124,7 @@ class ViewEntry:
             time, or already forms the next group.
 
         Raises:
-            GroupLostError: rank 0 waits for others, and does not stop waiting in time.
+            GroupLostError: rank 0 has arrived and waits for others, but does not finish in time.
         """
         try:
             if len(self._view.members) == 1:
@@ -141,7 +142,7 @@ class ViewEntry:
         header = {"kind": "decided", "view": encode_view(view)}
         others = view.members[1:]
         for member in others:
-            # They learn of the view, and this rank learns if they die.
+            # The member learns of the view, and this rank learns if the member dies.
             contact = self._contact(member, header, _is_answer, _AGAIN_SECONDS)
             self._contacts.append(contact)
         wanted = {member.incarnation for member in others}
@@ -287,7 +288,7 @@ class Regrouping:
         calls: how to call the others.
         terms: the conditions for forming the group.
         planned: whether all members call this on their own at the end of a step.
-        reason: reported to the others if they have to be stopped.
+        reason: reported to the others if their steps have to be interrupted.
         announce: called with lines about the progress.
     """
 
@@ -337,7 +338,8 @@ class Regrouping:
                     return view, sockets
                 base, attempts, self._planned = view.generation, 0, False
                 self._absent = entering.absent
-                # The others may still wait to enter, and begin only when they are asked.
+                # The others may still wait to enter, and form the next group only when asked. So
+                # this member leads, although members with lower ranks may be alive.
                 self._lost = set(view.incarnations[: view.rank(node.me)]) if self._absent else set()
                 self._begin_wait()
             else:
@@ -351,11 +353,11 @@ class Regrouping:
                 attempts += 1
 
     def _begin_wait(self) -> None:
-        """Begins to wait for enough workers; the time while one was busy does not count."""
+        """Starts the time limit for enough workers to arrive, or starts it again."""
         self._deadline = time.monotonic() + self._terms.timeout
 
     def _decide(self, view: View, attempts: int) -> None:
-        """Makes one attempt to have the next view decided, or waits for another member's."""
+        """Makes an attempt to have the next view decided, or waits for another member's attempt."""
         node = self._node
         lead = leader(view, self._lost)
         with node.changed:

@@ -13,7 +13,7 @@ _MAX_LENGTH = 512
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """The place of a process; others on the same machine can see whether it still runs.
+    """Identifies a process, so that others on the same machine can see whether it still runs.
 
     Attributes:
         machine: processes with the same text see one another's process ids.
@@ -153,8 +153,9 @@ class Patience:
     Attributes:
         refused: seconds for which its address may refuse connections if no process sees it alive.
             (No process listens there while workers connect to one another.)
-        silent: seconds for which it may be silent; it may be stopped, or cut off.
-        unseen: the same for a member that no process sees alive; None for no separate limit.
+        silent: seconds for which it may be silent; it may be suspended, or disconnected.
+        unseen: seconds for which it may be silent if no process sees it alive; None for no separate
+            limit.
     """
 
     refused: float
@@ -172,8 +173,8 @@ class Evidence:
         last_word: whether its last word is known.
         refused_since: when its address began to refuse connections; None if it does not.
         silent_since: when its silence began; None if it is not silent.
-        alive: whether the process of its machine that was asked last has seen it alive.
-        sought: whether processes of its machine have been asked.
+        alive: whether the last inquiry on its machine has found it alive.
+        sought: whether such an inquiry has been attempted.
     """
 
     answered: bool = False
@@ -215,7 +216,7 @@ def leader(view: View, lost: Collection[str]) -> Member | None:
     """Returns the proposer: the member of the lowest rank that is not lost; None if all are.
 
     Args:
-        view: the view whose members decide.
+        view: the present view; its members decide on the next one.
         lost: the incarnations of the members that do not answer.
     """
     return next((one for one in view.members if one.incarnation not in lost), None)
@@ -232,13 +233,13 @@ def compose(
     joiners: Sequence[Member],
     max_workers: int | None,
 ) -> View:
-    """Returns the view to propose: the participating members in order, then waiting processes.
+    """Returns the view to propose: the continuing members in order, then waiting processes.
 
-    A newcomer replaces a member with the same address if that member does not take part.
+    A newcomer replaces a member with the same address if that member does not continue.
 
     Args:
-        view: the view whose members decide.
-        promised: the incarnations of the members that take part.
+        view: the present view; its members decide on the next one.
+        promised: the incarnations of the members that continue.
         joiners: the processes that wait to be admitted, in order of arrival.
         max_workers: newcomers are admitted only up to this group size; None for no limit.
     """

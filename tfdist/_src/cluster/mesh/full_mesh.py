@@ -96,8 +96,11 @@ class FullMeshConnector:
         )
 
     def start(self) -> None:
-        """Starts listening and dialing; not part of the constructor, so that `close` can follow."""
-        # Each rank dials the next lower one first, so they do not all start with the same peer.
+        """Starts listening and dialing.
+
+        This is not part of the constructor, so that the caller can call `close` after any error.
+        """
+        # Each rank dials the next lower rank first, so that not all ranks begin with the same peer.
         own = self._group.rank
         self._connector.start(
             [
@@ -156,7 +159,7 @@ class FullMeshConnector:
         return {"missing": len(ranks), "some": list(some.values()), "late": left <= 0}
 
     def finish(self) -> dict[_Key, socket.socket]:
-        """Stops the thread once all ranks have all connections.
+        """Stops the thread; called once all ranks have all of their connections.
 
         Returns:
             The connections, in non-blocking mode.
@@ -224,7 +227,8 @@ class FullMeshConnector:
 
     def _accepted(self, sock: socket.socket, hello: Identity) -> None:
         # A peer connects again if it did not learn that it was accepted, or if it has abandoned an
-        # attempt. The handshake of an abandoned attempt may complete here after the next one's.
+        # attempt. The handshake of an abandoned attempt may complete here after the handshake of
+        # the next attempt.
         key = self._expected[hello.purpose]
         with self._changed:
             if hello.attempt < self._attempts.get(key, 0):

@@ -48,8 +48,9 @@ class Mesh:
         hosts: host number of each rank.
         control: control socket to each rank; -1 for this process.
         data: data socket to each rank on another host; -1 for other ranks.
-        segment: memory shared with the colocated ranks; -1 for a rank alone on its host.
-        segment_bytes: its size; initially zero-filled.
+        segment: descriptor of the memory shared by the colocated ranks; -1 for a rank that is alone
+            on its host. The memory is initially zero-filled.
+        segment_bytes: size of that memory.
     """
 
     name: str
@@ -112,7 +113,7 @@ def connect(
 
     Raises:
         TfdistError: the group could not be connected; the same error on all ranks of the session,
-            in all groups. The session remains usable, unless it failed itself.
+            in all groups. The session remains usable, unless the session itself has failed.
 
     Example:
         >>> from tfdist._src.cluster import Topology, meet
@@ -174,8 +175,8 @@ def _wait_connected(
 ) -> None:
     """Waits until all groups are connected.
 
-    The ranks report their progress in rounds, so that no rank waits for a failed one, and all
-    ranks raise the same error. A lost worker ends a round at once.
+    The ranks report their progress in rounds, so that no rank waits for a failed rank, and all
+    ranks raise the same error. The loss of a worker ends a round at once.
     """
 
     def work() -> Report:
@@ -191,7 +192,8 @@ def _wait_connected(
             raise _timeout_error(session.topology, reports, subject, seconds)
         return [{"complete": complete}] * len(reports)
 
-    # A rank that has all of its connections does not wait; the others report less and less often.
+    # A rank that has all of its connections does not wait for the end of a round; the other ranks
+    # report less and less often.
     first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
     longest = min(_MAX_ROUND_SECONDS, seconds / 2)
     seconds_of_rounds = (min(first * _ROUND_GROWTH**i, longest) for i in itertools.count())

@@ -24,15 +24,16 @@ _ABANDONED_SECONDS = 60.0
 class Segment:
     """Zero-filled memory created by this process.
 
-    Creating a segment also removes files of this user's processes that were killed before
-    `unlink`.
+    Creating a segment also removes the files that earlier processes of this user left behind when
+    they were killed before `unlink`.
 
     Args:
         size: its size in bytes, >= 1. The space is actually reserved: a full file system raises an
             error here, instead of killing a process that writes to the memory later.
 
     Attributes:
-        name: an unguessable name, which other processes of this user open until `unlink`.
+        name: an unguessable name, by which other processes of this user can open the memory until
+            `unlink`.
         descriptor: the memory.
 
     Raises:
@@ -45,7 +46,8 @@ class Segment:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.descriptor = close_on_fork(Descriptor(os.open(_path(self.name), flags, 0o600)))
         try:
-            with contextlib.suppress(OSError):  # without locks, no process can remove it either
+            # If the file system has no locks, no other process removes the file either.
+            with contextlib.suppress(OSError):
                 fcntl.flock(self.descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self.descriptor.fileno(), 0, size)
         except BaseException:
@@ -92,7 +94,7 @@ def remedy(error: OSError) -> str:
 
 
 def _remove_abandoned() -> None:
-    """Removes files whose creator has died, in any container: the system released its lock."""
+    """Removes the files of dead creators, in any container: the system has released their locks."""
     with contextlib.suppress(OSError):
         for name in filter(_NAME.fullmatch, os.listdir(MEMORY)):
             with contextlib.suppress(OSError):
@@ -121,7 +123,9 @@ SegmentBytes = Callable[[int], int]
 
 
 class HostMemory:
-    """The memory of this rank's host: its first rank creates it, the others open it.
+    """The memory that the group's ranks on this host share.
+
+    The first of these ranks creates the memory, and the others open it.
 
     Args:
         group: the group of this process; None if it is in no group.

@@ -1,4 +1,4 @@
-"""Splits a session into subgroups; every rank computes them from the reports of all ranks."""
+"""Splits a session into subgroups; rank 0 computes them from the reports of all ranks."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Subgroup:
         return [other for other in range(self.size) if self.hosts[other] == self.hosts[rank]]
 
     def without_memory(self, ranks: Sequence[int]) -> Subgroup:
-        """Returns the group with these ranks sharing nothing, as if each were on its own host."""
+        """Returns the group without shared memory on these ranks, as if on separate hosts."""
         alone = frozenset(ranks)
         keys = [("rank", r) if r in alone else ("host", h) for r, h in enumerate(self.hosts)]
         return replace(self, hosts=numbered(keys))
@@ -170,8 +170,8 @@ def check_members(members: Sequence[int], topology: Topology) -> None:
 class SessionPlan:
     """Rank 0's plan to split a session into groups, made from the reports of all ranks.
 
-    The work is proportional to the number of ranks, but the size of each rank's reply mostly does
-    not depend on that number.
+    The work is proportional to the number of ranks, but the size of the reply to each rank mostly
+    does not depend on that number.
 
     Args:
         topology: the session's ranks.
@@ -229,14 +229,14 @@ class SessionPlan:
         return [found[number] if number >= 0 else {} for number in self._group_of]
 
     def share(self, reports: Sequence[Report]) -> list[Report]:
-        """Finds the memory of each rank's host.
+        """Finds the name of the shared memory of each rank's host.
 
         Args:
             reports: each rank's report, with `"name"` if the rank has created its host's memory.
 
         Returns:
-            For each rank, `"name"`, if its host has memory, and `"without"`: the ranks of its group
-            on hosts without memory, as runs.
+            For each rank, `"name"`, which is None if its host has no shared memory, and
+            `"without"`: the ranks of its group on hosts without shared memory, as runs.
         """
         told: list[Report] = [{} for _ in reports]
         for members, hosts in zip(self._members, self._hosts, strict=True):

@@ -113,8 +113,8 @@ def check_own(address: str, *, name: str | None = None) -> None:
         name: its name in an error message; the address by default.
 
     Raises:
-        ClusterError: the name does not resolve, the address is not local, or the port is in use
-            (the message names that process if it is known) or requires privileges.
+        ClusterError: the name does not resolve, the address is not local, the port is in use (the
+            message names the process that uses it, if known), or the port requires privileges.
 
     Example:
         >>> check_own("127.0.0.1:50123")
@@ -305,7 +305,7 @@ def dial_endpoints(address: str, listening: Ports | None) -> list[Endpoint]:
         The endpoints to connect to, in order of preference.
 
     Raises:
-        OSError: its name does not resolve, or not to an address at which it listens.
+        OSError: the name does not resolve, or resolves to no address at which the worker listens.
     """
     if listening is None:
         return resolve(address)

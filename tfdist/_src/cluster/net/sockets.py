@@ -129,7 +129,7 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
         The connection, in blocking mode.
 
     Raises:
-        OSError: no endpoint answered; the last one's error.
+        OSError: no endpoint answered; the error is the one of the last endpoint.
     """
     failure = OSError("no address")
     for endpoint in endpoints:
@@ -167,7 +167,8 @@ def begin_connect(endpoint: Endpoint) -> socket.socket:
     family, sockaddr = endpoint
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # The kernel may choose another worker's port as the source; this lets that worker bind it.
+        # The kernel may choose another worker's port as the source port. With this option, that
+        # worker can still bind the port.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -223,7 +224,10 @@ def send_at_once(sock: socket.socket, data: bytes) -> bool:
 
 
 def end_gently(sock: socket.socket) -> None:
-    """Lets the peer read the last frame; closing with unread input would discard it."""
+    """Ends a connection after the peer has had time to read the last frame.
+
+    Closing the connection at once, with unread input, would discard that frame.
+    """
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         deadline = time.monotonic() + _LINGER_SECONDS

@@ -105,7 +105,7 @@ class TlsSocket(ssl.SSLSocket):
 
 
 def in_the_clear(sock: socket.socket) -> socket.socket:
-    """Removes TLS from a connection, once both ends have read everything sent in it."""
+    """Removes TLS from a connection, after both ends have read all data sent over TLS."""
     return socket.socket(fileno=sock.detach()) if isinstance(sock, TlsSocket) else sock
 
 
@@ -178,7 +178,7 @@ class Tls:
 
 
 def explain(error: ssl.SSLError) -> str | None:
-    """Returns why two workers do not trust each other, phrased about the peer.
+    """Returns why two workers do not trust each other, as a clause about the peer.
 
     Returns:
         The reason; None if the error has another cause, such as a connection that ended.
@@ -215,7 +215,7 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _trust(context, Variable.TLS_CA, options.tls_ca)
-    # Only to validate it: the errors of `load_cert_chain` do not name the file.
+    # Only to validate the certificate: the errors of `load_cert_chain` do not name the file.
     _trust(ssl.SSLContext(protocol), Variable.TLS_CERTIFICATE, options.tls_certificate)
     _read(Variable.TLS_KEY, options.tls_key)
     try:
@@ -263,7 +263,7 @@ def _read(variable: str, path: str) -> bytes:
 def _check_trusted(
     server: ssl.SSLContext, client: ssl.SSLContext, options: Options
 ) -> tuple[str, str, bytes]:
-    """Connects both contexts in memory.
+    """Connects both contexts in memory, to check that two workers would trust each other.
 
     Returns:
         The certificate's subject, its expiration date, and its DER encoding.

@@ -24,7 +24,7 @@ _LINGER_SECONDS = 1.0
 
 
 class PendingHandshake:
-    """A connection whose peer has not authenticated yet.
+    """A connection on which the peer has not authenticated yet.
 
     Args:
         sock: non-blocking.
@@ -49,8 +49,8 @@ class PendingHandshake:
         self.deadline = deadline
         self.on_done = on_done
         self.on_failed = on_failed
-        self.ended = False  # whether it failed; then open until the peer has read the reason
-        self.event = 0  # the event that it is registered for
+        self.ended = False  # failed, but still open until the peer has read the reason
+        self.event = 0  # the `selectors` event for which the connection is registered
         self._steps = steps
         self._step = next(steps)
         self._received = bytearray()
@@ -81,7 +81,7 @@ class PendingHandshake:
             return identity
 
     def _check_all_read(self) -> None:
-        """Raises if the peer sent more before it had this end's answer."""
+        """Raises WireError if the peer has sent more than the handshake needs so far."""
         if self._received:
             raise WireError("it sent more than the handshake")
 
@@ -119,7 +119,7 @@ class PendingHandshake:
 
 
 class Handshakes:
-    """The handshakes of one thread; a slow one delays no other.
+    """The handshakes of one thread; a slow handshake does not delay the others.
 
     Args:
         selector: registers the connections, with a function to call as data.
@@ -262,7 +262,10 @@ class Rejections:
         return any(one.count for one in self._addresses.values())
 
     def tick(self, now: float) -> None:
-        """Reports the rejections of periods that have ended, and forgets addresses without any."""
+        """Reports the rejections of periods that have ended.
+
+        Forgets the addresses without rejections in these periods.
+        """
         for address, one in list(self._addresses.items()):
             if now - one.since >= _EVERY_SECONDS:
                 self._report(address, one)
@@ -294,7 +297,7 @@ _AT_ONCE = 64
 
 
 class CannotServe(WireError):
-    """A request of a worker of the job that this process cannot serve now; not reported."""
+    """This process cannot serve a request of one of the job's workers now; not reported."""
 
 
 class Acceptor:

@@ -209,7 +209,8 @@ class RendezvousServer:
             self._present[rank] = (sock, hello)
             self._absent.discard(rank)
             self._selector.register(sock, selectors.EVENT_READ, partial(self._left, rank, sock))
-            # Include names only if few ranks are missing: finding them takes time at each arrival.
+            # Include names only if few ranks are missing: finding the names takes time, and happens
+            # at each arrival.
             status = self._status(names=len(self._absent) <= NAMED)
             if not send_at_once(sock, framing.encode(status)):
                 self._drop(rank)
@@ -274,7 +275,7 @@ class RendezvousServer:
                 self._drop(rank)
 
     def _left(self, rank: int, sock: socket.socket) -> None:
-        """Drops a worker that waits: it sends nothing, so its connection has ended."""
+        """Drops a waiting worker: it never sends data, so the event means that it disconnected."""
         if rank in self._present and self._present[rank][0] is sock:
             self._drop(rank)
 

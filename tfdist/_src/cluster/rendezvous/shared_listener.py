@@ -244,7 +244,7 @@ def _loop(
     stopped: threading.Event,
     kept: Collection[socket.socket],
 ) -> None:
-    """Serves until it is stopped; an unexpected error costs at most one connection.
+    """Serves until it is stopped; an unexpected error closes at most one connection.
 
     Args:
         selector: contains the connections, with a function to call as data.

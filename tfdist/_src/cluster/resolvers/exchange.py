@@ -109,7 +109,7 @@ def _at(worker: Worker, address: str) -> Worker:
 
 
 def _sealed_secret(session: Session) -> str:
-    """Returns a secret that rank 0 creates and sends sealed for processes of this user."""
+    """Returns a secret that rank 0 has created, and sealed for processes of this user."""
     secret = secrets.token_hex(_SECRET_BYTES) if session.rank == 0 else ""
     sealed = slurm.seal(secret) if secret else ""
     first, *_ = session.exchange("secret", sealed.encode())
@@ -132,7 +132,7 @@ def _learn_meeting(
 
 
 def _shared(share: Callable[[str], str], text: str, seconds: float) -> str:
-    """Returns rank 0's text, shared through the engine, which has no time limit of its own."""
+    """Returns rank 0's text, shared through the engine; limits the wait, as the engine does not."""
     answers: list[str | Exception] = []
 
     def run() -> None:
@@ -186,7 +186,7 @@ def _reserve(host: str) -> str:
 
 
 def _reachable_address() -> str:
-    """Returns the host's address that others most likely reach: its default route's."""
+    """Returns the address of this host that others most likely reach: that of the default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("203.0.113.1", 9))  # nothing is sent

@@ -1,8 +1,8 @@
 """Kubernetes: the pods of an Indexed Job or a JobSet with a headless service.
 
 `tfdist manifest` writes such a job. Pods are named after their job and their index, and the service
-gives each name an address. An Indexed Job does not say whether its pods work together, so the
-environment also contains the number of workers.
+gives each name an address. The pods of an Indexed Job cannot see whether they are to work together,
+so the environment also contains the number of workers.
 """
 
 import socket
@@ -27,7 +27,7 @@ def resolve(environ: Mapping[str, str]) -> ResolvedJob | None:
     if _RANK not in environ or Variable.WORKERS not in environ:
         return None
     if environ.get(InternalVariable.ELASTIC, "0") not in ("", "0"):
-        # The job may have been given more pods since; a new pod joins the original ones.
+        # The job may have received more pods since it started; a new pod joins the original pods.
         rank, size = number(environ, _RANK), number(environ, Variable.WORKERS)
         size = max(size, rank + 1)
     else:

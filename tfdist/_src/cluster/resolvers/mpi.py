@@ -86,7 +86,7 @@ class _Process(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """`pmix_value_t` with a string; `rest` stands for the rest of its union, which is larger."""
+    """`pmix_value_t` with a string; `rest` covers the larger members of its union."""
 
     _fields_ = (
         ("type", ctypes.c_uint16),

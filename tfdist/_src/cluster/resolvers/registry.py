@@ -1,4 +1,4 @@
-"""The resolvers in the order of their calls; the engine that was started last is first."""
+"""The resolvers in the order in which they are called, the innermost engine first."""
 
 import dataclasses
 import os

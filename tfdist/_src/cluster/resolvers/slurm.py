@@ -1,10 +1,11 @@
 """Slurm: the tasks of a step that `srun` started.
 
 MUNGE, the authentication service of Slurm's clusters, seals the job's secret in a credential. Only
-this user can decode it, on hosts that share the cluster's key. It also shows who encoded it.
+this user can decode the credential, on hosts that share the cluster's key. The credential also
+shows who encoded it.
 
-Rank 0 runs on the first host of the step's list, regardless of the distribution. Its port is
-computed from the job and step numbers. The workers exchange their addresses there.
+Rank 0 runs on the first host of the step's list, regardless of how Slurm distributes the tasks. Its
+port is computed from the job and step numbers. The workers exchange their addresses at rank 0.
 """
 
 import itertools

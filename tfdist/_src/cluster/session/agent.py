@@ -16,13 +16,13 @@ _MARGIN = 1.5
 
 
 def is_overdue(waited: float, quiet: float, stall_warning: float) -> bool:
-    """Whether rank 0, which may be stopped, should have warned of a stalled exchange by now.
+    """Whether rank 0 should have warned of a stalled exchange by now; it may be suspended.
 
-    It warns after a while, and again whenever the wait has doubled.
+    Rank 0 warns after `stall_warning` seconds, and again whenever the wait has doubled.
 
     Args:
         waited: seconds since this rank joined the exchange.
-        quiet: seconds since it joined or since the last warning, the later of the two.
+        quiet: seconds since this rank joined, or since the last warning if there was one.
         stall_warning: seconds until the first warning.
     """
     return quiet >= _MARGIN * max(stall_warning, waited - quiet)
@@ -149,7 +149,7 @@ class Agent:
         self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0, silent=silent)
 
     def on_tick(self, now: float) -> None:
-        """Warns of a stalled exchange if rank 0, which tracks them, should have but has not."""
+        """Warns of a stalled exchange if rank 0 should have warned of it, but has not."""
         awaited = self._state.awaited
         if awaited is None:
             return

@@ -18,7 +18,7 @@ from tfdist._src.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireEr
 
 
 class ReplaceableListener(Protocol):
-    """A listener at the address that makes room on request."""
+    """A listener at this process's address that frees the address on request."""
 
     def pause(self) -> None:
         """Stops listening; returns once the address is free."""
@@ -30,7 +30,8 @@ class ReplaceableListener(Protocol):
 class LocalAddress:
     """This process's address, with at most one listener at a time.
 
-    Firewalls may allow no other port between the workers, so their connections have precedence.
+    Firewalls may allow no other port between the workers. So the connections between workers have
+    precedence over the tenant, a listener that uses the address the rest of the time.
     """
 
     def __init__(self) -> None:
@@ -38,11 +39,11 @@ class LocalAddress:
 
     @property
     def tenant(self) -> ReplaceableListener | None:
-        """The listener at this address, if any."""
+        """The tenant, if any."""
         return self._tenant
 
     def let(self, tenant: ReplaceableListener) -> None:
-        """Lets a tenant listen whenever nothing else does."""
+        """Lets a tenant listen at this address, except inside `free`."""
         self._tenant = tenant
         tenant.resume()
 
@@ -84,8 +85,8 @@ class LocalReport:
         """Registers the function that makes the report.
 
         Args:
-            reporter: returns a small JSON-serializable dict. Other workers wait for its thread, so
-                it must not block.
+            reporter: returns a small JSON-serializable dict. It must not block, because other
+                workers wait for the thread that calls it.
         """
         self._reporter = reporter
 
@@ -142,7 +143,7 @@ class Presence:
 
     Attributes:
         silence: seconds since the rank was last heard from; None if it is not connected.
-        gone: the reason why it is not connected, such as "has left the job".
+        gone: the reason why it is not connected, such as "has left the job"; "" if it is connected.
     """
 
     silence: float | None
@@ -221,7 +222,7 @@ class Connections:
         self._handler = handler
         self._timeout = heartbeat_timeout
         self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
-        self._unsent: set[int] = set()  # ranks whose connections wait to be written to
+        self._unsent: set[int] = set()  # ranks with connections that wait to be written to
         self._on_wake: list[Callable[[], object]] = []
         self._leaving = False
         self._close_by: float | None = None

@@ -348,9 +348,9 @@ class Coordinator:
                 self._check_crossed_waits(now)
 
     def _check_crossed_waits(self, now: float) -> None:
-        """Fails if an exchange waits for a rank that itself waits for a rank in the exchange.
+        """Fails the session if a rank in an exchange and a rank outside it wait for each other.
 
-        It asks the ranks twice, so that a wait that is about to end does not count.
+        This asks all ranks for reports twice, so that a wait that is about to end does not count.
         """
         if self._question is not None and self._question.is_complete:
             reports = {0: self._report.encoded(), **self._question.reports}

@@ -1,10 +1,11 @@
 """Detects ranks that wait for one another or run collectives in different orders.
 
-Such ranks cannot proceed, but each by itself only seems to wait for a slow worker.
+Such ranks cannot proceed, but each of them only seems to wait for a slow worker.
 
-A rank reports each function to rank 0 once it is traced, and does not wait for a reply. Ranks may
-pass different values, such as zeros on all but one, and may trace a function more or less often.
-But if two ranks pass the same two values in different orders, each value is added to the other.
+A rank reports each function to rank 0 once the function is traced, and does not wait for a reply.
+Ranks may pass different values, such as zeros on all ranks but one, and may trace a function a
+different number of times. But if two ranks pass the same two values in different orders, a
+collective would combine two different values.
 """
 
 import json
@@ -119,7 +120,7 @@ def _described(operation: Mapping[str, Any]) -> str:
     return f"a wait for notice {what!r}" if operation["communicator"] == NOTICES else str(what)
 
 
-# Functions that some ranks have not traced yet.
+# The maximum number of functions kept because some ranks have not traced them yet.
 _MAX_KEPT = 256
 
 

@@ -335,7 +335,7 @@ class Session:
         return remove
 
     def lose(self, loss: Loss) -> None:
-        """Ends the session because a worker is lost; on rank 0, for all ranks."""
+        """Ends the session because a worker is lost; if called on rank 0, for all ranks."""
         names = [str(worker) for worker in self.topology.workers]
         rank = names.index(loss.worker) if loss.worker in names else None
         where = "" if rank is None else f"rank {rank}, "
@@ -343,14 +343,15 @@ class Session:
         self._role.lose(message, rank, silent=loss.silent)
 
     def fail(self, message: str) -> None:
-        """Ends the session with this message, as for a lost worker; on rank 0, for all ranks."""
+        """Ends the session with this message, like `lose`; if called on rank 0, for all ranks."""
         self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
         """Says goodbye and closes the connections, within a second; further calls have no effect.
 
         Args:
-            failure: why this worker failed, which fails all other ranks; None for a normal exit.
+            failure: why this worker failed; all other ranks then fail as well. None for a normal
+                exit.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return

@@ -30,7 +30,7 @@ class PendingWait:
             the required number of notices with its key.
         tag: the purpose of the exchange, or the key of the notice.
         since_ns: `time.monotonic_ns()` when this process began to wait.
-        is_notice: whether it is a notice, which only rank 0 posts.
+        is_notice: whether this process waits for a notice, which only rank 0 posts.
     """
 
     sequence: int
@@ -161,7 +161,7 @@ class Loss:
 
 
 class SessionState:
-    """Shared by the thread that reads the connections and the threads that wait.
+    """The state of a session, shared by the thread of the connections and the waiting threads.
 
     Attributes:
         awaited: the exchange that a thread of this process has joined, if any.
