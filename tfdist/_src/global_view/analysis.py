@@ -36,7 +36,7 @@ class Analysis:
         operations: the operations to run, in topological order.
         decisions: how to partition each of these operations.
         values: facts about each tensor, by its id.
-        results: the tensors to compute: the graph's outputs.
+        results: the tensors to compute; by default, the graph's outputs.
         outputs: facts about the results.
     """
 
@@ -69,8 +69,8 @@ class Analysis:
             layouts: the required layouts of the results.
 
         Returns:
-            Pairs of a tensor, of this graph or of a function that it calls, and the operation that
-            needs it.
+            Pairs of a tensor and the operation that needs it. The tensor belongs to this graph or
+            to a function that the graph calls.
         """
         found: dict[int, tuple[Any, Any]] = {}
         for op in self.operations:
@@ -168,9 +168,10 @@ def needed_operations(graph: Any) -> list[Any]:
 
 
 def _sorted(operations: list[Any]) -> list[Any]:
-    """Sorts operations topologically, otherwise keeping their order.
+    """Sorts operations topologically, and otherwise keeps their order.
 
-    Their order of creation may differ: the gradient of a loop adds inputs to the existing loop.
+    Operations may be created in another order: the gradient of a loop adds inputs to the existing
+    loop.
     """
     numbers = {op: i for i, op in enumerate(operations)}
     missing: list[int] = []
@@ -221,7 +222,7 @@ def _is_inlined(call: Call) -> bool:
 
 
 def _once(call: Call) -> Decision:
-    """Returns the decision that one worker of each process runs the operation for all of them."""
+    """Returns the decision to run an operation on one worker per process, for all its workers."""
     decision = call.whole("state that devices share")
     decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
     decision.emit = by_one_worker
@@ -229,5 +230,5 @@ def _once(call: Call) -> Decision:
 
 
 def by_one_worker(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds the operation for one worker of a process; the others reuse its results."""
+    """Adds the operation for one worker of a process; its other workers reuse the results."""
     return emitter.once(call.op, inputs)

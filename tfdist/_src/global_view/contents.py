@@ -19,7 +19,7 @@ class Axes:
 
     Attributes:
         certain: axes that were certainly broadcast.
-        possible: axes that may have been, including the certain ones.
+        possible: axes that may have been broadcast, including the certain axes.
     """
 
     certain: frozenset[int]

@@ -18,9 +18,9 @@ class Value:
     Attributes:
         layout: how the workers hold it, or its elements if it is a variable or a list.
         dims: the dimensions for the whole batch; None if the rank is unknown.
-        content: for a small integer tensor, an array of its elements as `Dim`s, None for unknown
-            ones; for a list of axes, `Axes`; for a list of tensors, a `Value` that its elements
-            share; else None.
+        content: for a small integer tensor, an array with a `Dim` for each element, or None for an
+            unknown element; for a list of axes, `Axes`; for a list of tensors, the facts that hold
+            for all its elements, as a `Value`; else None.
     """
 
     layout: Layout
@@ -33,12 +33,12 @@ class Decision:
     """A choice of how to partition an operation.
 
     Attributes:
-        inputs: the required layout of each operand; None keeps its layout.
+        inputs: the required layout of each operand; None keeps the operand's layout.
         outputs: the layout of each result.
         dims: the dimensions of each result, if more is known than the static shapes.
-        local_shapes: maps operands that are shapes for the whole batch to the index of the size
-            that depends on the rows, to be converted to the worker's rows.
-        emit: adds the operation, if a plain copy is not enough.
+        local_shapes: for each operand that is a shape for the whole batch, the index of the size
+            that depends on the rows. This size is converted to the worker's rows.
+        emit: a function that adds the operation; None if a plain copy is enough.
         parts: the analyses of the functions that the operation calls.
         values: all facts about the results; None to derive them from `outputs` and `dims`.
         reason: the reason for gathering operands, for `explain`.
@@ -55,7 +55,7 @@ class Decision:
 
 
 class Call:
-    """An operation with the facts about its operands, the argument of its rule.
+    """An operation with the facts about its operands; the argument of a rule.
 
     Attributes:
         op: the operation.
@@ -111,7 +111,7 @@ class Call:
         )
 
     def all(self, output: Layout, **more: Any) -> Decision:
-        """Returns the decision to compute with the operands as they are."""
+        """Returns the decision to compute with the operands in their present layouts."""
         return Decision([None] * len(self.values), [output] * len(self.op.outputs), **more)
 
 
@@ -151,7 +151,8 @@ def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
     Args:
         first: the facts about one value.
         second: the facts about the other.
-        tensor: the tensor; a size that differs gets a new symbol for the tensor's axis.
+        tensor: the tensor; a size that differs between the two values is replaced by a new symbol
+            for this tensor's axis.
     """
     if first.layout.kind == "unset" and second.layout.kind != "unset":
         return second
@@ -168,7 +169,7 @@ def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
     same = [a.is_same(b) for a, b in pairs]
     if layout.kind == "rows":
         if first.layout == second.layout:
-            same[layout.axis] = True  # Both sizes belong to the same rows.
+            same[layout.axis] = True  # Both sizes count the same rows.
         elif not same[layout.axis]:
             layout = WHOLE  # An axis of size one, for example, has no rows.
     dims = tuple(
@@ -217,8 +218,8 @@ def _is_same(first: Any, second: Any) -> bool:
 def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
     """Translates the facts about a function's results for its caller.
 
-    The caller cannot refer to sizes of tensors inside the function. Their symbols are replaced by
-    symbols for the axes of the results.
+    The caller cannot refer to sizes of tensors inside the function. The symbols of these sizes are
+    replaced by symbols for the axes of the results.
 
     Args:
         values: the facts inside the function.

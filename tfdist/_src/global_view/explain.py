@@ -2,8 +2,8 @@
 
 The fingerprint of a tensor depends on the operations that compute it: their types, attributes and
 order of operands, hashed as a Merkle tree. It ignores names, the number of rows, and operations
-whose results are unused, such as prints. So workers that run the same program have the same
-sequence of fingerprints; a worker that swaps two sums has a different one.
+with unused results, such as prints. So workers that run the same program have the same sequence of
+fingerprints; a worker that swaps two sums has a different sequence.
 """
 
 import dataclasses
@@ -147,7 +147,7 @@ def _sizes(value: Value, symbol: Symbol, batch: int | None) -> tuple[int | None,
 
 
 def _is_of_optimizer(op: Any) -> bool:
-    """Whether an operation belongs to an optimizer, which uses only sparse gradients by rows."""
+    """Whether an optimizer created an operation; its operands with rows are sparse gradients."""
     return any(_OPTIMIZERS in frame.filename for frame in op.traceback or ())
 
 
@@ -181,7 +181,7 @@ _LEFT_OUT = frozenset(
         "token",
     }
 )
-# Prefixes of operations whose effects no other operation depends on.
+# Prefixes of types of operations with effects that no other operation depends on.
 _TELLS = ("Assert", "Print", "Write", "FlushSummary", "Timestamp", "Tfdist")
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp"})
 
@@ -288,9 +288,9 @@ def _attributes(node: Any, functions: _Functions) -> list[str]:
 
 
 def _constant(tensor: Any) -> str:
-    """Returns a constant's value; only the shape for floating-point arrays.
+    """Returns a constant's value; for a floating-point array, only its type and shape.
 
-    NumPy rounds their values differently on different processors.
+    NumPy rounds the values of such arrays differently on different processors.
     """
     dtype = tf.as_dtype(tensor.dtype)
     sizes = [dim.size for dim in tensor.tensor_shape.dim]
@@ -315,11 +315,12 @@ class StepFingerprints:
     """Fingerprints of the values that a step communicates, writes and returns.
 
     Args:
-        communicated: pairs of a graph (the step's or a function's) and a value it communicates.
+        communicated: pairs of a graph (of the step or of a function) and a value that the graph
+            communicates.
         graph: the graph of the step.
         outputs: the results of the step.
         captured: as for `Fingerprints`.
-        updates: whether to include the writes to variables, which all workers must then share.
+        updates: whether to include the writes to variables; all workers then need the same writes.
 
     Attributes:
         values: the fingerprints, in order.

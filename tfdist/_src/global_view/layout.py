@@ -12,8 +12,8 @@ class Symbol:
     """An unknown size, equal to itself only.
 
     Attributes:
-        source: the tensor whose dimension it is; None for the number of rows of the batch.
-        axis: the axis of the dimension.
+        source: the tensor with this size on an axis; None for the number of rows of the batch.
+        axis: the axis of the tensor.
         size: the size if the graph knows it, for example with a fixed batch size.
     """
 
@@ -36,7 +36,7 @@ class Dim:
 
     @property
     def value(self) -> int | None:
-        """The number, if all sizes are known."""
+        """The dimension as an integer; None if it is unknown."""
         result = self.factor
         for symbol in self.symbols:
             if symbol.size is None:
@@ -103,7 +103,7 @@ class Layout:
             "rows": each worker holds its own rows, cut along an axis;
             "partial": the value is the reduction of the workers' values;
             "per_worker": each worker holds a value of its own, such as its rank or its shard of
-                the optimizer state; only collectives of the traced program combine it;
+                the optimizer state; only collectives of the traced program combine the values;
             "unset": no value has been written yet, as in a new list of tensors;
             "shared": a resource that the workers of one process share.
         axis: the axis of the rows.
@@ -198,7 +198,7 @@ def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layo
     major = product(before[: layout.axis]) * layout.outer
     minor = layout.inner * product(before[layout.axis + 1 :])
     for axis, dim in enumerate(after):
-        # One side determines the other, since the number of elements stays the same.
+        # `outer` determines `inner` and vice versa, since the number of elements stays the same.
         outer = major.divided_by(product(after[:axis]))
         if outer is not None:
             inner = dim.divided_by(outer * row)

@@ -50,7 +50,7 @@ class WorkerEmitter(WorkerRows):
 
     Args:
         share: the worker's rows.
-        communication: how it communicates.
+        communication: the worker's communication with other workers.
         added: the results and effects of each operation that is added once for all workers of a
             process; None if the process has one worker.
         leads: whether this is the first of these workers, which fills `added`.
@@ -74,7 +74,7 @@ class WorkerEmitter(WorkerRows):
         self._adds_parts = False
 
     def sum_now(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of all workers' values, communicated at the operation's position."""
+        """Returns the sum of all workers' values; adds the communication immediately."""
         (total,) = self.communication.reduce([value], ["sum"])
         total.set_shape(value.shape)
         self.graphs[-1].communicated.append(total)
@@ -101,8 +101,8 @@ class WorkerEmitter(WorkerRows):
     def all_add(self, op: Any) -> bool:
         """Returns whether all replicas of the process add a collective.
 
-        Replicas may add different parts of compressed sums. Each adds at least one, so the first
-        one counts as added by all.
+        Replicas may add different parts of compressed sums. Each replica adds at least one part, so
+        only the first part counts as added by all replicas.
         """
         if not is_uncompiled(op):
             return True
@@ -200,7 +200,7 @@ def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor
 
 
 class Partition:
-    """Adds a graph to the default one, partitioned.
+    """Adds a partitioned copy of a graph to the default graph.
 
     Operations are added as early as possible. Values are communicated only when every remaining
     operation waits for other workers, and then all at once.
@@ -208,7 +208,7 @@ class Partition:
     Args:
         analysis: the graph and its layouts.
         emitter: adds the operations for the worker.
-        known: the values for the whole batch of some tensors, by their `ref()`s.
+        known: for some tensors, by `ref()`: their values for the whole batch.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class Partition:
             self._emitter.graphs.pop()
 
     def effects(self) -> list[tf.Operation]:
-        """Returns the operations without results that the graph's callers wait for."""
+        """Returns the added control outputs of the graph, which its callers must wait for."""
         graph = self._analysis.graph
         return [op for control in graph.control_outputs for op in self._made.get(control, ())]
 

@@ -38,7 +38,7 @@ class Communication(Protocol):
         """Called when a program first needs the number of rows of all workers.
 
         Args:
-            values: the operands of the operation that needs it.
+            values: the operands of the operation that needs this number.
         """
 
     def begin(self) -> None:
@@ -50,11 +50,11 @@ class RowShare:
     """One worker's rows of a batch.
 
     Attributes:
-        rows: the number of rows that it computes with, at least 1, an int32 scalar.
+        rows: the number of rows that the worker computes with, at least 1, an int32 scalar.
         total: the number of rows of the batch, an int32 scalar.
-        first: the index of its first row, an int32 scalar; arbitrary for a worker without rows.
-        has_rows: whether its rows are its own, a bool scalar; False if it has none and computes
-            with a substitute. None if it is known to have rows.
+        first: the index of the worker's first row, an int32 scalar; arbitrary if it has no rows.
+        has_rows: whether its rows are its own, a bool scalar; False if it has no rows and computes
+            with substitute rows. None if it is known to have rows.
         has_first_row: whether it has the first row of the batch, a bool scalar.
         is_first: whether it is the first of all workers, a bool scalar.
     """
@@ -71,12 +71,12 @@ class WorkerRows:
     """A worker's rows of a batch, and values derived from their number, computed once per graph.
 
     Args:
-        share: its rows.
-        communication: how it communicates.
+        share: the worker's rows.
+        communication: the worker's communication with other workers.
 
     Attributes:
-        share: as given.
-        communication: as given.
+        share: the worker's rows.
+        communication: the worker's communication with other workers.
         graphs: the graphs being added, innermost last.
         communicated: the communicated values in order: tensors and the program's own collectives,
             each with its graph.
@@ -103,7 +103,7 @@ class WorkerRows:
         return self._made[key]
 
     def _of_all(self) -> RowShare:
-        """Returns the share, for values that depend on other workers' rows."""
+        """Returns the share, and records that the program depends on other workers' rows."""
         self._needs_rows = True
         return self.share
 
@@ -178,11 +178,11 @@ class WorkerRows:
         return self.share.is_first
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the contribution to a sum that must equal `value`, which all workers hold."""
+        """Returns this worker's contribution to a sum equal to `value`, which all workers hold."""
         return self._chosen(self._of_all().has_first_row, value, "sum")
 
     def neutral_without_rows(self, value: tf.Tensor, reduction: str = "sum") -> tf.Tensor:
-        """Returns this worker's contribution to a reduction: neutral if it has no rows."""
+        """Returns this worker's contribution to a reduction; neutral if the worker has no rows."""
         if self.share.has_rows is None:
             return value
         return self._chosen(self.share.has_rows, value, reduction)
@@ -203,7 +203,7 @@ class WorkerRows:
         return chosen
 
     def zeros_without_rows(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns contributions to sums, by one conditional: zeros if this worker has no rows."""
+        """Returns contributions to sums, with one conditional: zeros if this worker has no rows."""
         has_rows = self.share.has_rows
         return list(values) if has_rows is None else or_zeros(has_rows, values)
 
@@ -257,7 +257,7 @@ class Resharding:
     Args:
         analysis: the graph and its layouts.
         worker: the worker.
-        known: whole-batch values of some tensors, by their `ref()`s.
+        known: for some tensors, by `ref()`: their values for the whole batch.
 
     Attributes:
         values: this worker's tensors, by the ids of the graph's tensors.
@@ -275,7 +275,7 @@ class Resharding:
             self._converted[id(tensor.deref()), WHOLE] = whole
         # By the id of a list: its elements for the whole batch, stacked.
         self._stacks: dict[int, tf.Tensor] = {}
-        # By the id of a partial sum: the layouts that operations need it in.
+        # By the id of a partial sum: the layouts that operations require.
         self._wanted: dict[int, set[Layout]] = {}
 
     def waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
@@ -354,7 +354,7 @@ class Resharding:
         return not differ and element_type(tensor) not in (None, tf.variant)
 
     def _held(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Layout]:
-        """Returns this worker's value of a tensor, with lists stacked, and its layout."""
+        """Returns this worker's value of a tensor, stacked if it is a list, and its layout."""
         value, layout = self.values[id(tensor)], self._analysis.value_of(tensor).layout
         if tensor.dtype != tf.variant:
             return value, layout
@@ -506,7 +506,7 @@ class Resharding:
                 self._wanted.setdefault(id(tensor), set()).add(layout)
 
     def _scattered(self, tensor: tf.Tensor) -> Layout | None:
-        """Returns the rows layout to scatter a partial sum to; None if it must be reduced."""
+        """Returns the layout of rows for scattering a partial sum; None if it must be reduced."""
         wanted, dims = self._wanted.get(id(tensor), ()), self._analysis.value_of(tensor).dims
         if len(wanted) != 1 or dims is None or tensor.dtype in (tf.variant, tf.resource):
             return None
@@ -517,7 +517,7 @@ class Resharding:
             return None
         others = [dim.value for axis, dim in enumerate(dims) if axis != layout.axis]
         known = [size for size in others if size is not None]
-        # For smaller rows, a separate collective takes longer than reducing with other values.
+        # For smaller rows, a separate collective takes longer than a reduction with other values.
         is_large = len(known) < len(others) or math.prod(known) >= _FEW_OF_A_ROW
         return layout if is_large else None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _NOMINAL = 32
 STATISTICS = "statistics of each replica"
 SPARSE_GRADIENT = "a sparse gradient"
-# Maps the reason for a gather to a way to avoid it; "" if it replaces a reduction.
+# Maps the reason for a gather to a way to avoid it; "" for a gather that replaces a reduction.
 REMEDIES = {
     "pairs of rows": "Compare smaller values, such as embeddings instead of features: each row is "
     "compared with all others.",
@@ -32,7 +32,8 @@ class Transfer:
 
     Attributes:
         kind: "reduce" or "gather"; "send" between stages of a pipeline.
-        operation: the type of the operation that needs it; "moments" for statistics of the batch.
+        operation: the type of the operation that needs the value; "moments" for statistics of the
+            batch.
         size: the bytes of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
         where: the file and line of the user's code, or the name of the operation.

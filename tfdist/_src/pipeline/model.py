@@ -135,8 +135,8 @@ class PipelineModel(FullModelMethods):
     def timeline_on_batch(self, *args: Any, **kwargs: Any) -> Timeline:
         """Trains on a batch like `train_on_batch`, and returns when each action ran.
 
-        All workers must call it. The first call retraces the step; use the times of the second.
-        Workers on several hosts need synchronized clocks.
+        All workers must call it. The first call retraces the step; use the times of the second
+        call. Workers on several hosts need synchronized clocks.
 
         Args:
             *args: arguments of `keras.Model.train_on_batch`.
@@ -180,7 +180,7 @@ class PipelineModel(FullModelMethods):
     def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
         """Makes training steps record when this worker's actions run, within this context.
 
-        All workers must enter and leave it at the same step, since it causes a retrace.
+        All workers must enter and leave this context at the same step, since it causes a retrace.
 
         Yields:
             A function that returns the actions of the last step: name, start and end, in seconds

@@ -1,4 +1,4 @@
-"""Simulates a schedule by the executor's rules and given costs, and draws its timeline."""
+"""Simulates a schedule with given costs, by the executor's rules, and draws its timeline."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def text(shown: Schedule | Timeline) -> str:
     """Draws a Gantt chart as text.
 
     A cell is as long as the shortest action. It shows the pass and its microbatch: `F3` on a rank's
-    first stage, `f3` on any other. `-` continues an action, `.` is idle.
+    first stage, `f3` on any other stage. `-` continues an action; `.` means that the rank is idle.
 
     Args:
         shown: a timeline; or a schedule, which is simulated with equal costs of F, I and W.

@@ -19,18 +19,18 @@ from tfdist.errors import GroupLostError, ProgramMismatchError, UnsupportedError
 
 
 class _Grid(Protocol):
-    """The ranks of pipelines; a `RankMesh`."""
+    """The arrangement of ranks in pipelines; `RankMesh` implements it."""
 
     @property
     def data_groups(self) -> Sequence[Sequence[int]]:
-        """The ranks that hold the same stages, for each part of the model."""
+        """For each part of the model, the ranks that hold its stages."""
 
     def data_group_of(self, rank: int) -> Sequence[int]:
-        """The ranks with the stages of a rank."""
+        """Returns the ranks that hold the same stages as a rank."""
 
 
 class _Arrangement(Protocol):
-    """The pipelines of a new group; an `Arrangement`."""
+    """The pipelines of a new group; `Arrangement` implements it."""
 
     @property
     def spare(self) -> Sequence[int]:
@@ -42,7 +42,7 @@ class _Arrangement(Protocol):
 
 
 class _Pipelines(Protocol):
-    """The engine of a pipeline strategy; a `PipelineExtended`, which is in a higher layer."""
+    """The part of `PipelineExtended` used here; this module must not import `pipeline`."""
 
     progress: Progress
     full_size: int
@@ -52,7 +52,7 @@ class _Pipelines(Protocol):
         """The mesh of the current group."""
 
     def follow_group(self) -> _Arrangement:
-        """Forms pipelines from the workers of another group."""
+        """Forms pipelines from the workers of the new group."""
 
 
 class StagesMissing(Exception):
@@ -91,10 +91,10 @@ class GroupShrinks(Exception):
 
 
 class Stages:
-    """The pipeline stages of a model in training; each worker keeps its stages while it lives.
+    """The pipeline stages of a model in training; each process keeps its stages until it ends.
 
-    A group trains in as many pipelines as its workers can fill. Spare workers leave, and may
-    join again as new workers, together with the missing ones.
+    A group trains in as many pipelines as its workers can fill. Spare workers leave. They may join
+    again as new workers, together with replacements for the lost workers.
 
     Args:
         model: the model in training; for a model without stages, all methods do nothing.
@@ -104,7 +104,8 @@ class Stages:
         divided: whether the model is divided into stages.
 
     Raises:
-        UnsupportedError: a joining worker could not determine the stages by itself.
+        UnsupportedError: the model was cut by measured times, so a joining worker could not
+            determine the stages by itself.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -127,10 +128,10 @@ class Stages:
         return pipelines
 
     def most(self, workers: int | None) -> int | None:
-        """The maximum number of workers in a group.
+        """Returns the maximum number of workers in a group.
 
         Args:
-            workers: the limit without stages; None for any number.
+            workers: the maximum that the user has set; None for any number.
         """
         if not self.divided:
             return workers
@@ -139,7 +140,7 @@ class Stages:
         return full if workers is None else min(full, workers // each * each)
 
     def follow_group(self, membership: Membership | None) -> None:
-        """Forms pipelines of the workers of another group; called by all of them.
+        """Forms pipelines from the workers of the new group; called by all of them.
 
         Args:
             membership: this worker's membership, which is closed if the worker has to leave.
@@ -167,13 +168,13 @@ class Stages:
             raise GroupShrinks(arrangement.spare)
 
     def alike(self) -> Sequence[Sequence[int]] | None:
-        """The ranks that hold the same stages, for each part; None if all hold the whole model."""
+        """For each part of the model, the ranks that hold it; None if all hold the whole model."""
         if not self.divided:
             return None
         return self._pipelines.mesh.data_groups
 
     def position_of(self, rank: int) -> int:
-        """A rank's number in the communicator of the workers with this worker's stages."""
+        """Returns a rank's number in the communicator of the workers with this worker's stages."""
         if not self.divided:
             return rank
         return self._pipelines.mesh.data_group_of(self.group.topology.rank).index(rank)
@@ -186,10 +187,10 @@ class FitProgress:
     Attributes:
         is_new: whether it has just joined, without any state.
         is_torn: whether its state does not match any step.
-        can_redo: whether it can redo the step after its last committed one, if another worker has
+        can_redo: whether it can redo the step after its last committed step, if another worker has
             committed that step.
-        steps: the number of training steps committed on this worker.
-        epochs_ended: the number of epochs that all of its callbacks have seen end.
+        steps: the number of training steps that it has committed.
+        epochs_ended: the number of epochs that have ended for all of its callbacks.
         seen: the number of its callbacks that have seen the end of the last batch.
         came_later: whether it joined during this call of `fit`.
         shards: its shards of a sharded optimizer; None if the optimizer is not sharded.
@@ -224,12 +225,12 @@ class Agreement:
 
     Attributes:
         steps: the number of committed training steps.
-        source: the rank that knows the position in the training.
-        sources: for each rank, a rank with the same part of the model that has its state.
+        source: the rank that sends the position in the training.
+        sources: for each rank, the rank that sends the state of its part of the model.
         takers: the ranks that receive state.
         redo: the ranks that redo the step that they have rolled back.
         newcomers: the ranks that have just joined.
-        epoch: the epoch that all of them enter.
+        epoch: the epoch that all workers enter.
         seen: the largest number of callbacks, on any worker, that saw the end of the last batch.
         shards: the source of a sharded optimizer's state; None if it is not sharded.
     """
@@ -250,14 +251,14 @@ def agree(
 ) -> Agreement:
     """Decides how the workers continue; the result is the same on all of them.
 
-    A step committed on any worker has received all of its inputs from all workers, so it counts as
-    committed for all. No worker enters an epoch before all callbacks have seen the end of the
-    previous one.
+    A worker commits a step only after it has received all values of the step from the other
+    workers, so a step that any worker has committed counts as committed for all. No worker enters
+    an epoch before all callbacks have seen the end of the previous epoch.
 
     Args:
         everyone: the positions of all workers, in rank order.
-        alike: the ranks that hold the same part of the model, for each part; by default all hold
-            all of it.
+        alike: for each part of the model, the ranks that hold it; by default, all ranks hold the
+            whole model.
 
     Raises:
         GroupLostError: no worker has a whole state, the state of a part of the model is lost, or

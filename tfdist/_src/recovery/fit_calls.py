@@ -1,4 +1,4 @@
-"""The calls of `fit` of a job, which a joining process replays, and their data.
+"""Counts the calls of `fit` of a job, so that a joining process can find the running call.
 
 An error that all workers raise ends the call on all of them; the group remains for the next call.
 """
@@ -30,7 +30,7 @@ class FitAlreadyEnded(Exception):
     """Leaves a call of `fit` that the other workers ended before this process joined.
 
     Args:
-        history: the contents of its `History`.
+        history: the contents of the call's `History`.
     """
 
     def __init__(self, history: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class FitCalls:
 
         Raises:
             FitAlreadyEnded: the workers have ended this call.
-            ProgramMismatchError: they call `fit` differently.
+            ProgramMismatchError: the workers call `fit` differently.
         """
         answer = json.loads(reason)
         if "ended" in answer:
@@ -142,19 +142,19 @@ def _devices_of(model: keras.Model) -> str:
 
 def _weights_of(model: keras.Model) -> str:
     if is_pipeline_model(model):
-        return "in stages"  # each worker holds different ones
+        return "in stages"  # each worker holds different weights
     weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
     digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
     return f"with {len(weights)} weights (shapes and types: {digest})"
 
 
 def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentry:
-    """Lets data continue with the same iterators when `fit` is entered again.
+    """Lets training data continue with the same iterators when `fit` is entered again.
 
     Args:
         model: the model in training.
         data: the training data.
-        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
+        keeps_rows: whether each worker keeps its number of rows per batch when the group changes.
     """
     extended = extended_of(model.distribute_strategy)
     keep_validation(model, data)
@@ -168,7 +168,7 @@ def allow_reentry(model: Any, data: TrainingData, *, keeps_rows: bool) -> Reentr
 
 
 def keep_validation(model: Any, data: TrainingData) -> ValidationData:
-    """Returns the tracker of the validation data of a call of `fit`, and creates it if needed.
+    """Returns the validation data of a call of `fit`; creates the object if needed.
 
     Args:
         model: the model in training.
@@ -200,7 +200,7 @@ def whereabouts(group: Group, calls: FitCalls) -> str:
 
 
 def watch_others(group: Group, call: int, error: BaseException) -> None:
-    """Leaves the group, in the background, once others have waited too long in a call of `fit`.
+    """Starts a thread that leaves the group once others have waited too long in a call of `fit`.
 
     Args:
         group: the workers.

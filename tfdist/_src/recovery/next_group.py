@@ -1,4 +1,4 @@
-"""Decides which group of workers forms next, and when others are admitted."""
+"""Decides which group of workers forms next, and when waiting processes are admitted."""
 
 import functools
 import weakref
@@ -27,16 +27,17 @@ class ReadsSnapshots(Callback):
             committed_steps: the number of committed steps on the most advanced worker.
 
         Returns:
-            The number of steps before the snapshot, and the number trained since then; zeros if
-            there is no snapshot, but all have the state before the first step; None otherwise.
+            The number of steps before the snapshot, and the number of steps trained since then. If
+            there is no snapshot: two zeros if all workers have the state before the first step,
+            else None.
         """
         raise NotImplementedError
 
 
 def reader_of(callbacks: Sequence[Any]) -> Callable[[int], tuple[int, int] | None] | None:
-    """The function of a callback that reads the newest snapshot; None if no callback has one.
+    """Returns the function of a callback that reads the newest snapshot; None if there is none.
 
-    Its argument and its result are those of `ReadsSnapshots`.
+    The function has the argument and the result of `ReadsSnapshots._on_state_lost`.
     """
     readers = (one._on_state_lost for one in callbacks if isinstance(one, ReadsSnapshots))
     return next(readers, None)
@@ -48,7 +49,7 @@ def _info_of(topology: Topology) -> GroupInfo:
 
 
 def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) -> None:
-    """Notifies callbacks that the group has changed; on a new chief, they take over its files.
+    """Notifies callbacks of a new group; on a new chief, they continue the old chief's files.
 
     Args:
         callbacks: the callbacks, in their order.
@@ -104,12 +105,12 @@ _calls: weakref.WeakKeyDictionary[Group, FitCalls] = weakref.WeakKeyDictionary()
 
 
 def calls_of(group: Group) -> FitCalls:
-    """The calls of `fit` on a group that may change."""
+    """Returns this process's calls of `fit` in a group that may change."""
     return _calls.setdefault(group, FitCalls())
 
 
 def membership_of(group: Group) -> Membership | None:
-    """The membership of this process in a group; called by all its workers.
+    """Returns this process's membership in a group; called by all workers of the group.
 
     Returns:
         None for a process that has yet to be admitted.
@@ -119,7 +120,7 @@ def membership_of(group: Group) -> Membership | None:
     """
     if group.joiner is not None:
         return None
-    membership = group.membership  # with TFDIST_ELASTIC=1 since the workers have met
+    membership = group.membership  # With TFDIST_ELASTIC=1, it exists since the rendezvous.
     if membership is None:
         try:
             membership = Membership(group.session, group.options)
@@ -169,7 +170,7 @@ def _enter(group: Group, membership: Membership) -> None:
 
 
 class NextGroup:
-    """Forms the successive groups.
+    """Forms each new group of workers during a call of `fit`.
 
     Args:
         stages: the pipeline stages of the model in training.
@@ -180,7 +181,7 @@ class NextGroup:
 
     Attributes:
         membership: this process's membership; None before it is admitted.
-        min_workers: as given.
+        min_workers: the minimum number of workers.
     """
 
     def __init__(
@@ -209,11 +210,11 @@ class NextGroup:
         return not self._stages.divided or size + waiting >= (most or 0)
 
     def first(self) -> Session:
-        """Forms a group; it may be too small for training if a callback can then save."""
+        """Forms a group; it may be too small for training if a callback can save the state."""
         return self._of_those_left(())
 
     def after(self, error: GroupShrinks | StagesMissing) -> Session:
-        """Forms the group after one that lacks stages, or that some workers leave.
+        """Forms the next group when the current group lacks stages or loses some of its workers.
 
         Args:
             error: the reason.
@@ -239,8 +240,8 @@ class NextGroup:
         """Forms a group that is large enough for training.
 
         Args:
-            saved: whether the state is saved. If so, SIGTERM during the wait is handled as in a
-                step.
+            saved: whether the state is saved. If so, SIGTERM during the wait ends this worker with
+                the exit code that requests a restart.
         """
         check = functools.partial(preemption.check, saved=saved)
         return self._form(check)

@@ -29,14 +29,14 @@ class Preemption:
     Attributes:
         asked: whether SIGTERM has arrived during `fit`.
         release: called by all workers at the end of a step if one of them received SIGTERM. Raises
-            if only some of them leave, and returns if all have to. Set by training that can
+            if only some workers leave, and returns if all must leave. Set by training that can
             continue without some workers.
     """
 
     def __init__(self) -> None:
         self.asked = False
         self.release: Callable[[], object] = lambda: None
-        self._before: Any = None  # the handler outside of `fit`, while it is not installed
+        self._before: Any = None  # the handler that `_handle` replaces during `fit`
         self._pid = 0
 
     @contextlib.contextmanager
@@ -50,14 +50,14 @@ class Preemption:
 
     @contextlib.contextmanager
     def heeding(self) -> Iterator[None]:
-        """Within this context, SIGTERM makes a request and does not end the process.
+        """Within this context, SIGTERM requests saving and exiting, and does not end the process.
 
         Further signals have no effect: a worker may receive a scheduler's signal twice, directly
-        and from its launcher. For the same reason, SIGTERM is ignored from then on if the context
-        is left with the exit code of a worker that has saved its state. Processes forked within the
-        context get the previous handler.
+        and from its launcher. For the same reason, SIGTERM stays ignored after this context if the
+        worker exits with the code that reports a saved state. Processes forked within the context
+        get the previous handler.
 
-        Outside of the main thread, where Python allows no handlers, nothing changes.
+        Outside of the main thread, where Python allows no handlers, this context does nothing.
         """
         before = signal.getsignal(signal.SIGTERM)
         # None if the handler was not installed from Python.
@@ -87,7 +87,7 @@ class Preemption:
     def check(self, *, saved: bool) -> None:
         """Ends a wait for other workers if SIGTERM has arrived.
 
-        Without a saved state, the handler outside of `fit` decides.
+        If the state is not saved, calls the handler that was installed before `fit`.
 
         Args:
             saved: whether the state of the training is saved.
@@ -106,11 +106,11 @@ class Preemption:
         signal.signal(signal.SIGTERM, self._handle)
 
     def later_check(self) -> Callable[[], None]:
-        """Returns a check for one wait for a group whose next step would save the state.
+        """Returns a check to call repeatedly during one wait for a new group.
 
-        A group usually forms within a second, and the request is granted in its first step. If it
-        takes longer, because a worker is busy or silent, the check ends the wait: the launcher
-        kills this process soon in any case.
+        A group usually forms within a second, and its first step saves the state and exits. If the
+        group takes longer, because a worker is busy or silent, the check ends the wait: the
+        launcher kills this process soon in any case.
         """
         since: float | None = None
 
@@ -162,8 +162,9 @@ def release(
 ) -> None:
     """Releases the workers that received SIGTERM; called by all workers at the end of a step.
 
-    Returns if all workers have to leave: there are no others, the others could not continue, or
-    their launcher would take the exit of one worker for the end of the job.
+    Returns if all workers must leave. This is the case if all of them received SIGTERM, if the
+    others could not continue, or if a launcher would treat the exit of one worker as the end of the
+    job.
 
     Args:
         group: the workers.
@@ -213,8 +214,8 @@ def can_go_on(
     Args:
         leaving: the ranks that leave.
         held: each worker's shards of a sharded optimizer, in rank order.
-        alike: the ranks that hold the same part of the model, for each part; None if all hold all
-            of it.
+        alike: for each part of the model, the ranks that hold it; None if all ranks hold the whole
+            model.
         min_workers: the minimum number of remaining workers.
         steps: the number of committed steps.
 

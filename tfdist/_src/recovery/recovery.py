@@ -59,7 +59,7 @@ class StaleGraphs:
         self._traces = True
         self._extended.traces_know_group = False
         if not self._divided:
-            # Also for a newcomer, whose `fit` has already created its function.
+            # A newcomer needs this as well: its `fit` has already created the function.
             self._model.make_train_function(force=True)
             self._model.test_function = self._model.predict_function = None
 
@@ -87,7 +87,7 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, committed_step
     Args:
         lost: why no worker can continue.
         entries: the state shared by all entries of the call of `fit`.
-        group: the workers, some of them possibly new.
+        group: the workers; some may be new.
         committed_steps: the number of committed steps on the most advanced worker.
 
     Raises:
@@ -142,7 +142,7 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
 
     Args:
         error: the error, raised in `fit`.
-        session: the session of the group; informed of a loss that only the core knows.
+        session: the session of the group; is informed of a loss that only the core has detected.
         causes: why communicators of the group were aborted.
     """
     if not _may_come_from_others(error):
@@ -156,7 +156,7 @@ def is_loss(error: BaseException, session: Session, causes: Sequence[Cause]) -> 
 def find_farewell(
     error: BaseException, topology: Topology, causes: Sequence[Cause]
 ) -> Cause | None:
-    """Returns another worker's report that its step has failed, or that it leaves, if any.
+    """Returns another worker's report that its step has failed, or that it leaves; or None.
 
     Args:
         error: the error, raised in `fit`.
@@ -175,15 +175,16 @@ def find_farewell(
 def await_end(
     farewell: Cause, session: Session, silence: float, check: Callable[[], object]
 ) -> bool:
-    """Waits for the process of a worker that has reported a failure, or left, to end.
+    """Waits for a worker's process to end after the worker has reported a failure, or left.
 
-    Such a worker is alive, so nobody has detected a loss. Most exceptions end its process, which
-    the session reports. A program that catches them continues, and may soon need this group again.
+    Its process is still alive, so the session has reported no loss. Most exceptions end the
+    process, and the session then reports the loss. If the program catches the exception, the
+    worker continues, and may soon need this group again.
 
     Args:
         farewell: the worker's report.
         session: the session of the group.
-        silence: the number of seconds after which a silent worker is lost.
+        silence: the number of seconds after which a silent worker counts as lost.
         check: called repeatedly during the wait; may raise.
 
     Returns:
@@ -227,7 +228,8 @@ class Recovery:
         membership: decides on the group; None for a process that has yet to be admitted.
         min_workers: the minimum number of workers.
         max_workers: the maximum number of workers; None for any number.
-        keeps_rows: whether a worker's part of a batch keeps its rows, rather than the whole batch.
+        keeps_rows: whether each worker keeps its number of rows per batch when the group changes;
+            otherwise, the global batch keeps its number of rows.
         shards: this worker's state of a sharded optimizer.
     """
 
@@ -365,7 +367,7 @@ class Recovery:
 
         Raises:
             FitAlreadyEnded: the others have ended this call of `fit`.
-            RestartFit: the remaining workers lack the state, and `fit` is to be entered again.
+            RestartFit: no remaining worker has the state, so `fit` must be entered again.
             TfdistError: this worker was not admitted, or cannot continue.
         """
         self._next.membership, session = next_group.be_admitted(self._group)
@@ -389,7 +391,7 @@ class Recovery:
             raise RestartFit
 
     def _enter(self, session: Session, *, is_new: bool) -> Agreement | None:
-        """Enters a group and takes over the state; returns None if no worker has it."""
+        """Enters a group and synchronizes the state; returns None if no worker has the state."""
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
         mine = FitProgress(is_new=True, came_later=True) if is_new else self._fit_progress()
@@ -435,7 +437,7 @@ class Recovery:
     def _share_state(
         self, agreement: Agreement, *, takes: bool, replaced: state_transfer.ReplacedValues | None
     ) -> None:
-        """Broadcasts the state; if that fails, restores the values that this worker had before."""
+        """Broadcasts the state; if this fails, restores this worker's previous values."""
         source = self._stages.position_of(agreement.sources[self._group.session.rank])
         workers = self._extended.workers
         try:
@@ -444,7 +446,7 @@ class Recovery:
             )
         except BaseException:
             if replaced is not None:
-                # The only worker that was a step ahead may be the lost one.
+                # The lost worker may be the only one that was a step ahead.
                 self._extended.progress.torn = not replaced.put_back()
             raise
 
@@ -455,7 +457,7 @@ class Recovery:
         self._changed_at = steps, times + 1 if before == steps else 1
 
     def _lose(self, error: GroupLostError, steps: int) -> None:
-        """Records that no worker has the full state, and aligns the step counts."""
+        """Records that no worker has the full state, and sets the common number of steps."""
         self._lost = error
         self._stand_at(steps)
         self._extended.progress.torn = True
@@ -532,7 +534,7 @@ class Recovery:
             self._callbacks.end_batch(*reentry.last_batch, reentry.logs, agreement.seen)
 
     def _batches(self, agreement: Agreement) -> int:
-        """The number of batches trained in the epoch that was read last."""
+        """Returns the number of batches trained in the epoch that was read last."""
         return agreement.steps - self._steps_before.get(self._reentry.read, agreement.steps)
 
     def _report(self, seconds: float, *, lost: bool) -> None:

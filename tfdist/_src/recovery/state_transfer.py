@@ -28,7 +28,7 @@ class EntryPosition:
 
     Attributes:
         document: the part of the position that JSON can represent.
-        arrays: the rest.
+        arrays: the other parts of the position.
     """
 
     document: dict[str, Any]
@@ -36,7 +36,7 @@ class EntryPosition:
 
     @property
     def batches(self) -> int:
-        """The number of trained batches of its epoch."""
+        """The number of trained batches of `epoch`."""
         return int(self.document["batches"])
 
     @property
@@ -89,7 +89,7 @@ def enter_at(
     data: TrainingData,
     restore_metrics: Callable[[], object],
 ) -> None:
-    """Prepares this worker's call of `fit`, which has just begun, to continue at an entry.
+    """Prepares this worker's call of `fit`, which has just begun, to continue at a position.
 
     Args:
         entry: the position of another worker.
@@ -128,7 +128,7 @@ def enter_at(
         # This worker has not distributed any data for this group.
         data.separate = dataclasses.replace(SeparateBatches(**document["separate"]), generation=-1)
     if document["separate"] is not None and (epoch > entry.epoch or not batches):
-        pass  # All begin an epoch, and divide the data again.
+        pass  # All workers begin an epoch and divide the data again.
     elif document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # The sender has already made an iterator for the next epoch.
             made = position.iterators - 1
@@ -140,7 +140,7 @@ def enter_at(
     elif batches or document["has_untrained"] or position.begun:
 
         def ready() -> None:
-            set_random()  # Until now, the generators had their states from the start of reading.
+            set_random()  # Until now, the generators had their states from the epoch's beginning.
             restore_metrics()
             if (
                 document["has_untrained"]
@@ -191,7 +191,7 @@ class ReplacedValues:
             self._kept.append((assign, tf.identity(value)))
 
     def put_back(self) -> bool:
-        """Puts all values back; returns whether all had been kept."""
+        """Assigns the kept values again; returns whether all replaced values had been kept."""
         for assign, value in self._kept:
             assign(value)
         return self._bytes <= _MAX_KEPT_BYTES
@@ -215,8 +215,8 @@ def share_state(
         totals: the totals of its metrics.
         workers: the communicator of the workers that hold the same part of the model.
         source: the rank that has the state.
-        takes: whether this worker takes the values.
-        replaced: keeps this worker's values; None if they are not needed.
+        takes: whether this worker assigns the received values.
+        replaced: keeps the values that are replaced on this worker; None if they are not needed.
 
     Raises:
         ProgramMismatchError: a worker lacks a variable of the state; the same error on all.

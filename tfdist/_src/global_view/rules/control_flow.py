@@ -80,7 +80,7 @@ def _joined_branches(values: Sequence[Value], tensor: Any) -> Value:
         result = joined_values(result, value, tensor)
     around = (*result.layout.outer.symbols, *result.layout.inner.symbols)
     if any(symbol.source is tensor for symbol in around):
-        # A branch does not know the sizes of results.
+        # The layout refers to a size of the result, which is unknown inside the branches.
         return dataclasses.replace(result, layout=WHOLE)
     return result
 
@@ -95,7 +95,7 @@ _ROUNDS = 8
 
 @rule("While", "StatelessWhile", per_worker=True)
 def loop(call: Call) -> Decision | None:
-    """Repeats a function; the layouts of the loop's variables are a fixed point of its analysis."""
+    """Repeats a function; the loop variables' layouts are a fixed point of the body's analysis."""
     body = call.attr("body").name
     values = list(call.values)
     part = call.analysis.part(call.op, body, values)
@@ -136,7 +136,8 @@ def _loop_value(part: Any, i: int, before: Value, gathered: set[int]) -> Value:
         part: the analysis of a round.
         i: the index of the variable.
         before: the facts at the start of the analyzed round.
-        gathered: the variables whose layouts differ from round to round; one may be added.
+        gathered: the indices of variables with layouts that differ between rounds; `i` may be
+            added.
     """
     tensor = part.graph.inputs[i]
     if part.graph.outputs[i] is tensor:
@@ -244,7 +245,7 @@ def _list_of(layout: Layout, element: Value | None) -> Value:
 
 
 def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
-    """Returns the dimensions in a shape, with a symbol for each unknown one."""
+    """Returns the dimensions in a shape, with a symbol for each unknown dimension."""
     if shape is None or isinstance(shape, Axes) or shape.ndim != 1:
         return None
     return tuple(
@@ -365,7 +366,7 @@ def element_of_shape(
         where: the index of the operand with the element's shape.
         output: the index of the result with the element.
         layout: the element's layout.
-        dims: its dimensions, if known.
+        dims: the element's dimensions, if known.
         batch: the symbol for the number of rows.
         stacked: whether the result stacks all elements along a new axis.
     """
@@ -505,7 +506,7 @@ def concat_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Concatenates elements that hold a worker's rows; returns lengths for the whole batch."""
     elements, shape, lengths = inputs
     made, tensor = call.decision.outputs[0], call.op.outputs[0]
-    along = call.layouts[0].axis == 0  # The rows are joined.
+    along = call.layouts[0].axis == 0  # The elements are joined along the axis of the rows.
     own, whole = emitter.own_rows(tf.int64), emitter.all_rows(tf.int64)
     if along:
         lengths = lengths // whole * own
@@ -550,7 +551,7 @@ def list_split(call: Call) -> Decision | None:
 def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
     """Returns the number of parts if they are known to have equal lengths."""
     if lengths is None:
-        # This is the gradient of a concatenation of such elements.
+        # In the gradient of a list's concatenation, the size has a symbol for the number of parts.
         source = call.op.inputs[2]
         symbols = [s for s in size.symbols if s.source is source]
         if symbols:
@@ -593,7 +594,7 @@ def list_resize(call: Call) -> Decision | None:
 
 
 def of_lists(call: Call) -> Decision | None:
-    """Passes on a list or an optional, adds lists, or makes zeros like one."""
+    """Returns a list or an optional unchanged, adds lists, or makes zeros like a list."""
     if call.has("per_worker"):
         return None
     values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
@@ -616,7 +617,7 @@ def of_lists(call: Call) -> Decision | None:
 
 
 def _of_all_lists(values: Sequence[Value]) -> Layout:
-    """Returns the layout of a sum of lists: rows if all elements can be cut that way."""
+    """Returns the layout of a sum of lists: rows if all lists' elements have the same rows."""
     layouts = [v.layout for v in values]
     if all(v == layouts[0] for v in layouts):
         return layouts[0]

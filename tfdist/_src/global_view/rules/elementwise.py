@@ -127,7 +127,10 @@ def _widens(call: Call) -> bool:
 
 
 def _target_rows(call: Call) -> tuple[int, Layout] | None:
-    """Returns the axis, from the end, and layout of the highest-rank operand with rows."""
+    """Returns the rows' axis and the layout of the highest-rank operand with rows.
+
+    The axis is counted from the end.
+    """
     ranks = [call.rank(i) for i in range(len(call.values))]
     if len(ranks) == 1 and call.layouts[0].kind == "rows":
         return (call.layouts[0].axis - (ranks[0] or 0), call.layouts[0])
@@ -166,7 +169,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
             inputs.append(None if is_whole(own) else WHOLE)
             continue
         if row is not None and row.value is None and dims[axis].value is not None:
-            return None  # They match only for one particular number of rows.
+            return None  # The sizes match only for one particular number of rows.
         wanted = layout.moved_to(len(dims) + axis)
         inputs.append(None if own == wanted else wanted)
     if len(call.values) == 1 and call.dims(0) is None:
@@ -188,7 +191,7 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
 
 
 def relax_shape(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Adds an operation, with the number of this worker's rows left open in its `shape`."""
+    """Adds an operation with an unknown number of rows in its attribute `shape`."""
     shape = tf.TensorShape(call.op.get_attr("shape"))
     axis = call.decision.outputs[0].axis
     if shape.rank is not None:
@@ -202,7 +205,7 @@ def relax_shape(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @rule("Select")
 def select(call: Call) -> Decision | None:
-    """Selects elements, or slices by a vector."""
+    """Selects elements, or slices by a vector of conditions."""
     if call.rank(0) is None or call.rank(1) is None:
         return None
     if call.rank(0) in (call.rank(1), 0):
@@ -306,7 +309,7 @@ def _reduced(call: Call) -> Layout:
 
 
 def mean_of_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Returns a worker's contribution to a mean: the mean over its rows times their share."""
+    """Returns a worker's contribution to a mean: the mean over its rows times its share of rows."""
     (mean,) = emitter.copy(call.op, inputs)
     return [mean * emitter.fraction(mean.dtype)]
 

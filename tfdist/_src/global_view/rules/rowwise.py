@@ -7,7 +7,7 @@ from tfdist._src.global_view.decision import Call, Decision, dims_of, merged
 from tfdist._src.global_view.layout import ONE, PARTIAL_SUM, WHOLE, Dim, Layout, product, rows
 from tfdist._src.global_view.rules.table import is_whole, names, rule, same_rows
 
-# Operations on each row, which may be cut along any of the leading axes.
+# Operations on the last axes. The rows may be on any of the leading axes.
 
 
 def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = None) -> Any:
@@ -16,7 +16,7 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
     Args:
         call: the call.
         last: the number of last axes.
-        batched: the operands that have the other axes too; the rest have only the last axes.
+        batched: the operands that also have the other axes; the rest have only the last axes.
         outputs: the results that have rows; all by default.
     """
     target = same_rows(call, batched)
@@ -130,7 +130,7 @@ def look_up(call: Call) -> Decision | None:
 
 
 def with_the_rank_of_keys(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Looks up in a table whose copied handle lacks the shapes of its values."""
+    """Looks up keys; sets the shape of the result, which the copied table handle lacks."""
     results = emitter.copy(call.op, inputs)
     results[0].set_shape(inputs[1].shape)
     return results
@@ -252,7 +252,7 @@ def on_each_row(call: Call) -> Decision | None:
 
 
 def _transforms(call: Call, target: Layout) -> Layout | None:
-    """Returns the layout needed for the transforms: one for all images, or one for each."""
+    """Returns the required layout of the transforms: one for all images, or one per image."""
     dims = call.dims(1)
     if dims is not None and dims[0] == ONE:
         return None if is_whole(call.layouts[1]) else WHOLE

@@ -219,7 +219,7 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
-    """Whether a value is repeated once for each row, so that a sum is communicated beforehand."""
+    """Whether a value is repeated for each row; if so, a partial sum is communicated first."""
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
     return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)
@@ -469,7 +469,7 @@ class _Slicing:
         full: the axes of the input that are taken completely and in order.
         new: the new axes of the result.
         entries: for each axis of the input, its entry in `begin` and `end`; None if it has none.
-        ranges: for each axis with an entry, its first and last element, if known.
+        ranges: for each axis sliced with stride 1, its begin and end; None if unknown.
     """
 
     def __init__(self, op: Any, rank: int, begin: Any, end: Any, strides: Any, dims: Any) -> None:
@@ -539,7 +539,7 @@ def _slicing(call: Call, dims: Any, at: int) -> _Slicing | None:
 
 @rule("StridedSlice")
 def strided_slice(call: Call) -> Decision | None:
-    """Slices like Python."""
+    """Slices with begin, end and stride, like Python."""
     dims, layout = call.dims(0), call.layouts[0]
     if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:
         return None
@@ -588,7 +588,7 @@ def of_the_first_row(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
-    """Takes some repetitions of all rows, as from rows concatenated with others."""
+    """Takes some repetitions of all rows, such as one part of a concatenation of rows."""
     layout = call.layouts[0]
     entry, new = slicing.entries[layout.axis], slicing.kept[layout.axis]
     if entry is None or new is None or layout.axis not in slicing.ranges or known is None:
@@ -715,7 +715,7 @@ def pad(call: Call) -> Decision | None:
 
 
 def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | None:
-    """Pads with repetitions of rows, as the gradient of a slice of repetitions does."""
+    """Pads with repetitions of all rows, as in the gradient of a slice of repetitions."""
     layout, dims, around = call.layouts[0], call.dims(0), call.content(1)
     if call.type == "MirrorPad" or around is None or isinstance(around, Axes):
         return None
@@ -735,7 +735,7 @@ def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | N
 
 
 def pad_repetitions(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Pads with a number of elements that is a multiple of the rows."""
+    """Pads with a number of elements that is a multiple of the number of rows."""
     around, axis = inputs[1], call.layouts[0].axis
     own = around[axis] // emitter.all_rows(around.dtype) * emitter.own_rows(around.dtype)
     local = tf.concat([around[:axis], own[None], around[axis + 1 :]], axis=0)
@@ -761,7 +761,7 @@ def mirror_pad_gradient(call: Call) -> Decision | None:
 
 @rule("ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp")
 def along_axes(call: Call) -> Decision | None:
-    """Acts along some axes, separately for each slice along the others."""
+    """Acts along some axes, separately for each slice along the other axes."""
     dims, layout = call.dims(0), call.layouts[0]
     axes = call.ints(len(call.values) - 1)
     if call.has("per_worker") or not all(map(is_whole, call.layouts[1:])) or dims is None:

@@ -1,7 +1,7 @@
 """Rules for random numbers, variables, the program's collectives, effects, and workers' own values.
 
-A program can mark the borders of a computation whose values are a worker's own. Operations between
-the borders are copied unchanged.
+A program can mark the beginning and the end of a computation with a worker's own values. Operations
+in between are copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ def _outside(call: Call, mark: str) -> Layout:
 
 
 def pass_all(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on all operands."""
+    """Returns the operands unchanged."""
     return list(inputs)
 
 
@@ -116,7 +116,7 @@ _RANDOM = table.names(
 
 @table.rule(*_RANDOM)
 def random_numbers(call: Call) -> Decision | None:
-    """Draws numbers; each row gets the same numbers as in the whole batch."""
+    """Draws numbers; each row gets the same numbers as if the whole batch were drawn at once."""
     shape = call.content(0)
     if not all(map(table.is_whole, call.layouts)) or shape is None or shape.ndim != 1:
         return None
@@ -138,15 +138,15 @@ _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
 
 
 def skip_ahead(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Draws the numbers of this worker's rows, by skipping those of the rows before (Philox)."""
+    """Draws the numbers of this worker's rows, and skips the numbers of earlier rows (Philox)."""
     shape, key, counter, *rest = inputs
     dtype = call.op.outputs[0].dtype
     count = tf.reduce_prod(tf.cast(shape, tf.int64))
     skipped = emitter.first_row(tf.int64) * (count // emitter.own_rows(tf.int64))
     block = _PER_COUNT.get(dtype, 4)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
-    # A few more than needed, since a block may begin before the first number of the rows: XLA does
-    # not allow an amount that depends on the position.
+    # Draws a few more numbers than needed, since the first block may begin before this worker's
+    # rows. XLA does not allow the number of draws to depend on the position.
     long = tf.reshape(tf.cast(count + block - 1, shape.dtype), [1])
     (numbers,) = emitter.copy(call.op, [long, key, counter, *rest])
     own = tf.slice(numbers, [skipped % block], [count])
@@ -165,7 +165,7 @@ _STATEFUL_RANDOM = table.names(
 
 @table.rule(*_STATEFUL_RANDOM)
 def stateful_random_numbers(call: Call) -> Decision | None:
-    """Draws whole tensors on all workers; their generators have the same seeds."""
+    """Draws for the whole batch: with a seed, on all workers; without a seed, on one worker."""
     if call.attr("seed") or call.attr("seed2"):
         return None
     return _by_one(call, "numbers are drawn for the whole batch")
@@ -173,7 +173,7 @@ def stateful_random_numbers(call: Call) -> Decision | None:
 
 @table.rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
-    """Uses one worker's values, since others' may differ, such as random numbers from Python."""
+    """Uses one worker's values, since the workers' values may differ, as random numbers do."""
     return _by_one(call, "no rule")
 
 
@@ -277,7 +277,7 @@ _EXTREMES = {
 
 @table.rule(*_EXTREMES)
 def scatter_extremes(call: Call) -> Decision | None:
-    """Sets elements of a variable to the maximum or minimum of two numbers."""
+    """Sets elements of a variable to the maximum or minimum of their value and an update."""
     if call.layouts[0].kind != "partial":
         return None
     inputs = [None, *(None if table.is_whole(v) else WHOLE for v in call.layouts[1:])]
@@ -335,7 +335,7 @@ def _reduced_operands(call: Call) -> list[int]:
 
 @table.rule("IdentityN", per_worker=True)
 def identities(call: Call) -> Decision | None:
-    """Passes values on, or marks them as contributions to sums or as sums."""
+    """Returns values unchanged, or marks them as contributions to sums or as sums."""
     decision = border(call)
     if decision is not None:
         return decision
@@ -353,12 +353,12 @@ def identities(call: Call) -> Decision | None:
 
 
 def as_they_are(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on values, each as soon as it is available."""
+    """Returns values unchanged, each as soon as it is available."""
     return list(inputs)
 
 
 def contribute(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on this worker's contributions to sums, zeros if it has no rows."""
+    """Returns this worker's contributions to sums; zeros if it has no rows."""
     results = list(inputs)
     which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.zeroed]
     for i, value in zip(which, emitter.zeros_without_rows([inputs[i] for i in which]), strict=True):
@@ -367,7 +367,7 @@ def contribute(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 def each_by_itself(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Passes on each value by itself: only the gradient of the operation needed all of them."""
+    """Returns each value separately: only the gradient of the operation needs all of them."""
     return [tf.identity(x) for x in inputs]
 
 
@@ -441,7 +441,7 @@ def assert_of_own_rows(emitter: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 @table.rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
 def nothing(call: Call) -> Decision | None:
-    """Handles operations without operands."""
+    """Handles operations without operands, and `LoopCond`."""
     return call.all(WHOLE)
 
 

@@ -57,7 +57,7 @@ def names(text: str) -> list[str]:
 
 
 def is_whole(layout: Layout) -> bool:
-    """Whether a value means the same on each worker as on the whole batch."""
+    """Whether each worker holds the value for the whole batch, or no value has been written."""
     return layout.kind in ("whole", "unset")
 
 

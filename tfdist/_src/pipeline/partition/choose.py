@@ -23,8 +23,8 @@ def balance(costs: Costs, stages: int) -> list[int]:
     which evens out the other stages, then by the earliest last boundary, and so on. The same costs
     yield the same partition everywhere.
 
-    Both steps are dynamic programs (Bellman) over the position of a boundary. The next stage only
-    needs the optimum for the calls before it with one stage fewer.
+    Both steps are dynamic programs (Bellman) over the position of a boundary. To add a stage, only
+    the optimum for the calls before it, with one stage fewer, is needed.
 
     Args:
         costs: a matrix; `costs[i, j]` is the cost, at least 0, of a stage of calls i to j - 1. It
@@ -147,8 +147,8 @@ def _memory(graph: Graph) -> Costs:
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
     """Adds an amount to each stage that starts at call `begin` or later and contains a user.
 
-    The users are the indices of the calls that use a value or variable. A stage with several of
-    them gets the amount once.
+    The users are the indices of the calls that use a value or variable. A stage with several users
+    gets the amount once.
     """
     for user in sorted(set(users)):
         # The stages whose first user is this call.
@@ -167,8 +167,8 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
         graph: the model.
         cuts: names of calls: of a layer or operation, such as `"block_4"`; in a nested model,
             `"encoder/dense"`; for a layer's second call, `"dense#2"`. The name of a nested model,
-            `"encoder"`, means its last call. Each of these calls ends a stage; the calls after the
-            last of them form the last stage.
+            `"encoder"`, means its last call. Each named call ends a stage; the calls after the last
+            named call form the last stage.
 
     Returns:
         The boundaries for `cut_model`, in the order of the calls.

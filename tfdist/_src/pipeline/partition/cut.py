@@ -23,16 +23,16 @@ class Stage:
     Args:
         graph: the model's graph.
         index: the stage's index, from 0.
-        calls: its calls.
-        inputs: the values that it consumes, in order of their keys: model inputs, and outputs of
-            earlier stages.
-        outputs: the values that it returns: values that later stages consume, and model outputs.
-            The last stage returns all model outputs, including outputs of earlier stages.
-        owned: the variables whose regularizers it applies.
+        calls: the stage's calls.
+        inputs: the values that the stage consumes, in order of their keys: model inputs, and
+            outputs of earlier stages.
+        outputs: the values that the stage returns: values that later stages consume, or, for the
+            last stage, all model outputs, including outputs of earlier stages.
+        owned: the variables that this stage regularizes.
 
     Attributes:
         index, calls, inputs, outputs: as above.
-        layers: the layers that it calls, each once, in order.
+        layers: the layers that the stage calls, each once, in order.
         steps: the values computed by the calls of the last run, kept while a trace needs them.
     """
 
@@ -79,8 +79,8 @@ class Stage:
         """Runs the stage, in eager mode or inside a trace.
 
         Args:
-            values: at least the stage's `inputs`. Tensors carry Keras masks as in a model; neither
-                they nor their masks are modified.
+            values: at least the stage's `inputs`. Tensors carry Keras masks as in a model. The
+                tensors and their masks are not modified.
             training: as for the model's call.
             after: called with each call and its outputs; returns the outputs to use instead.
 
@@ -98,9 +98,9 @@ class Stage:
     def losses(self) -> list[Any]:
         """Returns the losses of the latest call, apart from the compiled loss.
 
-        They are the losses from `add_loss` and from activity regularizers in the stage's layers,
-        and the regularization losses of the variables that the stage owns. All stages together
-        return each of the model's `losses` once.
+        The losses are from `add_loss` and from activity regularizers in the stage's layers, and
+        from the regularizers of the variables that the stage owns. All stages together return each
+        of the model's `losses` once.
         """
         regularized = [
             v for v in self.trainable_variables if v.regularizer and id(v) in self._owned
@@ -146,7 +146,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         return self.run(values, training, after)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """Passes no mask on: masks flow from inputs to outputs only through the calls."""
+        """Returns no mask: masks pass from inputs to outputs only through the calls."""
 
 
 def unique(variables: Any) -> list[Any]:
@@ -162,7 +162,7 @@ class Edge:
         source, target: the indices of the stages.
         keys: the values, in order.
         masked: the keys of the values with a Keras mask.
-        differentiable: the keys of the floating-point values, whose gradients flow back.
+        differentiable: the keys of the floating-point values, which have gradients.
     """
 
     source: int
@@ -174,11 +174,12 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SharedVariable:
-    """A variable that several stages use, such as a layer called in each, or tied embeddings.
+    """A variable that several stages use, as with tied embeddings or a layer called in each stage.
 
     Attributes:
         variable: the variable.
-        stages: their indices, in order; the first is the owner, which applies the regularizer.
+        stages: the indices of these stages, in order. The first stage is the owner, which applies
+            the regularizer.
     """
 
     variable: keras.Variable
@@ -289,7 +290,7 @@ def _edges(graph: Graph, stages: Sequence[Stage], begins: Sequence[int]) -> tupl
         produced = {key for call in source.calls for key in call.outputs}
         for target in stages[source.index + 1 :]:
             keys = tuple(key for key in target.inputs if key in produced)
-            # A call between the two may have removed the mask.
+            # A call between the two stages may have removed the mask.
             masked = tuple(
                 key
                 for key in keys
@@ -395,8 +396,8 @@ def summary(
         rows: the rows of a microbatch, for the bytes.
 
     Returns:
-        The lines: a header, then one per stage with its first and last call, its share of the
-        cost, its parameters, and the bytes that it sends to later stages per microbatch.
+        The lines: a header, then a line per stage with its first and last call, its share of the
+        cost, its number of parameters, and the bytes that it sends to later stages per microbatch.
     """
     table = [_TITLES]
     for stage in partition.stages:

@@ -73,13 +73,13 @@ class Call:
         operation: the operation that is called.
         name: the operation's name, prefixed by the nested models that contain it, as in
             `"encoder/dense"`; the second call of a layer is `"encoder/dense#2"`.
-        args, kwargs: its arguments, with a `Placeholder` in place of each tensor.
-        inputs: the values among its arguments, each once.
-        outputs: its outputs, flattened.
+        args, kwargs: the call's arguments, with a `Placeholder` in place of each tensor.
+        inputs: the values among the arguments, each once.
+        outputs: the call's outputs, flattened.
         training: the `training` argument of the enclosing nested model; None if not given.
-        masks: the Keras masks after the call, if it may have changed them: on its outputs, and on
-            its inputs, since attention removes them. None means no mask.
-        reads: the model's variables that it uses but its layer does not own.
+        masks: the Keras masks on the outputs and inputs after the call, if the call may have
+            changed them; attention layers remove the masks of their inputs. None means no mask.
+        reads: the model's variables that the call uses but its layer does not own.
     """
 
     operation: keras.Operation
@@ -107,12 +107,12 @@ class Call:
         """Runs the call.
 
         Args:
-            values: its inputs, among others.
+            values: the call's inputs, among other values.
             training: as for the model's call.
 
         Returns:
-            Its outputs. None of them is an input: a tensor that a layer returns unchanged is
-            copied, so that each keeps its own mask.
+            The call's outputs. No output is the same tensor as an input: a tensor that a layer
+            returns unchanged is copied, so that input and output have separate masks.
         """
 
         def fill(argument: Any) -> Any:
@@ -134,7 +134,7 @@ class Graph:
         model: the model.
         calls: the calls; nested models are inlined.
         inputs: the model's inputs, in the order of `keras.tree.flatten`.
-        outputs: its outputs, likewise; one may occur twice, or be an input.
+        outputs: the model's outputs, in the same order; an output may occur twice, or be an input.
         specs: the spec of each value.
         functional: Keras's graph of the model, for the structure of its inputs and outputs.
     """
@@ -172,7 +172,7 @@ class Graph:
 
 
 def copy(value: Any) -> Any:
-    """Copies a tensor and its mask, so that removing one's mask does not affect the other."""
+    """Copies a tensor with its mask, so that the mask of either tensor can be removed alone."""
     if value is None:
         return None
     result, mask = tf.identity(value), get_keras_mask(value)

@@ -1,7 +1,7 @@
 """Turns a Keras model into a list of calls.
 
 A call that may create masks or read other layers' variables is traced once, symbolically, without
-touching any variable.
+reading or writing the value of any variable.
 """
 
 import collections
@@ -110,9 +110,9 @@ _ROWS = 2
 
 
 def needs_trace(operation: keras.Operation) -> bool:
-    """Whether a call may create a mask, or use a variable that it does not own.
+    """Whether a call may create a mask, or use a variable that its operation does not own.
 
-    Keras layers do neither, unless they compute a mask from values or run a user's function.
+    Keras layers do neither, except layers that compute a mask from values or run a user's function.
     """
     if not isinstance(operation, keras.layers.Layer):
         return not _is_from_keras(operation)
@@ -127,12 +127,12 @@ def trace(
 
     Args:
         call: the call.
-        specs: the specs of its inputs, among others.
-        masks: the Keras masks on its inputs.
+        specs: the specs of the call's inputs, among other values.
+        masks: the Keras masks on the inputs.
 
     Returns:
         The Keras masks on the inputs and outputs after the call, and the distinct variables that
-        it reads, including its layer's.
+        the call reads, including the variables of its layer.
     """
     found: dict[Key, Spec | None] = {}
     reads = _Reads()
@@ -155,7 +155,7 @@ def trace(
 
 
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
-    """Records the variables that are read inside the scope, including those without a value."""
+    """Records the variables that are read inside the scope, even if they have no value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -235,10 +235,10 @@ class _Walk:
 
         Args:
             graph: the graph.
-            tensors: the keys of its inputs, by the `id` of its symbolic tensors. The keys of its
-                calls' outputs are added.
-            path: the names of the nested models, as in `"model/encoder/"`.
-            training: the `training` argument of their calls.
+            tensors: the keys of the graph's inputs, by the `id` of its symbolic tensors. The keys
+                of its calls' outputs are added.
+            path: the names of the enclosing nested models, as in `"model/encoder/"`.
+            training: the `training` argument of the calls of these models.
         """
         for node in nodes_of(graph):
             if any(id(tensor) not in tensors for tensor in node.input_tensors):

@@ -55,10 +55,10 @@ class CallCost:
     """The cost of a call for the rows of a microbatch.
 
     Attributes:
-        forward, backward: seconds.
-        parameters: the number of elements of the layer's weights, in full for every call of it.
-        parameter_bytes: the bytes of all variables that it uses.
-        output_bytes: the bytes of its outputs.
+        forward, backward: the seconds of each pass.
+        parameters: the number of elements of the layer's weights, in full for each of its calls.
+        parameter_bytes: the bytes of all variables that the call uses.
+        output_bytes: the bytes of the call's outputs.
     """
 
     forward: float
@@ -87,9 +87,9 @@ def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float
 def estimate(graph: Graph, rows: int) -> list[CallCost]:
     """Estimates the costs of calls from their parameters, identically in all processes.
 
-    Each element of a matrix or kernel is multiplied once per row and position of the values, and
-    twice in the backward pass; elements of an embedding are looked up. The seconds are estimates
-    for a nominal processor.
+    The estimate assumes that each element of a matrix or kernel is multiplied once per row and
+    position of the values, and twice in the backward pass, while elements of an embedding are only
+    looked up. The seconds are estimates for a nominal processor.
 
     Args:
         graph: the model.
@@ -115,7 +115,7 @@ def _multiplications(graph: Graph, call: Call, rows: int) -> int:
 
 
 _REPEATS = 5
-# Quick calls are repeated for this long, but at most this often.
+# Quick calls are repeated for this many seconds, but at most this number of times.
 _SECONDS, _MAX_REPEATS = 0.03, 100
 
 
@@ -124,9 +124,9 @@ class Timing:
     """The duration and outputs of a call.
 
     Attributes:
-        forward, both: seconds of the forward pass, and of forward and backward pass together.
-        outputs: the specs of its outputs.
-        masks: specs of the masks on its inputs and outputs after the call; None for no mask.
+        forward, both: the seconds of the forward pass, and of forward and backward pass together.
+        outputs: the specs of the call's outputs.
+        masks: the specs of the masks on the inputs and outputs after the call; None for no mask.
     """
 
     forward: float
@@ -144,9 +144,9 @@ def time_call(
     """Times a call in training mode.
 
     Args:
-        call: the call. Its variables are replaced by synthetic values.
-        specs: the specs of its inputs.
-        masks: the specs of the masks on its inputs.
+        call: the call. Synthetic values replace the values of its variables.
+        specs: the specs of the call's inputs.
+        masks: the specs of the masks on the inputs.
         wanted: for each input, whether to compute its gradient.
     """
     variables = call.variables
@@ -213,8 +213,8 @@ def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
 def equivalence(call: Call) -> Hashable:
     """Returns a key; calls with equal keys compute the same function of inputs and variables.
 
-    Such calls are of the same class, with equal configs, equal arguments apart from tensors, and
-    variables of equal shapes and types.
+    The operations of such calls have the same class and equal configs. The calls have equal
+    arguments apart from tensors, and variables of equal shapes and types.
     """
     positions = {key: n for n, key in enumerate(call.inputs)}
 
@@ -249,8 +249,8 @@ def measure(graph: Graph, rows: int) -> list[CallCost]:
     """Times the forward and backward pass of each call on synthetic data.
 
     Calls of equal layers on values of equal shapes are timed once. The model's variables are
-    neither read nor written, and may have no values: each call gets synthetic values, which are
-    freed before the next call. Random states do not change either.
+    neither read nor written, and need not have values: each call gets synthetic values, which are
+    freed before the next call. Random states do not change.
 
     Args:
         graph: the model.

@@ -1,4 +1,4 @@
-"""Partitions a model identically on all workers, and creates their stages' variables."""
+"""Partitions a model identically on all workers, and creates each worker's variables."""
 
 import json
 import weakref
@@ -29,7 +29,8 @@ def build(
 ) -> tuple[keras.Model, list[weakref.ref[Any]]]:
     """Returns the model and references to its deferred variables, which have no values yet.
 
-    Only a function makes deferred variables; a model passed as such has its values.
+    If `model` is a function, its variables are deferred. If `model` is a model, its variables
+    already have values.
 
     Raises:
         ValueError: `model` is neither a Keras model nor a function that returns one.
@@ -67,7 +68,7 @@ def build(
 
 
 def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: Group) -> None:
-    """Checks that no other PipelineModel has freed values of a model.
+    """Checks that no other PipelineModel has freed the values of a model's variables.
 
     All ranks must call it together.
 
@@ -98,8 +99,8 @@ def materialize(
     Args:
         variables: the variables of the full model.
         local: the variables of this process's stages.
-        deferred: the variables without values, in the order of a single process's draws; includes
-            variables outside the model, such as the state of a layer's metric.
+        deferred: the variables without values, in the order in which a single process draws their
+            values; includes variables outside the model, such as the state of a layer's metric.
     """
     local_ids, model_ids = {id(v) for v in local}, {id(v) for v in variables}
     for reference in deferred:
@@ -134,7 +135,7 @@ def choose(
 
     Raises:
         PartitionError: the model cannot be cut this way.
-        UnsupportedError: the chief could not time it.
+        UnsupportedError: the chief could not time the model, or its batch size is fixed.
     """
     _check_rows(model, strategy)
     stages = strategy.stages
@@ -160,7 +161,7 @@ def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
     """Checks that a model accepts any number of rows, unless it only gets full batches.
 
     Raises:
-        UnsupportedError: it has a fixed batch size.
+        UnsupportedError: the model has a fixed batch size.
     """
     if strategy.microbatches * strategy.num_replicas_in_sync == 1 or not model.built:
         return

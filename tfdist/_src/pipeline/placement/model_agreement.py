@@ -25,7 +25,8 @@ def agree_on_model(graph: Graph, group: Group) -> None:
         group: all workers.
 
     Raises:
-        ProgramMismatchError: a layer or its position differs; the message names the first.
+        ProgramMismatchError: a layer or its position differs; the message names the first
+            difference.
     """
     calls = [
         (
@@ -46,7 +47,7 @@ def agree_on_compilation(compiled: Mapping[str, Any], group: Group) -> None:
         group: all workers.
 
     Raises:
-        ProgramMismatchError: an argument differs; the message names the first.
+        ProgramMismatchError: an argument differs; the message names the first such argument.
     """
     arguments = [(f"`{k}`,", f"{k}={_described(v)}") for k, v in sorted(compiled.items())]
     _compare("arguments of `compile`", arguments, group)
@@ -94,7 +95,7 @@ def _described(item: Any) -> str:
     return _normal(repr(item)) if name is None else str(name)
 
 
-# Names may contain counters. Seeds and `trainable` are decided by the rank that holds the layer. A
+# Names may contain counters. The rank that holds a layer decides its seed and `trainable`. A
 # function's code contains file names, which may differ between hosts.
 _LEFT_OUT = frozenset(
     {"name", "seed", "trainable", "registered_name", "module", "function", "build_config"}
@@ -102,7 +103,7 @@ _LEFT_OUT = frozenset(
 
 
 def _plain(config: Any) -> Any:
-    """Returns a configuration as serialized by Keras, without parts that may differ."""
+    """Returns a configuration from Keras, without the parts that may differ between ranks."""
     if isinstance(config, Mapping):
         kind = config.get("class_name")
         if kind == "__lambda__":
@@ -127,7 +128,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
 
     Args:
         partition: the model's partition.
-        strategy: the strategy that places its stages.
+        strategy: the strategy, which places the stages.
 
     Raises:
         ValueError: ranks that hold the same layer or variable disagree.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class RankMesh:
     """The mesh of a job: its ranks along the axes `data` and `pipeline`.
 
-    Ranks that hold the same stages sum their gradients, so they are adjacent, and on the same host
-    if they fit. The traffic between stages is lighter and crosses hosts.
+    Ranks that hold the same stages sum their gradients, so these ranks are adjacent, and on the
+    same host if possible. Stages exchange fewer bytes, so their messages may cross hosts.
 
     Attributes:
         pipelines: for each position on the data axis, the job's ranks along the pipeline axis.
@@ -80,7 +80,7 @@ class RankMesh:
 
     @property
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each pipeline rank, the job's ranks that have it and so hold the same stages."""
+        """For each pipeline rank, the job's ranks with this number; they hold the same stages."""
         return tuple(zip(*self.pipelines, strict=True))
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def make_compressor(
     members = mesh.data_group_of(group.topology.rank)
 
     def split(name: str, within: list[int]) -> CoreCommunicator | None:
-        # Unique for each set of ranks, since a process may have several meshes over time.
+        # The name is unique per set of ranks, since a process may use several meshes over time.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
     def split_gpus(name: str, within: list[int]) -> CoreCommunicator | None:
@@ -100,17 +100,18 @@ class PipelineExtended(ReplicatedExtended):
         container: the strategy that this extends.
         device: this worker's device.
         group: all workers.
-        mesh: their mesh.
+        mesh: the mesh of all workers.
         pipeline_rank: this worker's pipeline rank.
         full_size: the number of workers at the start of the job.
-        gpus: the device, if it is a GPU whose gradients and messages stay on it; else empty.
+        gpus: this worker's device if it is a GPU, and gradients and messages stay on it; else
+            empty.
         connect: opens the communicators of a mesh. Returns two communicators of the workers that
             hold the same stages: for values on hosts, and for values of the replicas.
 
     Attributes:
         mesh: the mesh of the current group.
-        full_size: as given.
-        gpus: as given.
+        full_size: the number of workers at the start of the job.
+        gpus: see the argument.
     """
 
     in_stages = True
@@ -160,7 +161,7 @@ class PipelineExtended(ReplicatedExtended):
 
 
 def pipeline_extended_of(strategy: HybridStrategy) -> PipelineExtended:
-    """The engine of a strategy of pipelines."""
+    """Returns the `extended` object of a pipeline strategy."""
     extended: PipelineExtended = strategy.extended
     return extended
 
@@ -180,9 +181,10 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         schedule: a name in `tfdist.pipeline.SCHEDULES`, or a function
             `(ranks, microbatches)` that returns the actions of each rank.
         virtual_stages: the number of stages per worker, for schedules that support several; by
-            default, the schedule's usual number.
+            default, the schedule decides.
         cluster_resolver: as for `tfdist.MultiWorkerMirroredStrategy`.
-        compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
+        compression: the compression of gradients between pipelines, as for
+            `tfdist.MultiWorkerMirroredStrategy`.
         shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
             see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
         communication: the collectives of a pipeline are always native, so `"auto"`, the default,
@@ -347,7 +349,7 @@ class HybridStrategy(multi_worker.MultiWorkerMirroredStrategy):
         return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
 
     def schedule_for(self, microbatches: int) -> Schedule:
-        """Returns the schedule for a number of microbatches; a short batch has fewer."""
+        """Returns the schedule for a number of microbatches; a small batch has fewer of them."""
         if microbatches not in self._schedules:
             self._schedules[microbatches] = make_schedule(
                 self._schedule, self._pipeline_size, microbatches, self._virtual_stages

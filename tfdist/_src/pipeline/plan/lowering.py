@@ -17,9 +17,9 @@ class Transfer:
 
     Attributes:
         value_kind: "activation", to a later stage, or "gradient", to an earlier one.
-        source: the stage that produces it.
-        target: the stage that consumes it.
-        microbatch: its microbatch.
+        source: the stage that produces the value.
+        target: the stage that consumes the value.
+        microbatch: the microbatch.
         peer: the rank at the other end.
     """
 
@@ -160,8 +160,8 @@ __all__ = ["Receive", "Send", "Step", "lower"]
 
 # For each rank and each of its actions, the sends that follow it.
 _Sends: TypeAlias = list[list[list[Send]]]
-# For each channel, and each message on it in order, where its receive is placed: the index of the
-# action that follows.
+# For each channel and each of its messages in order: the position of the receive, as the index of
+# the action that follows it.
 _ReceivePositions: TypeAlias = dict[tuple[int, int], list[int]]
 
 
@@ -173,10 +173,10 @@ def lower(
     """Inserts the transfers between ranks into a schedule.
 
     A value is sent right after the action that produces it. Its receive is posted one action before
-    the action that consumes it, so that the transfer overlaps with the action between. It may be
-    posted earlier, for two reasons: messages from one rank to another arrive in the order of their
-    sends; and at most one message of a channel waits for its receive, so that blocking sends on a
-    full channel cannot deadlock. Nothing is sent between stages of the same rank.
+    the action that consumes it, so that the transfer overlaps with the action between. The receive
+    may be posted earlier, for two reasons: messages from one rank to another arrive in the order of
+    their sends; and at most one message of a channel waits for its receive, so that blocking sends
+    on a full channel cannot deadlock. Nothing is sent between stages of the same rank.
 
     Args:
         schedule: the ranks' actions, complete for every microbatch.

@@ -76,16 +76,17 @@ class Action:
 class Costs:
     """The duration in seconds of each pass of a microbatch, and of each transfer.
 
-    A single number covers all stages of a rank: with two stages per rank, each costs half of it,
-    so the same costs compare schedules with and without virtual stages. A sequence lists the
-    seconds of each stage.
+    A single number covers all stages of a rank: with two stages per rank, each stage costs half of
+    the number. So the same costs apply to schedules with and without virtual stages. A sequence
+    lists the seconds of each stage.
 
     Attributes:
         forward: the seconds of a forward pass.
         input_gradient: the seconds of the first part of a backward pass.
-        weight_gradient: the seconds of its second part.
+        weight_gradient: the seconds of the second part of a backward pass.
         backward: the seconds of a whole backward pass; by default, the sum of both parts.
-        transfer: the seconds from both ranks being ready for a message to its arrival.
+        transfer: the seconds from the time at which both ranks are ready for a message to its
+            arrival.
 
     Example:
         >>> Costs(1.0, 1.0, 1.0).seconds(ranks=2, stages=4)[Kind.BACKWARD]
@@ -213,7 +214,7 @@ class Schedule:
     `plan.validation.check` raises an error if it is.
 
     Attributes:
-        name: its name in plots and messages.
+        name: the schedule's name in plots and messages.
         actions: for each rank, its actions.
 
     Example:
@@ -251,7 +252,7 @@ class Schedule:
         """Returns the rank that holds a stage.
 
         Raises:
-            KeyError: no rank runs any of its passes.
+            KeyError: no rank runs any pass of the stage.
         """
         return self._placement[stage]
 

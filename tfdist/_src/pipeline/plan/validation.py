@@ -52,8 +52,8 @@ def check(
 def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> tuple[float, ...]:
     """Returns the peak number of activations that each rank keeps at once.
 
-    Each forward pass, of one microbatch through one stage, adds one activation. It is kept until
-    the backward pass ends (W if the pass is split).
+    Each forward pass, of one microbatch through one stage, adds one activation. The rank keeps it
+    until the backward pass ends; if the backward pass is split, until W ends.
 
     Args:
         schedule: a schedule that passes `check`.

@@ -1,4 +1,4 @@
-"""The channels between the ranks of a pipeline, and the errors that cross them."""
+"""The channels between the ranks of a pipeline, and the propagation of errors to other ranks."""
 
 import contextlib
 import time
@@ -36,7 +36,7 @@ class Channel:
 
         Args:
             tensors: tensors of the shapes and dtypes that the receiver expects.
-            name: must equal the receiver's name.
+            name: the name that the receiver also passes to `receive`.
 
         Returns:
             The operations; each ends when its tensor has been sent.
@@ -53,7 +53,7 @@ class Channel:
         Args:
             value_specs: the specs of the tensors.
             rows: the number of rows of the microbatch.
-            name: must equal the sender's name.
+            name: the name that the sender also passes to `send`.
         """
         group = self._communicator
         received = []
@@ -68,7 +68,7 @@ class Channel:
 
 
 def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Groups pairs into rounds, with each rank at most once per round.
+    """Groups pairs into rounds, so that each rank occurs at most once per round.
 
     Example:
         >>> rounds([(0, 1), (1, 0), (1, 2), (2, 1)])
@@ -107,7 +107,7 @@ def open_channels(
     for together in rounds(pairs):
         pair = next((p for p in together if rank in (mine[p[0]], mine[p[1]])), None)
         own = [] if pair is None else [mine[pair[0]], mine[pair[1]]]
-        # Unique for each set of ranks: a process may use several meshes, one after the other.
+        # The name is unique per set of ranks, since a process may use several meshes over time.
         between = " ".join(f"{source}>{target}" for source, target in together)
         part = open_part(f"channels {between} of {len(members)}x{len(mine)}", own)
         if part is not None and pair is not None:
@@ -147,7 +147,7 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
     except AllRanksFailed as failure:
         raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
-        # Ranks without a link to that worker may not notice.
+        # Ranks without a link to that worker may not notice its failure.
         known = group.cause_of(error, began_ns)
         _abort(Cause(str(error.message)) if known is None else known)
         raise

@@ -42,7 +42,7 @@ class Engine:
         jit: whether XLA compiles the stages' passes and the update.
 
     Attributes:
-        jit: as above.
+        jit: whether XLA compiles the stages' passes and the update.
         sums: the accumulated gradients of this rank's variables.
     """
 
@@ -67,8 +67,8 @@ class Engine:
         self.sums = GradientSums(extended_of(strategy).worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._outputs: dict[Any, OutputPrograms] = {}
-        # The line of the loss that needs the outputs of all rows, so that all forward passes must
-        # precede the backward passes; "" if there is none.
+        # The line of the loss that needs the outputs of all rows; "" if there is none. If there is
+        # such a line, all forward passes must precede the backward passes.
         self._coupling_line = ""
         # From the findings of all ranks: the transfers of loss and metrics, and the paths of the
         # variables with sparse gradients.
@@ -116,7 +116,7 @@ class Engine:
         return SharedVariables(self._partition, self._strategy)
 
     def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a step that XLA compiles between the passes, including the update.
+        """Lets XLA compile the parts of a step between the passes, including the update.
 
         If ranks hold copies of a variable, they compute its update in different programs, which XLA
         would round differently. In that case, XLA compiles only the passes.
@@ -145,7 +145,7 @@ class Engine:
         """Whether this rank needs the values of batches in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
         if extended_of(self._strategy).group.elastic:
-            return True  # A rank that reads knows the position in the data.
+            return True  # Every rank reads, so that every rank knows the position in the data.
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     def scratch(self) -> list[tf.Variable]:
@@ -260,7 +260,7 @@ class Engine:
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
         """Records the findings of all ranks; returns whether programs must be rebuilt."""
         self._sparse |= {path for found in findings for path in found["sparse"]}
-        for found in findings:  # The last stages of all pipelines agree.
+        for found in findings:  # The last stages of all pipelines have found the same transfers.
             if found["communicated"]:
                 self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
@@ -288,7 +288,7 @@ class Engine:
         return True
 
     def transfers(self, rows: int) -> list[Transfer]:
-        """Returns the transfers of a training step that all ranks have agreed on.
+        """Returns the transfers of a training step, after all ranks have agreed on its program.
 
         Args:
             rows: the number of rows of the batch.

@@ -48,8 +48,9 @@ class State(NamedTuple):
     """A rank's state between steps.
 
     Attributes:
-        shared: a number derived from the state that must be equal on all ranks.
-        of_stages: a number derived from the state that ranks with the same stages must share.
+        shared: a number derived from the part of the state that must be equal on all ranks.
+        of_stages: a number derived from the part of the state that must be equal on ranks with the
+            same stages.
         check: compares the whole state, and raises an error that names a difference; collective
             over all ranks.
     """
@@ -77,9 +78,10 @@ def next_batch(
 
     Raises:
         StopIteration: the data is exhausted on all ranks.
-        ProgramMismatchError: the ranks of a pipeline have different rows.
+        ProgramMismatchError: the ranks of a pipeline have different rows, or another rank has
+            rejected its batch.
         ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: the model rejects this rank's batch; all ranks have failed.
+        AllRanksFailed: this rank rejects its batch; the other ranks raise an error as well.
     """
     if not reads:
         received(wait_for(lambda: None))
@@ -107,9 +109,10 @@ def agree_on_batch(
         state: this rank's state, to compare.
 
     Raises:
-        ProgramMismatchError: the ranks of a pipeline have different rows.
+        ProgramMismatchError: the ranks of a pipeline have different rows, or another rank has
+            rejected its batch.
         ReplicaMismatchError: the ranks have different states.
-        AllRanksFailed: the model rejects this rank's batch; all ranks have failed.
+        AllRanksFailed: this rank rejects its batch; the other ranks raise an error as well.
     """
     try:
         x, targets, rows = _local_batch(strategy, data)
@@ -126,7 +129,7 @@ def agree_on_batch(
 
 def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
     """Returns this replica's inputs, its targets with sample weights, and its number of rows."""
-    # A list yielded by a generator means a tuple.
+    # A list, as generators may yield, is treated as a tuple.
     data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
     data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
     data = without_none_components(data)

@@ -1,4 +1,4 @@
-"""Logs, traffic and recorded times of a pipeline's step."""
+"""Logs, transfers and recorded times of a pipeline's step."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -103,7 +103,7 @@ def _transfer(
 
 
 def _names(partition: Partition) -> dict[Key, str]:
-    """Returns the layers or inputs that produce the values of a model."""
+    """Returns, for each value of a model, the name of the layer or input that produces it."""
     graph = partition.graph
     names = {key: t.name for key, t in zip(graph.inputs, graph.model.inputs, strict=True)}
     for stage in partition.stages:
@@ -205,7 +205,7 @@ def mean_loss(
     weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
     loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
     # Otherwise, a rank without losses would begin the sum at the start of the step, and appear to
-    # wait for the other ranks throughout it.
+    # wait for the other ranks throughout the step.
     with tf.control_dependencies(outcome.last):
         sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
     return sum_
@@ -255,7 +255,10 @@ def share_logs(
     results: Mapping[str, Any],
     layer_results: Mapping[str, LayerResult],
 ) -> dict[str, Any]:
-    """Shares results in a pipeline, each layer's from its rank, the rest from the last rank.
+    """Shares results within a pipeline.
+
+    The rank that holds a layer sends the results of the layer's metrics. The rank that holds the
+    last stage sends all other results.
 
     Args:
         strategy: the pipeline's strategy.

@@ -20,10 +20,10 @@ class Feed:
     """The inputs of a step, as functions of the microbatch.
 
     Attributes:
-        rows: the number of rows.
-        inputs: the model's inputs, by key.
-        position: the number of its rows, the number of the batch's rows, and the index of its first
-            row in the batch.
+        rows: the number of rows of the microbatch.
+        inputs: the model's inputs for the microbatch, by key.
+        position: the number of rows of the microbatch, the number of rows of the batch, and the
+            index of the microbatch's first row in the batch.
         seed: the gradient with which the backward pass of the stages' own losses starts: the
             loss scale.
         outputs: collects the model's outputs on the rank with the last stage; None elsewhere.

@@ -79,7 +79,7 @@ class OutputMasks:
         self._run = make_function(traced, part, "masks", {})
 
     def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
-        """Computes the masks of the outputs that have one, without duplicates.
+        """Computes the masks of all distinct outputs that have a mask.
 
         Args:
             inputs: the model's inputs for this replica's rows, flat.
@@ -106,7 +106,7 @@ class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
 
 
 class _CallOutputs:
-    """Records the outputs of a model's calls and recognizes graph operations on their shapes.
+    """Records the outputs of a model's calls, and recognizes operations that use their shapes.
 
     A mask may need the shape of a value that depends on variables, but not its contents.
     """
@@ -170,7 +170,7 @@ class OutputPrograms:
         metrics: the update of the metrics.
         gradients: the outputs with a gradient.
         masked: the outputs with a mask.
-        masks: as above.
+        masks: computes the masks of the outputs.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Outputs:
         self._emitter = WorkerEmitter(share, communication)
         self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         masks = programs.masks(inputs) if self._each or self._each_metrics else []
-        # Values that depend on all rows and that every microbatch needs.
+        # These values depend on all rows, and every microbatch needs them.
         if self._each is not None:
             self._early_loss = self._each.compute_early(
                 self._emitter, masks, self._leaves, [self._scale]

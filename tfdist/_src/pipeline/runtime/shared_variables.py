@@ -1,8 +1,9 @@
-"""Variables shared by stages on several ranks: each rank has a copy, and all stay bitwise equal.
+"""Variables shared by stages on several ranks: each rank has a copy; all copies are bitwise equal.
 
 Gradients are summed over the copies within a pipeline, then over the pipelines. If two ranks each
-computed the sum over the pipelines, the sums could differ in the last bits, depending on the order
-of the hosts, and more with compression. So only the owner computes it and broadcasts the sum.
+computed the sum over the pipelines, the two sums could differ in the last bits, depending on the
+order of the hosts; with compression, they could differ more. So only one of the ranks, the owner,
+computes this sum and broadcasts it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -67,7 +68,7 @@ class SharedVariables:
                     self._states.append(_States(part, states))
 
     def owns(self, variable: Any) -> bool:
-        """Whether this rank owns a variable that it holds."""
+        """Whether this rank is the owner of a variable that it holds."""
         return self._owners.get(id(variable), self._pipeline_rank) == self._pipeline_rank
 
     def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
@@ -89,7 +90,7 @@ class SharedVariables:
         }
 
     def learn(self, kinds: Iterable[Mapping[str, str]]) -> None:
-        """Records the `gradient_kinds` of each rank; a sum is dense if any rank's gradient is."""
+        """Records each rank's `gradient_kinds`; a sum is dense if any rank's gradient is dense."""
         for of_rank in kinds:
             for number, kind in of_rank.items():
                 key = id(self._shared[int(number)].variable)
@@ -122,7 +123,7 @@ class SharedVariables:
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the pipelines; for a shared variable, only its owner does.
+        """Sums gradients over the pipelines; only the owner sums the gradient of a shared variable.
 
         Args:
             add_up: sums gradients over the pipelines, given gradients and their variables.
@@ -161,7 +162,8 @@ class SharedVariables:
     def sum_state_changes(self) -> list[tf.Tensor]:
         """Adds the changes of all copies of a non-trainable shared variable to each copy.
 
-        Seeds then have the values of a single process, and moving statistics approximate them.
+        Seeds then have the same values as in a single process, and moving statistics have
+        approximately the same values.
 
         Returns:
             The sums of the changes.

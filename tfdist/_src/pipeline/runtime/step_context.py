@@ -114,8 +114,8 @@ class PipelineStep(Step):
         self._turns_at(variable).after(variable)
 
     def _turns_at(self, variable: Any) -> UpdateOrder:
-        # All gradients of a stage become available at once; before a late update, those of all
-        # stages do.
+        # All gradients of a stage become available at once. If the update is late, the gradients of
+        # all stages are already available.
         late = self.late is not None
         return self._turns_of[None if late else self._engine.stage_of(variable)]
 
@@ -148,7 +148,7 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
     Args:
         model: the PipelineModel.
         strategy: its strategy.
-        engine: this rank's engine, whose gradients are complete.
+        engine: this rank's engine, with complete gradients.
         step: the step.
     """
     optimizer = model.optimizer
@@ -180,7 +180,7 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
     return LateUpdate(
         apply,
         optimizer,
-        gradients=(),  # The step has waited for them already.
+        gradients=(),  # The step has already waited for the gradients.
         operations=len(tf.compat.v1.get_default_graph().get_operations()),
         communicated=list(changes),
     )

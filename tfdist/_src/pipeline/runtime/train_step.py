@@ -147,7 +147,7 @@ class StepRunner:
             return self._functions[key](x, targets, all_rows)
 
     def _with_rows_of_others(self, data: Any, all_rows: list[int]) -> Any:
-        """Returns the data; a replica without rows gets another's row for each microbatch.
+        """Returns the data; a replica without rows gets another replica's row per microbatch.
 
         Such rows do not count. They are needed because many kernels reject empty tensors.
         """
@@ -216,7 +216,8 @@ class StepRunner:
         return function
 
     def _confirm(self) -> tf.Tensor:
-        # If this is the only remaining pipeline, no other worker has the state of these stages.
+        # If no other pipeline remains, a worker that fails here must be able to redo the step: no
+        # other worker has the state of its stages.
         return extended_of(self._strategy).group.native().all_reduce([tf.constant(1.0)])[0]
 
     @contextlib.contextmanager

@@ -20,7 +20,7 @@ def from_lists(name: str, lists: Iterable[Iterable[Any]]) -> Schedule:
             (kind, stage, microbatch) with a `Kind` or its letter.
 
     Raises:
-        ScheduleError: an item is neither of these.
+        ScheduleError: an item is neither an `Action` nor such a tuple.
 
     Example:
         >>> schedule = from_lists("mine", [[("F", 0, 0), ("B", 0, 0)]])
@@ -80,15 +80,15 @@ def make_schedule(
 
     Args:
         schedule: a key of `SCHEDULES`; or a function of `ranks` and `microbatches`, and of
-            `virtual_stages` and `costs` if it has parameters with these names. It returns a
-            `Schedule`, or for each rank a list of `Action`s or of tuples
+            `virtual_stages` and `costs` if it has parameters with these names. The function returns
+            a `Schedule`; or it returns, for each rank, a list of `Action`s or of tuples
             (kind, stage, microbatch).
         ranks: the number of ranks in the pipeline.
         microbatches: the number of microbatches per batch.
         virtual_stages: the number of stages per rank; by default, one for `gpipe`, `1f1b` and
             `zb_h1`, and two for the others.
-        costs: the costs of the passes; the zero-bubble schedules order their passes by them. By
-            default, all kinds cost the same.
+        costs: the costs of the passes, by which the zero-bubble schedules order their passes. By
+            default, all kinds of passes cost the same.
 
     Returns:
         The schedule, which passes `plan.validation.check`.

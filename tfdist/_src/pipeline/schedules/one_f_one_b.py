@@ -9,7 +9,7 @@ from tfdist._src.pipeline.plan.schedule import Action, Kind, Schedule
 F, B = Kind.FORWARD, Kind.BACKWARD
 BI, BW = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
 
-# A kind and its stage. BW has no stage: it is the second part of the oldest BI without one.
+# A kind of pass and its stage. BW has no stage: it completes the oldest BI that has no BW yet.
 Pass: TypeAlias = tuple[Kind, int | None]
 
 
@@ -113,7 +113,7 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Sched
 
     The model wraps around the ranks `virtual_stages` times, so the pipeline fills in the time of
     one stage, but with `virtual_stages` times the transfers. A group has one microbatch per rank,
-    or more if they do not divide evenly; then more activations are kept.
+    or more if the microbatches do not divide evenly. Larger groups keep more activations.
 
     With F and B seconds for a microbatch on a rank, p ranks, v > 1 stages on each, m >= p
     microbatches and g in the largest group: each rank idles (p - 1)(F + B) / v seconds; peak
@@ -155,9 +155,9 @@ def interleave(
     groups = _groups(ranks, microbatches)
     forwards: list[Pass] = [(F, s) for size in groups for s in stages for _ in range(size)]
     backwards: list[Pass] = [(kind, s) for n in groups for s in reversed(stages) for _ in range(n)]
-    # The number of forward passes before backward passes take turns with them. The last rank begins
-    # to take turns once the first group reaches its last stage. Each earlier rank runs two more
-    # forward passes first, or one more if ranks have a single stage.
+    # The number of forward passes before forward and backward passes alternate. The last rank
+    # begins to alternate once the first group reaches its last stage. Each earlier rank first runs
+    # two more forward passes, or one more if ranks have a single stage.
     ahead = (virtual_stages - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual_stages > 1 else 1)
     ahead = min(ahead, len(forwards))
     turns = zip(forwards[ahead:], backwards, strict=False)
@@ -175,7 +175,7 @@ def _groups(ranks: int, microbatches: int) -> list[int]:
 
 
 def looped_bfs(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """All microbatches through a rank's first stage, then through its next; backward likewise.
+    """Runs all microbatches through a rank's first stage, then its next stage; likewise backward.
 
     Breadth-first: the model wraps around the ranks `virtual_stages` times. The first rank begins
     its next stage once the last rank's output reaches it, so the pipeline fills in the time of one
@@ -183,7 +183,7 @@ def looped_bfs(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedu
 
     With F and B seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
     microbatches: each rank idles (p - 1)(F + B) / v seconds; peak activations are v m, each of one
-    stage, as much as GPipe's m.
+    stage, which take as much memory as the m activations of GPipe.
 
     Args:
         ranks: the number of ranks.

@@ -18,10 +18,10 @@ _TICKS = 1000
 def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
     """Inserts the weight gradients into a schedule of F and I only.
 
-    Nothing waits for a W. A rank runs one when its next F or I cannot run yet, or when the next F
-    would exceed the limit of activations: the peak of the fullest rank if each W directly followed
-    its I. Time is simulated with the costs. A W may start shortly before the next F or I is ready;
-    several thresholds for this are tried, and the shortest schedule wins.
+    Nothing waits for a W. A rank runs a W when its next F or I cannot run yet, or when the next F
+    would exceed the limit of activations. The limit is the largest peak of any rank if each W
+    directly followed its I. Time is simulated with the costs. A W may start shortly before the next
+    F or I is ready; several thresholds for this are tried, and the shortest schedule is returned.
 
     The result depends only on the arguments, so all ranks compute the same schedule.
 
@@ -186,9 +186,9 @@ def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
     its forward pass began. All ranks keep the same number of activations.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: if F, I and
-    W are equal, each rank idles (p - 1) F / 2 seconds, for m >= 2 p - 1 only before its first
-    microbatch and after its last; peak activations are min(2 m, 2 p), each of one stage, as much as
-    1F1B's p on its first rank.
+    W are equal, each rank idles (p - 1) F / 2 seconds. If m >= 2 p - 1 as well, a rank idles only
+    before its first and after its last microbatch. Peak activations are min(2 m, 2 p), each of one
+    stage; 2 p of them take as much memory as the p activations on the first rank of 1F1B.
 
     Args:
         ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
@@ -209,7 +209,7 @@ def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
 def _zbv_pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
     down, up = rank, 2 * ranks - 1 - rank
     after = ranks - rank  # The ranks from this one to the bottom of the V.
-    # Long enough for all ranks to reach the steady phase.
+    # The steady phase is long enough for all ranks to reach it.
     steady = max(microbatches, 2 * ranks - 1) - ranks
     return [
         *[(F, down)] * (2 * after - 1),
@@ -225,8 +225,8 @@ def dualpipev(ranks: int, microbatches: int) -> Schedule:
     """Alternates forward passes of one stage and backward passes of the other, two per rank in a V.
 
     The first rank holds the first and the last stage. Most backward passes are whole; they are
-    split only while the pipeline fills and drains. It was designed for ranks that overlap a forward
-    and a backward pass to hide transfers; here they run one after the other.
+    split only while the pipeline fills and drains. The schedule was designed for ranks that overlap
+    a forward and a backward pass to hide transfers; here these passes run one after the other.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= 2 p microbatches: each rank
     idles (p - 1)(F + I - W) / 2 seconds if F, I and W are equal, more with fewer microbatches;

@@ -1,8 +1,8 @@
 """Computes the loss with its gradients, or the metrics, from a model's outputs.
 
-The program is traced for all rows of the batch and partitioned like steps without stages. If it
-treats rows independently, each microbatch computes its part as soon as its outputs are available.
-Otherwise it runs once, on the outputs of all microbatches.
+The program is traced for all rows of the batch and partitioned like the step of a model without
+stages. If the program treats rows independently, each microbatch computes its part as soon as its
+outputs are available. Otherwise the program runs once, on the outputs of all microbatches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ class OutputProgram:
         others: the specs of further arguments, independent of the rows.
         known_masks: whether the masks of all rows are available before the outputs.
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
-        jit: whether XLA compiles it.
+        jit: whether XLA compiles the program.
 
     Attributes:
         coupling_line: the line of the user's code that needs the outputs of all rows at once; "" if
@@ -123,8 +123,8 @@ class OutputProgram:
 
         Args:
             emitter: the replica's emitter.
-            outputs: the model's outputs for its rows.
-            masks: their masks.
+            outputs: the model's outputs for the replica's rows.
+            masks: the masks of the outputs.
             targets: the targets and sample weights.
             others: the further arguments.
         """
@@ -142,7 +142,7 @@ class OutputProgram:
 
         Args:
             emitter: the replica's emitter.
-            masks: the masks of the outputs for its rows.
+            masks: the masks of the outputs for the replica's rows.
             targets: the targets and sample weights.
             others: the further arguments.
         """
@@ -165,10 +165,10 @@ class OutputProgram:
         """Adds the program for one microbatch as a call of a function shared by all microbatches.
 
         Args:
-            share: its rows.
+            share: the rows of the microbatch.
             early: as returned by `compute_early`.
-            outputs: the model's outputs for its rows.
-            masks: their masks.
+            outputs: the model's outputs for these rows.
+            masks: the masks of the outputs.
             targets: the targets and sample weights.
             others: the further arguments.
 
@@ -198,7 +198,7 @@ class OutputProgram:
         run.__name__ = self._name
         specs = [tf.TensorSpec([], tf.int32)] * 3 + [tf.TensorSpec([], tf.bool)] * 2
         specs += [tf.TensorSpec(t.shape, t.dtype) for t in (*self.early, *inputs)]
-        # If inlined, it would be optimized again at every call site.
+        # If inlined, the function would be optimized again at every call site.
         return tf.function(
             compiled_between_collectives(run) if self._jit else run,
             autograph=False,

@@ -3,7 +3,7 @@
 The forward part runs first. The backward part is whole or split in two: the chain of input
 gradients, which earlier stages wait for, and the variables' gradients, which nothing waits for (Qi
 et al., "Zero bubble pipeline parallelism", 2023). Tensors that a later part needs from an earlier
-one are passed on, unless they cost nothing to recompute: constants, variable reads and casts of
+part are passed to it, unless they cost nothing to recompute: constants, variable reads and casts of
 these.
 """
 
@@ -148,7 +148,7 @@ class _Graph:
         Args:
             targets: the tensors to compute.
             before: the operations that have already run.
-            recompute: returns whether one of them may run again.
+            recompute: returns whether an operation in `before` may run again.
             effects: further operations to run.
         """
         found: set[tf.Operation] = set(effects)
@@ -185,14 +185,14 @@ class _Graph:
         )
 
     def free(self, op: tf.Operation) -> bool:
-        """Whether running it again costs almost nothing and yields the same result."""
+        """Whether running an operation again costs almost nothing and yields the same result."""
         if op not in self._free:
             self._free[op] = False  # Ends the recursion at cycles, as in loops.
             self._free[op] = self._is_free(op)
         return self._free[op]
 
     def without_effect(self, op: tf.Operation) -> bool:
-        """Whether running it again yields the same result."""
+        """Whether running an operation again yields the same result."""
         if op in self._effects or op.type == "Placeholder":
             return False
         return not any(t.name in self._written for t in op.inputs)
@@ -219,12 +219,12 @@ def make_function(
         trace: the stage's trace.
         part: the operations with their feeds and fetches.
         name: the name shown in profiles.
-        accumulators: for each of `part.sums`, by name, the variables to add it to.
-        jit: whether XLA compiles it.
+        accumulators: for each of `part.sums`, by name: the variables to which to add it.
+        jit: whether XLA compiles the function.
 
     Returns:
         A function of tensors for `part.feeds`, in order. It returns tensors for `part.fetches` and
-        a tensor to wait for. Each call in a graph adds a single operation to it.
+        a tensor to wait for. While a graph is traced, each call adds one operation to the graph.
     """
     definition = _definition(trace, part)
     consumed = {name for op in part.operations for name in (t.name for t in op.inputs)}
@@ -256,7 +256,7 @@ def make_function(
 
     run.__name__ = name
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in part.feeds]
-    # If inlined, it would be optimized again at every call site.
+    # If inlined, the function would be optimized again at every call site.
     function = tf.function(
         compiled_between_collectives(run) if jit else run,
         autograph=False,

@@ -19,8 +19,9 @@ from tfdist._src.sharding import local_variables
 class GradientSums:
     """The sums of the variables' gradients in a step; gradients of lookups stay sparse.
 
-    Each dense gradient has an accumulator. A stage's backward pass adds to it as soon as a
-    gradient is computed, so that memory never holds all gradients of a microbatch as well.
+    Each dense gradient has an accumulator. A stage's backward pass adds each gradient to its
+    accumulator as soon as the gradient is computed. So memory never holds all gradients of a
+    microbatch at once.
 
     Args:
         device: the device that holds the accumulators.
@@ -59,7 +60,7 @@ class GradientSums:
         zero = self._zero.read_value()
         done: list[Any] = []
         for accumulator in self._active.values():
-            # One after the other, so that only one at a time exists twice.
+            # One after the other, so that memory holds at most one additional tensor of zeros.
             with tf.control_dependencies(done):
                 zeros = tf.fill(accumulator.shape, tf.cast(zero, accumulator.dtype))
                 done = [accumulator.assign(zeros, read_value=False)]
@@ -96,7 +97,7 @@ class ForwardResult:
 
     Attributes:
         values: the values that later stages consume; for the last stage, the model's outputs.
-        loss: the losses of the stage's layers for the microbatch, or None.
+        loss: the sum of the losses of the stage's layers for the microbatch, or None.
         kept: tensors of the stage's graph, by name, for the backward pass.
     """
 
@@ -117,7 +118,7 @@ class StageFunctions:
         sums: receives the variables' gradients.
         layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         training: as for Keras layers.
-        has_loss: whether the losses of its layers count.
+        has_loss: whether the losses of the stage's layers count.
         differentiable_outputs: for the last stage, the model's outputs with a gradient.
         split: whether the variables' gradients are computed separately.
         remat: whether the backward pass reruns the forward pass.
@@ -125,9 +126,9 @@ class StageFunctions:
 
     Attributes:
         stage: the stage.
-        variables: as above.
-        outputs_with_gradient: the outputs whose gradients it receives.
-        inputs_with_gradient: the inputs whose gradients it sends back.
+        variables: the variables to differentiate.
+        outputs_with_gradient: the outputs for which the stage receives gradients.
+        inputs_with_gradient: the inputs for which the stage sends gradients back.
         without_gradient: the keys in `inputs_with_gradient` that affect no differentiable output.
         split: whether the variables' gradients are computed separately.
         written: the variables that each microbatch assigns from its own rows.
@@ -223,7 +224,8 @@ class StageFunctions:
 
         Args:
             values: the stage's inputs.
-            position: its rows in the batch, a tensor for each spec of `MICROBATCH_POSITION`.
+            position: the microbatch's rows in the batch: a tensor for each spec of
+                `MICROBATCH_POSITION`.
         """
         given = [values[key] for key in self.stage.inputs]
         given += [*(get_keras_mask(values[key]) for key in self._masked_inputs), *position]
@@ -253,7 +255,7 @@ class StageFunctions:
         """
         self.done = []
         if self._parts.input_gradient is None:
-            # Its outputs have no gradient, but other stages still wait for its inputs' gradients.
+            # The stage's outputs have no gradient, but other stages wait for its inputs' gradients.
             zeros = {
                 k: tf.zeros_like(kept[self._input_names[k]]) for k in self.inputs_with_gradient
             }
@@ -288,7 +290,7 @@ class StageFunctions:
         self.done = []
         if self.split:
             kept = {**kept, **self._call("weight_gradient", kept)}
-        # The dense ones were added when they were computed.
+        # The dense gradients were added when they were computed.
         sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
         self._sums.add(self.variables, sparse)
 

@@ -28,8 +28,9 @@ class Forward:
     Attributes:
         outputs: the tensors with a gradient.
         others: the tensors without a gradient.
-        steps: intermediate values. The operations that lead to their gradients are the chain of
-            input gradients; operations that lead only to the variables' gradients can run later.
+        steps: intermediate values. The operations that compute the gradients of these values form
+            the chain of input gradients; the operations that only variables' gradients need can run
+            later.
     """
 
     outputs: Sequence[tf.Tensor]
@@ -52,7 +53,7 @@ class Trace:
         step_gradients: the gradients of the intermediate values that have a gradient.
         variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
         effects: the operations of the forward pass with side effects, in order.
-        backward_effects: the same for the backward pass.
+        backward_effects: the operations of the backward pass with side effects, in order.
     """
 
     graph: Any
@@ -109,7 +110,7 @@ def _both(
 
     Args:
         forward: the forward pass.
-        differentiable: for each of its inputs, whether to compute its gradient.
+        differentiable: for each input of `forward`, whether to compute its gradient.
         variables: the variables to differentiate.
         made: receives the results, gradients and side effects.
         backward: whether to add gradients.
@@ -367,7 +368,7 @@ def _like(gradient: Any, tensors: Iterator[tf.Tensor]) -> Any:
 
 
 def _of_slices(known: Sequence[Layout]) -> list[Layout]:
-    """Returns the layouts of the values, the indices and the shape of slices."""
+    """Returns the required layouts of the values, indices and shape of `tf.IndexedSlices`."""
     values, indices, *rest = known
     of_rows = next((one for one in (values, indices) if one.kind in ("rows", "per_worker")), None)
     first = [of_rows, of_rows] if of_rows is not None else [ZEROED_SUM, WHOLE]
@@ -395,7 +396,7 @@ def _read(resource: Any, dtype: Any) -> tf.Tensor:
 
 
 class NoCommunication:
-    """Communication within a microbatch, which cannot access the others."""
+    """The communication of a microbatch: none, since it cannot access other microbatches."""
 
     scatters = False
 

@@ -26,7 +26,7 @@ class ValueSpec:
 
     Attributes:
         shape: for each dimension, its size without rows, and its growth per row.
-        dtype: its type.
+        dtype: the tensor's type.
     """
 
     shape: tuple[tuple[int, int], ...]
@@ -114,7 +114,7 @@ class ValueSpecs:
         """Returns the spec of any value, even if it does not cross stages.
 
         Raises:
-            UnsupportedError: its shape depends on the data.
+            UnsupportedError: the shape of the value depends on the data.
         """
         return _value_spec(self._made[key], self._specs[key].shape)
 

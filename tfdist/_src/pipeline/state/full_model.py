@@ -1,8 +1,8 @@
 """Methods of `PipelineModel` for the full model: files, weights and summary.
 
-The file is the same as from a single process. To save, the workers send their values to the chief,
-variable by variable, and Keras saves the full model there. To load, each worker makes Keras load
-the full model and keeps only its part.
+A saved file is the same as a file saved by a single process. To save, the workers send their values
+to the chief, variable by variable, and Keras saves the full model there. To load, each worker makes
+Keras load the full model and keeps only its part.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class StateEntry:
 
     Attributes:
         variable: a variable of the full model, or of the optimizer for the full model.
-        local: the variable or `FullSlot` with the value on this worker; None if it has none.
+        local: the variable or `FullSlot` with the value on this worker; None if there is none.
         ranks: the pipeline ranks that hold the value.
     """
 
@@ -59,7 +59,7 @@ class StateEntry:
 
         Args:
             strategy: the pipeline's strategy.
-            to: the pipeline ranks that need the value; the others may get None.
+            to: the pipeline ranks that need the value; other ranks may get None.
         """
         if set(to) <= set(self.ranks):
             return None if self.local is None else tf.convert_to_tensor(self.local).numpy()
@@ -185,7 +185,7 @@ class Files:
         self._model = model
         self._strategy = strategy
         self._placement = Placement(partition, strategy)
-        # The variables of a compiled model include those of its metrics, which are left out here.
+        # The variables of a compiled model include its metrics' variables, which are omitted here.
         held = {id(v) for stage in partition.stages for v in stage.variables}
         self._variables = [v for v in model.variables if id(v) in held]
 
@@ -417,9 +417,9 @@ class UntrackedFields:
         full_model: the ordinary model.
         partition: its partition into stages.
         remat: whether backward passes recompute the forward pass.
-        files: saves and loads it.
-        by_time: whether it was cut by the run time of its layers.
-        compiled: the arguments that it was compiled with.
+        files: saves and loads the full model.
+        by_time: whether the model was cut by the run time of its layers.
+        compiled: the arguments that the model was compiled with.
     """
 
     full_model: keras.Model
@@ -443,8 +443,8 @@ class FullModelMethods(PipelineModelBase, keras.Model):  # type: ignore[misc]
     def full_model(self) -> contextlib.AbstractContextManager[keras.Model | None]:
         """Yields the ordinary model with all values on the chief, None elsewhere.
 
-        All workers must call it, as they must call `save`, `save_weights` and `export`, which write
-        this model.
+        All workers must call it. The same is true of `save`, `save_weights` and `export`, which
+        write this model.
 
         Example:
             ```python
