@@ -19,7 +19,8 @@ int tfd_use_vector_unit(const char* name);
 /* Returns the name of the vector unit in use. */
 const char* tfd_vector_unit(void);
 
-/* Settings of a communicator. It takes ownership of all descriptors, even if the call fails. */
+/* Settings of a communicator. tfd_create takes ownership of all descriptors except `news`, even if
+   it fails. */
 typedef struct {
   const char* name;         /* the group's name; ops find the communicator by it */
   int rank;                 /* rank of this process */
@@ -36,19 +37,19 @@ typedef struct {
   double timeout_seconds;         /* time without progress before the communicator is aborted */
   double start_seconds;           /* time limit of the TLS handshakes */
   const char* algorithm;       /* name of one algorithm for all; "" selects by size and topology */
-  const char* tls_certificate; /* paths of PEM files: given all three, all sockets switch to TLS; */
+  const char* tls_certificate; /* paths of PEM files: if all three are given, sockets use TLS; */
   const char* tls_key;         /* "" or NULL for all three: unencrypted */
   const char* tls_ca;          /* the authority that signs all ranks' certificates */
-  const char* tls_secret; /* shared secret that ranks prove to have in TLS; "" or NULL for none */
-  int gpus;               /* number of GPUs this process uses for device memory; 0 for none */
-  const int* gpu_numbers; /* per GPU: its number among the GPUs visible to this process */
+  const char* tls_secret;      /* secret that ranks prove to have in TLS; "" or NULL for none */
+  int gpus;                    /* number of GPUs this process uses for device memory; 0 for none */
+  const int* gpu_numbers;      /* per GPU: its number among the GPUs visible to this process */
   const char* const* gpu_kernels; /* per GPU: the file of kernels compiled for it; "" for none */
   const char* cuda_library;       /* the CUDA driver; "" or NULL for the system's */
   const char* nccl_library;       /* "" or NULL for none */
   const char* device_algorithm;   /* "p2p", "nccl", "host" or "by_size"; "" or NULL measures */
   size_t device_buffer_bytes;     /* size of each of two staging buffers; 0 for the default */
-  int news; /* a stream socket that gets a byte when the communicator is aborted. It remains the
-               caller's. Zero or negative for none. */
+  int news; /* a stream socket that gets a byte when the communicator is aborted. The caller
+               remains its owner. Zero or negative for none. */
 } tfd_setup;
 
 /* Returns the size of the shared memory for `ranks` ranks on one host. */
@@ -74,8 +75,8 @@ int tfd_abort(int64_t number, const char* event, const char* worker, const char*
 int tfd_step_failed(int64_t number, const char* event, const char* worker, const char* message);
 
 /* Returns why a communicator has been aborted as a JSON object (`aborted` in
-   docs/guide/monitoring.md); "null" if it has not been, or is closed. Valid until this thread's
-   next call. */
+   docs/guide/monitoring.md); "null" if it has not been aborted, or is closed. Valid until this
+   thread's next call. */
 const char* tfd_cause(int64_t number);
 
 /* Closes a communicator: waits for pending operations, which fail at once after an abort, notifies
@@ -201,7 +202,7 @@ int tfd_barrier(int64_t number, const char* name);
 int tfd_replay_create(int64_t* number);
 /* Makes the iterator return the previous batch once more. */
 int tfd_replay_request(int64_t number);
-/* Returns the number of batches so far, without repetitions. */
+/* Returns the number of batches returned so far, not counting repetitions. */
 int tfd_replay_given(int64_t number, int64_t* given);
 /* Fixes a worker's rows per batch, from now on, to its share when `workers` workers divide one of
    the dataset's own batches of `batch` rows. If `batch` is 0, the first batch read determines it.
@@ -215,7 +216,7 @@ int tfd_replay_want(int64_t number, int64_t rows);
 /* Selects whether a worker receives whole batches from now on, instead of its part of them. */
 int tfd_replay_give_whole(int64_t number, int whole);
 /* Returns the position of the iterator read last, either now or before its last batch was returned.
-   The first batch, which is read twice, does not count.
+   The first batch is read twice, and its first reading does not count.
    batches, rows: the dataset's own batches read so far, and their rows.
    pending, pending_batches: rows not yet returned, and the dataset's own batches that hold them. */
 int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,

@@ -25,8 +25,8 @@ constexpr auto kStepErrorGrace = std::chrono::milliseconds(1500);
 // How long a closing rank waits for other ranks that may still read its GPUs' memory.
 constexpr auto kFarewellGrace = std::chrono::seconds(2);
 
-// The patience with a canceled operation lasts for at least this number of statuses from another
-// rank, so that a late status does not look like a lack of progress.
+// A canceled operation may go without progress at least for the time of this number of statuses
+// from another rank, so that a late status does not look like a lack of progress.
 constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
@@ -35,7 +35,7 @@ std::string Elapsed(Clock::duration duration) {
   return text;
 }
 
-// The error of an operation: its cause, and where it was detected. No program reads the sentence;
+// The error of an operation: its cause, and where it was detected. No program parses this text;
 // `AbortState` has its parts.
 Error Detected(const Error& cause, const Operation& operation, int rank, Clock::duration after) {
   std::string text = cause.what();
@@ -200,7 +200,8 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
 
 // This rank has not arrived until its GPUs have produced their inputs. If an abort ends the wait,
 // the next check reports why. A canceled step does not end the wait for a GPU, which finishes its
-// queued work. It ends the wait for the parts of an operation, since a part may never be enqueued.
+// queued work. However, it ends the wait for the parts of an operation, since a part may never be
+// enqueued.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
@@ -272,7 +273,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   throw Detected(cause, operation, rank(), now - doing.since);
 }
 
-// Returns the reason of an error: a message that arrives within a short wait, or the error itself.
+// Returns the cause of an error: the cause that another rank reports within a short time, or the
+// error itself.
 Error Communicator::Cause(const Error& error) {
   if (error.code() == Code::kCancelled) {
     GiveUpHere();
@@ -454,13 +456,13 @@ void Communicator::GiveUp(const Error& given, bool spread) {
   frame.worker = cause.worker();
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
-  // If this fails, the socket is full or its reader has ended: nobody has to be woken.
+  // If this fails, the socket is full or its reader has ended, so no reader has to be woken.
   if (news_ >= 0) (void)!send(news_, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
   FlightLog::Instance().Ask("error", name_, message);
 }
 
 // Fails later operations on this rank, since a canceled operation is incomplete. The other ranks
-// receive the cause if the program soon reports it with `StepFailed`. Otherwise they receive only
+// receive the cause if the program soon reports it with `StepFailed`. Otherwise, they only learn
 // that this rank has given up its step.
 void Communicator::GiveUpHere() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);

@@ -89,13 +89,13 @@ class Communicator : private Guard {
   // Reports that this rank's step failed, and why. A rank that waits for this rank fails with the
   // cause. So does a rank that joins a later operation, since it counts fewer failed steps.
   void StepFailed(const Error& cause);
-  // Throws Error after an abort; from any thread.
+  // Throws Error after an abort. May be called from any thread.
   void CheckAborted();
-  // Returns why all ranks have been aborted; none if they have not been, or if the cause is still
-  // unknown. From any thread.
+  // Returns why all ranks have been aborted; none if they have not been aborted, or if the cause is
+  // still unknown. May be called from any thread.
   std::optional<AbortState> Aborted();
   // Waits for pending operations, sends farewells, and frees everything but the object itself.
-  // Other threads may be in any call meanwhile.
+  // Other threads may be in any other call during this one.
   void Close();
 
   Statistics statistics();
@@ -172,8 +172,8 @@ class Communicator : private Guard {
 
   std::mutex abort_mutex_;  // also guards the fabric's destruction
   std::atomic<bool> aborted_{false};
-  // Whether the abort is withheld from other ranks because its cause may soon be known; and until
-  // when.
+  // Whether, and until when, the abort is withheld from other ranks because its cause may soon be
+  // known.
   std::atomic<bool> held_back_{false};
   Clock::time_point due_;
   Error cause_{Code::kUnavailable, ""};  // of the abort

@@ -66,9 +66,7 @@ inline std::string ClauseOf(const Error& error) {
   return text.empty() ? "the reason is unknown" : text;
 }
 
-// Ends a wait early.
-//
-// The waiting thread checks it periodically.
+// Ends a wait early: the waiting thread calls `Check` periodically.
 class Guard {
  public:
   virtual ~Guard() = default;
@@ -85,7 +83,7 @@ class Cancellation {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
 
-  // Requests the end; from any thread.
+  // Requests the end; may be called from any thread.
   void Ask() {
     Rep none = 0;
     asked_.compare_exchange_strong(none, Clock::now().time_since_epoch().count());
@@ -94,8 +92,9 @@ class Cancellation {
   bool asked() const { return asked_ != 0; }
 
   // Whether the grace period has expired at a given time. It counts from the request, or from the
-  // group's last progress if later. Meanwhile, operations that all ranks have joined complete: at
-  // the end of the data, TensorFlow cancels a loop's pending operations.
+  // group's last progress if later. Operations that all ranks have joined can complete within this
+  // period. This matters at the end of the data, when TensorFlow cancels a loop's pending
+  // operations.
   bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
     const Clock::time_point asked{Clock::duration(asked_)};
     return this->asked() && now - std::max(asked, progress) > patience;

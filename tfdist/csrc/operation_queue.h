@@ -29,16 +29,16 @@ class ProgressClock {
   // The number of calls of `Note`, modulo 2^32; sent to the other ranks.
   uint32_t count() const { return count_.load(std::memory_order_relaxed); }
 
-  // Records progress of another rank; from any thread.
+  // Records progress of another rank; may be called from any thread.
   void NoteOther() { last_ = Clock::now().time_since_epoch().count(); }
 
-  // Returns the time when progress of any rank was last seen; from any thread. Progress of this
-  // rank since the last call counts as made now.
+  // Returns the time when progress of any rank was last seen; may be called from any thread.
+  // Progress of this rank since the last call counts as made now.
   Clock::time_point Last() {
     const uint32_t now = count();
     if (now != seen_) {
       NoteOther();
-      seen_ = now;  // last, so that no other thread pairs the new count with the old time
+      seen_ = now;  // stored last: no other thread may pair the new count with the old time
     }
     return Clock::time_point(Clock::duration(last_));
   }

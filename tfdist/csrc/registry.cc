@@ -45,7 +45,7 @@ int64_t Register(std::shared_ptr<Communicator> communicator) {
   (void)hooked;
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  // Otherwise a graph would silently continue with another group.
+  // With two communicators of one name, a graph could silently continue with another group.
   if (Named(registry, communicator->name())) {
     throw Error(Code::kInvalidArgument, "There is a communicator '" + communicator->name() +
                                             "' in this process already. Close it first, or give "

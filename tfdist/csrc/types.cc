@@ -81,7 +81,7 @@ std::string Describe(const Fingerprint& f) {
   }
   if (f.kind != Kind::kBarrier) {
     text += std::string(" ") + NameOf(f.type);
-    // Calls from C have no tensors, and so no shape.
+    // all_gather and all_to_all have no shape if they are called from C.
     if (f.tensors > 0) {
       text += "[";
       if (f.dimensions <= 4) {

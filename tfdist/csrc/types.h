@@ -86,7 +86,7 @@ struct Fingerprint {
   Kind kind = Kind::kBarrier;
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  uint8_t dimensions = 0;  // of the first tensor; none for a tensor of higher rank
+  uint8_t dimensions = 0;  // of the first tensor; 255 if it has more than 4
   uint8_t algorithm = 0;   // the forced algorithm of an all-reduce
   uint8_t failures = 0;    // the rank's failed steps, modulo 256
   uint32_t codec = 0;      // a hash of the compression; 0 for none
@@ -97,7 +97,7 @@ struct Fingerprint {
   void SetName(const std::string& text);
   // Adds a tensor; `dims` are its dimensions.
   void AddShape(const std::vector<int64_t>& dims);
-  // Adds a tensor whose first dimension may differ between ranks.
+  // Adds a tensor; its first dimension may differ between ranks.
   void AddRows(const std::vector<int64_t>& dims);
 };
 static_assert(sizeof(Fingerprint) == 128 && std::is_trivially_copyable_v<Fingerprint>);

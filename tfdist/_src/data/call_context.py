@@ -1,7 +1,7 @@
 """The context of the running call of `fit`, `evaluate`, `predict` or `train_on_batch`.
 
-Keras creates and reads datasets deep within these calls and passes nothing of tfdist's along.
-Instead, the calls set the context of their thread, and the code that runs within them reads it.
+Keras creates and reads datasets deep inside these calls, where tfdist cannot pass arguments. So
+each call sets a context for its thread, and the code that runs inside the call reads it.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ class CallContext:
         call: identifies the innermost call if it is `fit`, `evaluate` or `predict`; else None.
         training_call: identifies the innermost call if it is `fit` or `train_on_batch`; else None.
         training_data: the `TrainingData` of the innermost `fit`, if its position is tracked.
-        in_order: whether distributed datasets split their batches, regardless of their auto-shard
+        in_order: whether the workers split each batch of a dataset, regardless of its auto-shard
             policy. The concatenated rows of all workers are then in the dataset's order.
-        first_batch: watches the datasets that are being distributed, if any.
-        replay: the datasets that are being distributed pass through it, if any.
-        next_form: the known properties of the batches that Keras's loop has taken last.
+        first_batch: compares the datasets that are distributed now; None if they are not compared.
+        replay: controls the batches of the datasets that are distributed now, if any.
+        next_form: the known properties of the batches that Keras's loop has just taken.
     """
 
     model: Any = None
@@ -59,10 +59,10 @@ def current_context() -> CallContext:
 
 @contextlib.contextmanager
 def entered(context: CallContext) -> Iterator[None]:
-    """Makes a context the current one of this thread.
+    """Makes a context the current one of this thread inside the `with` block.
 
     Args:
-        context: a changed copy of the current one, by `dataclasses.replace`.
+        context: a copy of the current context, changed by `dataclasses.replace`.
     """
     outer, _this_thread.context = _this_thread.context, context
     try:

@@ -67,7 +67,7 @@ class Engine(Protocol):
 
     @property
     def worker_rank(self) -> int:
-        """This worker's position among them."""
+        """This worker's position among the workers that divide the data."""
 
     @property
     def replica_count(self) -> int:
@@ -95,7 +95,8 @@ def check_same_files(group: Group, described: Sequence[str]) -> None:
 
     Args:
         group: the workers.
-        described: `describe_files` of each worker; "" if it does not read a share of files.
+        described: the result of `describe_files` on each worker; "" for a worker that does not
+            read a share of files.
 
     Raises:
         ProgramMismatchError: the workers were given different files.
@@ -138,7 +139,8 @@ def agree_on_end(
 ) -> None:
     """Sets the number of batches and how their end is detected, the same on all workers.
 
-    If all workers run out of data at the same step, they need not agree on it before each step.
+    If all workers run out of data at the same step, they need not check before each step whether
+    any of them has data left.
 
     Args:
         extended: the strategy's engine.
@@ -252,7 +254,7 @@ def _say_that_files_are_shared_out(is_chief: bool) -> None:
 
 
 def distribute_nothing(extended: Engine, dataset: Any) -> Any:
-    """Distributes no batch of a dataset, on a worker that has no share of it."""
+    """Returns a distributed dataset without batches, for a worker that has no share of the data."""
     options = _default_options(extended)
     distributed = get_distributed_dataset(
         dataset.take(0), extended.input_workers(options), extended.strategy, options=options
@@ -311,8 +313,8 @@ def distribute_datasets_from_function(
 
 
 def _default_options(extended: Engine) -> Any:
-    # The default iterator is made for several devices. It reads ahead, so that batches would be
-    # lost with the group, and makes the process return memory to the kernel after every step.
+    # TensorFlow's default iterator serves several devices. It reads ahead, so batches would be lost
+    # when the group changes. It also makes the process return memory to the kernel after each step.
     devices = extended.worker_devices
     replays = current_context().replay is not None
     plain = replays or (len(devices) == 1 and "CPU" in devices[0])

@@ -121,17 +121,22 @@ class Leaf:
     is_dense: bool = True
 
     def seen(self, values: np.ndarray) -> list[Any]:
-        """Its name, and the parts of its spec and fingerprint that are equal on all workers."""
+        """Returns the name, and the parts of the spec and fingerprint that all workers share.
+
+        Args:
+            values: the tensor's values.
+        """
         if self.same_values:
             return [self.name, spec_of(values), fingerprint(values)]
         return [self.name, f"{len(values)} rows" if self.same_rows else "", []]
 
 
 def leaves_of(dataset: Any) -> list[Leaf]:
-    """The tensors of an element, and which of their properties are the same on all workers.
+    """The tensors of an element, with the properties that must be the same on all workers.
 
-    If inputs are randomly augmented, the targets are still the same. With TensorFlow's random
-    operations, floating-point targets may also have been mixed, but not integers.
+    Random augmentation usually changes the inputs only, so the targets are compared. However, if
+    the dataset uses TensorFlow's random operations, it may have mixed floating-point targets, as
+    MixUp does, so only targets of other types are compared.
     """
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
@@ -237,9 +242,10 @@ class FirstBatch:
         """Compares the first batch of a new iterator; called by all workers.
 
         Args:
-            iterator: an iterator over the distributed form of a dataset from `watch`; left
-                unchanged if it was already compared.
-            is_new: whether this worker joined later; it then fails alone if its batch differs.
+            iterator: an iterator over the distributed form of a dataset from `watch`. Nothing
+                happens if it has already been compared.
+            is_new: whether this worker joined later. If so, and if its batch differs, only this
+                worker fails.
 
         Raises:
             ProgramMismatchError: the workers read different data.
@@ -254,7 +260,7 @@ class FirstBatch:
         """Compares the next batch after new workers have joined; called by all workers.
 
         Args:
-            iterator: as for `compare`, at any position; None if this worker has read it to the end.
+            iterator: as for `compare`, at any position; None if this worker has no batch left.
             replay: the `Replay` that the dataset passes through.
             is_new: whether this worker is new.
 
@@ -278,7 +284,7 @@ class FirstBatch:
         }
 
     def _compare(self, which: str, *, is_new: bool) -> None:
-        """Compares this worker's batch, and those of all workers that are not new.
+        """Compares the batches of this worker, and of all workers that are not new.
 
         The reference is the batch of the first worker that is not new.
         """
@@ -301,7 +307,7 @@ class FirstBatch:
             self.whole = components_apart(sizes)
 
     def refuse_unlike_rows(self) -> None:
-        """Rejects batches whose components differ in rows, such as the nodes and edges of a graph.
+        """Rejects batches with unequal components, such as the nodes and edges of a graph.
 
         Raises:
             UnsupportedError: the components of the last batch have different numbers of rows.
@@ -335,16 +341,16 @@ def different_data(
     per_worker_hint: bool,
     is_new: bool = False,
 ) -> ProgramMismatchError:
-    """Returns the error for a worker whose data differs from the chief's.
+    """Returns the error for a worker that reads different data than the chief.
 
     Args:
         group: the workers.
-        rank: the worker's rank.
-        chiefs: the chief's data.
-        others: the worker's data.
-        reference: the rank of the worker that acts as the chief here.
+        rank: the rank of the worker with different data.
+        chiefs: a description of the chief's data.
+        others: a description of the other worker's data.
+        reference: the rank of the worker that `chiefs` describes, if it is not the chief.
         per_worker_hint: whether to suggest how to read separate data on each worker.
-        is_new: whether the worker joined while the others were training.
+        is_new: whether the worker with different data joined while the others were training.
     """
     chief, other = (group.topology.workers[one] for one in (reference, rank))
     return ProgramMismatchError(
@@ -358,7 +364,9 @@ def different_data(
 
 
 def unlike_rows(group: Group, own: int, whole: int = 0) -> ProgramMismatchError:
-    """Returns the error for a step with shares of different batches; called by all workers.
+    """Returns the error for a step in which workers have shares of different batches.
+
+    Called by all workers.
 
     Args:
         group: the workers.

@@ -42,18 +42,18 @@ class Replay:
 
     Repeats the last batch if no committed step used it. If a worker's part of a batch must keep its
     number of rows in another group, forms new batches from the dataset's rows, in order. Both
-    happen inside the iterator, so that its consumer need not know. Later stages of the input
-    pipeline must not read ahead. Datasets refer to this object by its number; see
-    `shares.split_batches`.
+    happen inside the iterator, so that its consumer need not be changed. Later stages of the input
+    pipeline must not read ahead. Datasets refer to this object by its number; see `split_batches`.
 
     Args:
         keeps_rows: whether a worker's part of a batch keeps its number of rows.
 
     Attributes:
         number: the number of this object in the core.
-        keeps_rows: as given.
-        is_used: whether a dataset passes through it; False if each worker has its own batches.
-        has_whole: whether it can return whole batches to a worker.
+        keeps_rows: whether a worker's part of a batch keeps its number of rows.
+        is_used: whether a dataset passes through this object; False if each worker reads separate
+            batches.
+        has_whole: whether this object can return whole batches to a worker.
     """
 
     def __init__(self, *, keeps_rows: bool = False) -> None:
@@ -67,7 +67,7 @@ class Replay:
 
     @property
     def given(self) -> int:
-        """The number of batches so far, without repetitions."""
+        """The number of batches returned so far, not counting repetitions."""
         given = ctypes.c_int64()
         self._core.tfd_replay_given(self.number, ctypes.byref(given))
         return given.value
@@ -77,10 +77,10 @@ class Replay:
         self._core.tfd_replay_request(self.number)
 
     def show_next(self, take_next: Callable[[], T]) -> T:
-        """Shows this worker the whole next batch, and then returns the batch again as usual.
+        """Takes the whole next batch on this worker; the iterator then returns it again as usual.
 
         Args:
-            take_next: takes a batch; returns a false value at the end.
+            take_next: takes a batch; returns a false value at the end of the data.
 
         Returns:
             The result of `take_next`.
@@ -99,7 +99,8 @@ class Replay:
 
         Args:
             workers: the number of workers that share such a batch.
-            batch: its number of rows; 0 for the first batch that is read.
+            batch: the number of rows of such a batch; if 0, the number of rows of the first batch
+                that is read.
         """
         self._workers = workers
         self._core.tfd_replay_keep_rows(self.number, workers, batch)
@@ -137,17 +138,17 @@ class Replay:
             rows -= some
 
     def read(self, *, before_last: bool = False) -> RowsRead:
-        """The amount that the most recently read iterator has read.
+        """Returns how much of the data the most recently used iterator has read.
 
         Args:
-            before_last: whether to count its last batch as not yet returned.
+            before_last: whether to count the iterator's last batch as not yet returned.
         """
         counts = [ctypes.c_int64() for _ in range(4)]
         self._core.tfd_replay_rows(self.number, before_last, *map(ctypes.byref, counts))
         return RowsRead(*(count.value for count in counts))
 
 
-# Autograph would take longer to convert such functions than TensorFlow takes to trace them.
+# Autograph would need more time to convert the functions below than TensorFlow needs to trace them.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
@@ -161,20 +162,20 @@ def split_batches(
     """Splits every batch for this worker's replicas.
 
     Batches are prefetched before they are split, so that an iterator can follow a change of the
-    group. A share of rows is usually a reference to a part of the batch.
+    group. Usually, a share of the rows refers to the batch's memory instead of copying it.
 
     Args:
         dataset: yields global batches; the first axis of every component is the rows.
         workers: the communicator with one participant per worker.
         count: the number of this worker's replicas.
-        fixed: the number of all replicas, if it does not change.
-        replay: controls the batches that the dataset returns, if any.
+        fixed: the number of all replicas; None if it may change.
+        replay: controls the batches that the dataset returns; None if they are the dataset's own.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
 
     Raises:
-        UnsupportedError: batches are to be formed from rows, but have sparse or ragged tensors.
+        UnsupportedError: `replay` forms new batches, but the dataset has sparse or ragged tensors.
     """
     batches = dataset.prefetch(1)
     specs = tf.nest.flatten(dataset.element_spec)
@@ -241,7 +242,8 @@ def _for_each_replica(batches: Any, count: int) -> Any:
 def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
     """Splits batches that are paired with a replica's number; components may have any type.
 
-    TensorFlow runs the functions ahead of time, unless they read a place that may change.
+    TensorFlow may run the function before its result is needed, unless it reads a place that may
+    change.
     """
 
     def cut(batch: Any, own: tf.Tensor) -> Any:
@@ -268,10 +270,10 @@ def take_share(
         batch: the batch.
         replica: the replica's number.
         replicas: the number of replicas.
-        fixed: the same, if it does not change.
+        fixed: the number of replicas; None if it may change.
         own_memory: whether to copy the rows. The memory of a dataset's batch may belong to an array
-            from a Python generator. TensorFlow knows this for the batch, but not for a slice of it,
-            which the next operation would overwrite with its result.
+            from a Python generator. TensorFlow knows this for the batch, but not for a slice of the
+            batch, so the next operation would overwrite the array with its result.
     """
 
     def take(component: Any) -> Any:
@@ -301,7 +303,7 @@ class WithRows(NamedTuple):
 
     Attributes:
         batch: the batch, or a replica's share of it.
-        told: a vector of `told_rows` for each replica that has a share.
+        told: the number of rows as encoded by `told_rows`, once for each replica that has a share.
     """
 
     batch: Any
@@ -321,7 +323,8 @@ def without_rows(batch: Any) -> tuple[Any, Any]:
 def told_rows(rows: Any) -> tf.Tensor:
     """Encodes a number below 2**30 as two halves, each followed by its square; int32.
 
-    If the numbers of n workers are equal, n times the sum of the squares is the square of the sum.
+    Only if the numbers of n workers are equal, n times the sum of their squares is the square of
+    their sum.
     """
     halves = tf.stack([rows % 2**15, rows // 2**15])
     return tf.reshape(tf.stack([halves, halves * halves], axis=1), [-1])
@@ -354,11 +357,11 @@ class BatchForm(NamedTuple):
 
     Attributes:
         rows: its number of rows; None if unknown.
-        whole: the numbers of the flat components whose row count differs from the batch's, such as
-            the edges of a graph with a batch of nodes. Each replica computes with all of them.
+        whole: the numbers of the flat components with a different row count than the batch, such as
+            the edges of a graph with a batch of nodes. Each replica uses all of their rows.
         shared: whether all workers have read the batch, and each replica takes its share of it.
-        given: whether the batch was passed to a call such as `train_on_batch`, so that its step is
-            the first to compare it.
+        given: whether the batch was passed to a call such as `train_on_batch`. If so, the workers
+            compare it only in its step.
     """
 
     rows: int | None = None
@@ -368,7 +371,7 @@ class BatchForm(NamedTuple):
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
-    """Returns the components whose row count is not the one that covers the most bytes.
+    """Returns the components with a row count other than the one that covers the most bytes.
 
     Args:
         sizes: the numbers of rows and bytes of dense components, by component number.
@@ -402,10 +405,10 @@ def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
 
 
 def fixed_rows(rows: int | None, replicas: int) -> int | None:
-    """The static number of rows per replica; None if the model must not see it.
+    """The static number of rows per replica; None if the number must not be static in a trace.
 
-    A model sees only sizes that could also occur in one process, the same in all replicas. Much
-    code treats None and one row as special cases.
+    A model may see only sizes that could also occur in a single process and that are the same on
+    all replicas. One row per replica is not static, because much code treats it as a special case.
     """
     if rows is None or rows % replicas or rows < 2 * replicas:
         return None

@@ -1,7 +1,7 @@
 """Computes the statistics for `BatchNormalization` in a program for the whole batch.
 
-They cover the whole batch: the replicas combine the statistics of their rows with one gather per
-layer. With `batch_statistics="replica"`, they cover each replica's rows only.
+By default, the statistics cover the whole batch: the replicas combine the statistics of their rows
+with one gather per layer. With `batch_statistics="replica"`, they cover each replica's rows only.
 """
 
 import functools
@@ -74,7 +74,7 @@ def _gathered(keras_moments: Any) -> Any:
 
 
 def _traced_step() -> GlobalStep | None:
-    """The step whose program is being traced for the whole batch, if any."""
+    """The step with a program that is being traced for the whole batch, if any."""
     step = current_step()
     if not isinstance(step, GlobalStep) or tf.executing_eagerly() or in_symbolic_scope():
         return None
@@ -84,8 +84,9 @@ def _traced_step() -> GlobalStep | None:
 def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.Tensor, tf.Tensor]:
     """The means and variances of a batch for each element of an axis.
 
-    Each replica computes the moments of its rows. These are gathered and combined as in Chan, Golub
-    and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances (1979).
+    Each replica computes the moments of its rows. The moments are gathered and combined as in Chan,
+    Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances
+    (1979).
 
     Args:
         x: a tensor of the program for the whole batch.
@@ -105,8 +106,8 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     weights = counts / tf.reduce_sum(counts)
     mean = tf.reduce_sum(weights * means, axis=0)
     variance = tf.reduce_sum(weights * (variances + tf.square(means - mean)), axis=0)
-    # The gradient flows to x alone. A graph copied by `tf.vectorized_map` uses TensorFlow's
-    # gradients, so it flows through all operations above, which cover the whole batch.
+    # The registered gradient flows to x alone. In a graph copied by `tf.vectorized_map`, TensorFlow
+    # uses its own gradients, which flow through all operations above and cover the whole batch.
     with marking_operations(_AXIS, [axis]):
         mean, variance, _ = identities([mean, variance, x], "TfdistMoments")
     return mean, variance
@@ -120,7 +121,8 @@ def _gradient_of_moments(
     (axis,) = op.get_attr(_AXIS)
     shape = [-1 if a == axis else 1 for a in range(x.shape.rank)]
     count = tf.cast(tf.size(x, tf.int64) // mean.shape[0], x.dtype)
-    # Marked here, so that it is communicated with the inputs of the variance's gradient.
+    # Marking `of_mean` here makes the workers communicate it together with the inputs of the
+    # variance's gradient.
     (of_mean,) = equal_everywhere([of_mean])
     of_mean, of_square = of_mean / count, 2 * of_variance / count
     # For second-order gradients: as in `tf.nn.moments`, the variance is a function of x alone.

@@ -83,7 +83,7 @@ def _without_stale(function: Any) -> Any:
 def _is_live(function: Any) -> bool:
     namespace = getattr(function, "__globals__", None)
     if namespace is None:
-        return True  # Another package's wrapper around one of these.
+        return True  # Another package's wrapper around one of tfdist's wrappers.
     module = sys.modules.get(namespace["__name__"])
     return module is not None and vars(module) is namespace
 
@@ -93,7 +93,7 @@ _installed = False
 
 
 def install() -> None:
-    """Makes Keras train correctly under tfdist strategies; otherwise it is unchanged.
+    """Makes Keras train correctly under tfdist strategies, and leaves it otherwise unchanged.
 
     Raises:
         UnsupportedError: this version of Keras or TensorFlow is unknown; nothing is replaced.

@@ -1,10 +1,11 @@
-"""Atomic steps: the step that is committed on this worker, and the writes that wait for it.
+"""Atomic steps: the number of committed steps, and the variables that a step writes.
 
 A step can fail as long as it communicates. The optimizer adds an operation, `UPDATE`, after which
-it updates variables. If the graph shows that all communication has ended by then, this is the
-step's commit point, and later writes need no copies. For other variables a copy is kept, to be
-restored if the step fails: always correct, but slower. The finished graph determines the commit
-point, so code that builds the graph need not guarantee one.
+it updates variables. If the graph shows that all communication ends before this operation, the
+operation is the step's commit point, and later writes need no copies. If variables may be written
+earlier, their values are copied, and restored if the step fails. This is always correct, but
+slower. The finished graph determines the commit point, so code that builds the graph need not
+guarantee one.
 """
 
 import contextlib
@@ -22,11 +23,12 @@ _counted = 0
 
 
 class Progress:
-    """The number of training steps whose results this worker holds.
+    """The number of training steps that this worker has committed.
 
     A step is committed when all its communication has ended and all variables have been updated. If
-    it fails before, everything is restored to the values before the step. After an error of `fit`,
-    the model, the optimizer and the metrics therefore have the state after `committed_steps` steps.
+    it fails earlier, all variables are restored to their values before the step. After an error in
+    `fit`, the model, the optimizer and the metrics therefore have the state after `committed_steps`
+    steps.
 
     Steps of `fit` and `train_on_batch` are counted, but not steps of loops that call
     `strategy.run`.
@@ -34,8 +36,8 @@ class Progress:
     Attributes:
         torn: whether a step has failed during its update, so that the state matches no step. Only
             an error on this worker alone can cause this, such as lack of memory.
-        redoable: whether a rolled-back step can be redone for worker-local state, since other
-            workers may have committed the step.
+        redoable: whether the worker-local writes of a rolled-back step are kept for `redo`,
+            because other workers may have committed the step.
     """
 
     def __init__(self) -> None:
@@ -55,7 +57,7 @@ class Progress:
         return self._undone
 
     def redo(self) -> None:
-        """Redoes the writes of a rolled-back step that preceded its last communication.
+        """Redoes the writes that a rolled-back step made before its last communication.
 
         This is correct for worker-local state if the step is committed on another worker. All other
         state must be received from that worker; `restore` declares that this has happened.
@@ -144,8 +146,8 @@ class GraphWrites:
     """The variables that a graph writes.
 
     Attributes:
-        kept: the names of the inputs whose variables may be written before the commit point.
-        gated: whether other variables are written, all of them after the commit point.
+        kept: the names of the inputs for variables that may be written before the commit point.
+        gated: whether other variables are written; all of them are written after the commit point.
     """
 
     kept: frozenset[str]

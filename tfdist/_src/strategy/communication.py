@@ -81,7 +81,8 @@ def _obstacle(options: Options, *, any_gpus: bool) -> str:
 
     Args:
         options: the settings for TLS and the driver.
-        any_gpus: whether to use the native collectives even if gradients would leave the GPU.
+        any_gpus: whether to use the native collectives even with GPUs of other makers, although
+            gradients then leave the GPU.
     """
     # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not any_gpus and tf.config.list_physical_devices("GPU"):
@@ -117,7 +118,7 @@ def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     """Whether gradients are summed on GPUs, the same on all workers; called by all of them.
 
     Raises:
-        NativeUnavailableError: GPUs were requested for the sums, but one cannot be used.
+        NativeUnavailableError: sums on GPUs were requested, but a GPU cannot be used for them.
     """
     if not are_gpus(devices):
         return False

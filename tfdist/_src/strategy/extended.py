@@ -107,7 +107,7 @@ class ReplicatedExtended(PlacedExtended):
         return tf.executing_eagerly() and len(self._devices) > 1
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        # Each replica runs in a separate thread. A `tf.function` is traced outside of them.
+        # Each replica runs in a separate thread. A `tf.function` is traced outside these threads.
         compiled = isinstance(fn, tf.types.experimental.PolymorphicFunction)
         if not compiled:
             fn = in_callers_state(fn)
@@ -193,8 +193,9 @@ class ReplicatedExtended(PlacedExtended):
     def sum_over_replicas(self, value: Any, name: str = "") -> Any:
         """Sums a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
 
-        Not differentiable, unlike `tf.distribute.ReplicaContext.all_reduce`. TensorFlow never
-        releases the function that defines that gradient, which keeps the graph of the step alive.
+        Not differentiable, unlike `tf.distribute.ReplicaContext.all_reduce`: TensorFlow never
+        releases the function that defines such a gradient, so the graph of the step would stay
+        alive.
 
         Args:
             value: the nest.
@@ -203,7 +204,7 @@ class ReplicatedExtended(PlacedExtended):
         return self.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
     def note_stall(self, values: Sequence[tf.Tensor]) -> None:
-        """Records that the sum in progress holds up this replica once it has these values."""
+        """Records that this replica waits for the running sum once these values are computed."""
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
@@ -220,7 +221,9 @@ class ReplicatedExtended(PlacedExtended):
         return reduction.gather_rows(self._replicas[get_current_replica_id_as_int()], [value])
 
     def scatter_over_replicas(self, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-        """Sums values that have the rows of all replicas; returns a replica's rows; called by each.
+        """Sums values with the rows of all replicas, and returns this replica's rows.
+
+        Called by each replica.
 
         Args:
             value: the rows of all replicas, in order.

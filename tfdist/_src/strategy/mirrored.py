@@ -55,15 +55,15 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
             replicas use collectives.
         communication: `"native"` for tfdist's collectives, which on GPUs need only NVIDIA's driver
-            and use NCCL if available; `"tensorflow"` for TensorFlow's; `"auto"`, the default, means
-            `"tensorflow"`.
+            and use NCCL if available; `"tensorflow"` for TensorFlow's collectives; `"auto"`, the
+            default, means `"tensorflow"`.
         batch_statistics: the rows that `BatchNormalization` layers compute statistics from in
             training: `"global"` for the whole batch, as in one process, or `"replica"` for each
             replica's rows, without communication. Layers with `synchronized=True` always use the
             whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
 
     Raises:
-        ValueError: `communication` or `batch_statistics` is none of these.
+        ValueError: `communication` or `batch_statistics` is none of the above.
         NativeUnavailableError: the native collectives were requested and are unavailable.
 
     Example:

@@ -55,7 +55,8 @@ def share_randomness(group: Group) -> None:
     """Gives all workers the chief's random states, so that they shuffle in the same order.
 
     Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
-    arrays and datasets are shuffled. A seed of TensorFlow that all workers have set alike is kept.
+    arrays and datasets are shuffled. If all workers have set the same seed in TensorFlow, it is
+    kept.
     """
     if group.topology.size == 1:
         return
@@ -186,7 +187,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             collectives use its `bytes_per_pack` and `timeout_seconds`.
         communication: `"native"` for tfdist's collectives (shared memory and TCP; on GPUs its own
             kernels and NCCL), `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs), or
-            `"auto"` for the native ones if there are several workers and all of them support these.
+            `"auto"` for tfdist's if there are several workers and all of them support tfdist's.
         compression: how to compress gradients sent between hosts: a name such as `"int8"`, a codec
             of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
         shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps
@@ -283,7 +284,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     def generation(self) -> int:
         """The number of changes of the group of workers since the job started.
 
-        Workers join and leave with `tfdist.callbacks.Elastic`; otherwise it stays 0.
+        The group changes only with `tfdist.callbacks.Elastic`; otherwise, the number stays 0.
         """
         return int(extended_of(self).group.generation)
 
@@ -327,7 +328,7 @@ def read_cluster(cluster_resolver: Any) -> ResolvedJob:
 
 def resolver_of(group: Group, found: ResolvedJob) -> Any:
     """Returns TensorFlow's description of a job that was found in the environment."""
-    # A process that waits to be admitted to a running job is alone for now.
+    # Until a process is admitted to a running job, its group contains no other process.
     topology = found.topology if found.exchange is None else group.topology
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(topology.jobs),

@@ -1,7 +1,8 @@
 """Boundaries between a program for the whole batch and a replica's computation on its own rows.
 
-In the traced program, these functions return their input; the package `global_view` gives them
-their meaning. Gradients cross the boundaries in the opposite direction.
+In the traced program, these functions return their input and mark it. The package `global_view`
+interprets the marks when it partitions the program. Gradients cross the boundaries in the opposite
+direction.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,7 @@ def enter_whole(value: tf.Tensor) -> tf.Tensor:
 
 
 def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """Returns a tensor of the program for the whole batch, computed in rows by the replicas.
+    """Returns a tensor of the program for the whole batch, made of the rows of all replicas.
 
     Args:
         value: a replica's rows.
@@ -72,10 +73,10 @@ def leave(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
 
 
 def average(value: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of the replicas' values, weighted by their rows; not differentiable.
+    """Returns the mean of the replicas' values, weighted by row counts; not differentiable.
 
     Args:
-        value: a replica's value. If its type is not floating, it is the same on all replicas.
+        value: a replica's value. If it is not floating-point, it must be equal on all replicas.
     """
     value = tf.stop_gradient(value)
     with marking_operations(AVERAGE if value.dtype.is_floating else EQUAL):
@@ -86,7 +87,7 @@ def average(value: tf.Tensor) -> tf.Tensor:
 def stack(value: tf.Tensor) -> tf.Tensor:
     """Stacks the values of all replicas on a new first axis, with zeros for replicas without rows.
 
-    Its gradient is the gradient for one replica.
+    The gradient is computed as if there were only one replica.
 
     Args:
         value: a replica's value.

@@ -63,7 +63,7 @@ def all_gather_slices(
 def all_gather(
     communicator: Communicator, tensor: tf.Tensor, axis: Any, call_site: str = ""
 ) -> tf.Tensor:
-    """Concatenates along any axis, in rank order; the sizes along it may differ."""
+    """Concatenates the participants' tensors in rank order; sizes along the axis may differ."""
     if isinstance(communicator, Alone):
         return tensor
     if isinstance(axis, int) and axis == 0:

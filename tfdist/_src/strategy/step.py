@@ -1,8 +1,8 @@
 """The step of a replica: its rows of the batch, its place among all replicas, and its updates.
 
-Graphs outlive a change of the group. So tfdist's graphs contain operations, from `place`, that read
-the rank when the graph runs. If other code reads a rank or a number of replicas during a trace, the
-graph may contain it as a constant, so the read is recorded.
+Graphs outlive a change of the group. So tfdist's graphs contain operations that read the rank when
+the graph runs (`place`). If other code reads a rank or a number of replicas during a trace, the
+graph may contain this number as a constant, so the read is recorded.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ class Step:
     """A step over a global batch; a context manager.
 
     Attributes:
-        key: distinguishes functions traced in this step from traces in other steps.
-        agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
+        key: distinguishes traces of functions in this step from their traces in other steps.
+        agreed_on_overflow: whether the replicas have agreed on an overflow, so that either all of
+            them have non-finite gradients or none has.
         late_in: the step's graph, if an update may be deferred to the end of the step.
         late: the deferred update; the module that performs it defines its type.
     """
@@ -100,7 +101,7 @@ class Step:
         return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
 
     def sums(self, variable: Any) -> bool:
-        """Whether this replica itself sums a variable's gradients."""
+        """Whether this replica sums a variable's gradients, rather than another stage's worker."""
         return True
 
     def sum_gradients_of_part(
@@ -170,14 +171,15 @@ class _ThreadState(threading.local):
     """The steps and updates that a thread runs or traces, usually as a replica.
 
     Attributes:
-        steps: the steps that it is in, the innermost one last.
-        creates_local_variables: whether it creates plain variables, even in a strategy's scope.
-        optimizers: the nesting depth of the optimizers that it applies.
+        steps: the steps that the thread is in, the innermost one last.
+        creates_local_variables: whether the thread creates plain variables, even in a strategy's
+            scope.
+        optimizers: the nesting depth of the optimizers that the thread applies.
         gradients_are_summed: whether the gradients of these optimizers are already summed.
         summations: the number of summations of gradients so far.
-        update: the update that it is performing.
-        adds_slices_in_order: whether an update converts sparse gradients in a fixed order, also
-            while replicas are merged, in another thread than theirs.
+        update: the running update.
+        adds_slices_in_order: whether the running update adds sparse gradients in a fixed order.
+            While replicas are merged, updates run in another thread than the replicas.
     """
 
     creates_local_variables = False
@@ -221,22 +223,23 @@ def _is_large(variable: Any) -> bool:
 
 
 class GlobalStep(Step):
-    """A step whose program is traced for the whole batch, and partitioned afterwards.
+    """A step with a program that is traced for the whole batch, and partitioned afterwards.
 
     `contributions` marks the sums of an optimizer.
 
     Args:
         static_rows: the number of rows of the batch, if the program knows it.
         own_statistics: whether each replica normalizes with the statistics of its own rows.
-        assigns_own_statistics: whether it also keeps these in its moving statistics.
+        assigns_own_statistics: whether each replica then updates the moving statistics with its own
+            statistics, instead of the average over the replicas.
         gathers_statistics: whether the statistics of the whole batch are computed from the gathered
             statistics of the replicas.
 
     Attributes:
-        static_rows: as given.
-        own_statistics: as given.
-        assigns_own_statistics: as given.
-        gathers_statistics: as given.
+        static_rows: see Args.
+        own_statistics: see Args.
+        assigns_own_statistics: see Args.
+        gathers_statistics: see Args.
     """
 
     def __init__(
@@ -265,9 +268,9 @@ class GlobalStep(Step):
 
 
 def gathered_parts(values: Sequence[Any]) -> list[Any]:
-    """Marks values in a `GlobalStep` as this worker's own parts, which it will gather.
+    """Marks values in a `GlobalStep` as this worker's own parts, which are gathered later.
 
-    A value that is a constant must be zero.
+    A constant value must be zero.
 
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
@@ -410,10 +413,10 @@ class PlacedExtended(LocalExtended):
 
     @property
     def traces_know_group(self) -> bool:
-        """Whether graphs may contain ranks or replica counts, which a change would invalidate.
+        """Whether graphs may contain ranks or replica counts, so that a group change breaks them.
 
-        This is the case if any code outside of tfdist has read such a number during a trace. Set it
-        to False when all graphs will be traced again.
+        This is the case if any code outside of tfdist has read such a number during a trace. Set
+        this property to False when all graphs will be traced again.
         """
         return self.spans_workers and registry.know_group()
 

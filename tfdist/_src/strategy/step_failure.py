@@ -1,4 +1,4 @@
-"""Propagates a failed step to the other workers, which also raise and name the cause.
+"""Propagates a failed step to the other workers, which then raise an error that names the cause.
 
 Also compares the order of collectives: a loop over a `set` could otherwise mix up two sums with
 the same shape and source line. Steps of `fit` are compared more strictly, by
@@ -132,7 +132,7 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
     Args:
         group: the workers.
         eager: whether the step runs eagerly. If so, even an error outside of operations was raised
-            by running the step, not by tracing it.
+            while the step ran, not while it was traced.
 
     Raises:
         tf.errors.UnavailableError: another worker was lost, or its step failed; the message names
@@ -168,7 +168,7 @@ def _function_called(function: Any, error: BaseException | None, before: tuple[i
         return
     if error is None:
         report_traces(group, function)
-    # The trace may be incomplete.
+    # After an error, the trace may be incomplete, so the recorded uses count as well.
     elif used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
         _report(group, error, began_ns, eager=False)
 
@@ -178,7 +178,7 @@ def _report(group: Group, error: BaseException, began_ns: int, *, eager: bool) -
         return
     known = group.cause_of(error, began_ns)
     if known is not None:
-        # Forward it to workers that share no communicator with the failed one.
+        # Forward the cause to workers that share no communicator with the failed worker.
         group.fail(known)
         return
     why, me = cause(error).rstrip("."), str(group.topology.me)

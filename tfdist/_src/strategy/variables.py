@@ -23,7 +23,7 @@ from tfdist.errors import RendezvousError
 
 
 class _Variable:
-    """Adds conversions and a clear error to both kinds of TensorFlow's distributed variables."""
+    """Adds conversions and a clear error to TensorFlow's two classes of distributed variables."""
 
     name: str
     read_value: Any
@@ -133,10 +133,10 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
 
 
 class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
-    """A variable that each replica changes separately and that reads as the sum, as in metrics.
+    """A variable that each replica changes separately; its value is the sum, as in metrics.
 
     Reading it is a collective that all workers must join. A step of `fit` sums the metrics anyway
-    and stores the total here, so that a single worker can read it.
+    and stores the total here, so that a single worker can read the total.
     """
 
     _total: tf.Tensor | None = None
@@ -157,7 +157,8 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if step.current_step() is None:
-            # A user-defined function changes the variable on each of its runs.
+            # A user-defined `tf.function` may change the variable each time it runs, without
+            # calling this method again.
             self._changed_elsewhere = True
         self._total = None
         return super()._update_replica(update_fn, value, **kwargs)
@@ -193,8 +194,8 @@ VARIABLE_CLASSES = {
 def alone() -> Iterator[None]:
     """Makes this thread create plain, local variables.
 
-    One worker can then do work by itself inside the strategy's scope, such as saving a model,
-    without waiting for the other workers.
+    One worker can then save a model, for example, inside the strategy's scope without waiting for
+    the other workers.
     """
     outer = step.this_thread.creates_local_variables
     step.this_thread.creates_local_variables = True
@@ -231,8 +232,8 @@ class Engine(Protocol):
 def create_variable(extended: Engine, next_creator: Any, kwargs: dict[str, Any]) -> Any:
     """Creates a variable with a copy on each device and, on all workers, the chief's value.
 
-    While a function is traced, the variable is lifted out of it, as with `tf.init_scope`, so that
-    variables which a model builds in its first step persist.
+    While a function is traced, the variable is lifted out of the function's graph, as with
+    `tf.init_scope`, so that variables persist if a model creates them in its first step.
 
     Args:
         extended: the engine of the variable's strategy.

@@ -15,7 +15,7 @@ enum class Encoding : uint8_t {
   kFloat8,    // 8 bits with 4 of exponent and 3 of mantissa ("e4m3fn"), scaled
   kLevels,    // sign and one of 2^(bits - 1) even steps from 0 to the scale
   kPowers,    // sign and a power of two, rounded at random: unbiased
-  kTwoMeans,  // whether a value is negative; decoded to the mean of those on its side
+  kTwoMeans,  // whether a value is negative; decoded to the mean of the values of its sign
   kSigns,     // whether a value is negative; decoded to one common magnitude
 };
 constexpr int kEncodings = 7;
@@ -46,8 +46,8 @@ size_t EncodedBytes(const Codec& codec, size_t count);
 
 struct EncodeArgs {
   const float* in;
-  // Added to `in` before encoding, then replaced by the encoding error; null for none. It is
-  // unchanged in blocks that are not finite.
+  // Added to `in` before encoding, then replaced by the encoding error; null for none. It does not
+  // change in blocks with values that are not finite.
   float* error;
   size_t count;
   uint8_t* out;

@@ -10,8 +10,8 @@ namespace tfdist {
 
 // A transfer among some ranks over their links; each sends directly to every other rank.
 //
-// All members call this together. The owner reduces its part in the members' order while it is
-// being received, and sends it chunk by chunk.
+// All members call this together. Each owner reduces its part in the members' order while the part
+// is being received, and sends the result chunk by chunk.
 void RunTwoShot(Fabric& fabric, const Fingerprint& joined, const Members& members,
                 const Transfer& transfer);
 
@@ -24,7 +24,7 @@ void RunOneShot(Fabric& fabric, const Fingerprint& joined, const Members& member
 // of members.
 //
 // Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", 2009. A sum is rounded at every hop, so it is not for half types.
+// workstations", 2009. A sum is rounded at every hop, so the ring is not for half types.
 void RunRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
              const Transfer& transfer);
 

@@ -16,7 +16,7 @@ struct Sizes {
   bool arrived = false;
 };
 
-// The bytes of rows that fit into an eager slot after their number.
+// The bytes of rows that fit into an eager slot after the number of rows.
 constexpr size_t kMaxEagerRowBytes = EagerSlot::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {

@@ -47,8 +47,8 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Reduces the inputs of all ranks of the host, read from their eager slots, into `out`, whose
-// elements are of `out_type`.
+// Reduces the inputs of all ranks of the host, read from their eager slots, into elements of
+// `out_type` in `out`.
 void ReduceEagerly(Host& host, const Operation& operation, double divisor, const BufferList& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
@@ -64,8 +64,8 @@ void ReduceEagerly(Host& host, const Operation& operation, double divisor, const
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
     for (int rank = 0; rank < host.size(); ++rank) {
-      // Reads the own input from the caller's memory, since reading the copy just written would
-      // wait for its stores.
+      // Reads this rank's input from the caller's memory, since a read of the copy just written
+      // would wait for its stores.
       all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
     }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});

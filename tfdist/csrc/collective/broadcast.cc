@@ -36,7 +36,8 @@ void BetweenLeaders(Fabric& fabric, const Operation& operation, int root) {
   }
   // The most distant child has the deepest subtree.
   std::reverse(children.begin(), children.end());
-  // Fingerprints flow in both directions, so that a parent notices a child in another collective.
+  // Fingerprints flow in both directions, so that a parent notices if a child is in another
+  // collective.
   for (const int child : children) {
     exchange.Send(child, nullptr, 0);
     exchange.Receive(child, nullptr, 0);

@@ -11,9 +11,6 @@
 
 namespace tfdist {
 
-// The computation in a compressed all-reduce: on the processor, or on the GPU that holds the
-// values.
-//
 // A transfer of encoded values: its values, members, and codec.
 class CodedTransfer {
  public:
@@ -33,8 +30,8 @@ class CodedTransfer {
   // The residual; empty without error feedback.
   const BufferList& error() const { return compression_.error; }
 
-  // The values of member j's part and their offsets: in the transfer's values, and in bytes of
-  // `in`, `out` and the error.
+  // The number of values in member j's part, and the part's offset: in values of the transfer, and
+  // in bytes of `in`, `out` and the error.
   size_t Count(int j) const;
   size_t Position(int j) const;
   size_t InBegin(int j) const { return transfer_.InBegin(j); }
@@ -45,7 +42,7 @@ class CodedTransfer {
   // sums.
   size_t BufferBytes() const;
 
-  // The number of consecutive values that share the seed of the first: a multiple of the block.
+  // The number of consecutive values that share the first value's seed: a multiple of the block.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
   uint32_t Seed(Stage stage, size_t position) const {
@@ -63,17 +60,19 @@ class CodedTransfer {
   const uint32_t seed_;
 };
 
+// The computation in a compressed all-reduce: on the processor, or on the GPU that holds the
+// values.
 class Coder {
  public:
-  // Values [begin, begin + count) of a part, and their encoded address: whole chunks, except at the
-  // part's end.
+  // Values [begin, begin + count) of a part, and the address of their encoded bytes: whole chunks,
+  // except at the part's end.
   struct Batch {
     size_t begin;
     size_t count;
     uint8_t* encoded;
     size_t bytes;
   };
-  // All members' encoded values of the own part, one after the other.
+  // All members' encoded values of this rank's part, one after the other.
   struct Arrived {
     uint8_t* encoded;
     size_t stride;
@@ -81,19 +80,20 @@ class Coder {
 
   virtual ~Coder() = default;
 
-  // Begins a transfer, which must live until its end. Returns memory for its encoded bytes.
+  // Begins a transfer, and returns memory for its encoded bytes. The object must live until the
+  // transfer has ended.
   virtual uint8_t* Begin(const CodedTransfer& transfer) = 0;
-  // Chunks that are encoded, summed or decoded at once.
+  // The number of chunks to encode, sum or decode at once.
   virtual size_t ChunksAtOnce() const = 0;
 
   // Announces the values to be encoded later.
   virtual void Foresee(int, const Batch&) {}
   // Encodes values of member j's part.
   virtual void EncodeBatch(int j, const Batch& batch) = 0;
-  // Sums all members' values of the own part in the members' order, encodes the sums, and decodes
-  // them into the result, so that all members have the same bits.
+  // Sums all members' values of this rank's part in the members' order, encodes the sums, and
+  // decodes them into the result, so that all members have the same bits.
   virtual void AddUp(const Batch& sums, const Arrived& arrived) = 0;
-  // Called before sums are sent.
+  // Waits until sums are in host memory; called before they are sent.
   virtual void Complete(const Batch&) {}
   // Decodes sums of member j's part into the result.
   virtual void DecodeBatch(int j, const Batch& sums) = 0;
@@ -106,7 +106,7 @@ class HostCoder : public Coder {
   explicit HostCoder(Scratch& scratch) : scratch_(scratch) {}
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // Batches whose values stay in the caches.
+  // Few enough that the values stay in the caches.
   size_t ChunksAtOnce() const override { return 1; }
   void EncodeBatch(int j, const Batch& batch) override;
   void AddUp(const Batch& sums, const Arrived& arrived) override;

@@ -12,7 +12,7 @@
 namespace tfdist {
 namespace {
 
-// Adds its lifetime to a total.
+// Adds the duration of its lifetime to a total.
 class Timed {
  public:
   explicit Timed(int64_t* total) : total_(total), begin_(Nanoseconds()) {}
@@ -146,7 +146,7 @@ class Compressed {
   const size_t batch_;  // values, whole chunks
   Coder::Arrived arrived_{};
   std::vector<uint8_t*> sent_;    // per member, its encoded values
-  std::vector<uint8_t*> sums_;    // per part
+  std::vector<uint8_t*> sums_;    // per part, its encoded sums
   std::vector<size_t> received_;  // per member, received batches of the own part
   size_t summed_ = 0;             // batches of the own part
   int64_t coding_ = 0;            // nanoseconds spent on encoding, decoding and summing

@@ -38,11 +38,11 @@ struct Operation {
   bool overlaps = false;    // the program continues meanwhile; for the recorder
   ConstBufferList in;
   BufferList out;
-  // For device memory: the event that must pass in its streams before use, null for none. Read
-  // again after `allocate`. Empty for host memory.
+  // For device memory: the event after which the memory may be used, null for none; `allocate`
+  // records it again. Empty for host memory.
   std::optional<cuda::Event*> device;
-  // launches: the operation is complete once it runs on the GPU. awaits: a later operation that
-  // waits for its result.
+  // launches: the operation ends once its work is queued in a GPU's stream. awaits: the operation
+  // only waits for the results of launched operations.
   bool launches = false;
   bool awaits = false;
   // One operation per GPU, in order, if the process has several. Each part holds its own memory and
@@ -57,8 +57,8 @@ struct Operation {
   std::vector<size_t> sent_rows;
   std::vector<size_t> received_rows;
 
-  // Allocates results whose size depends on the other ranks' row counts. Receives the rows from
-  // each rank and returns the destination. `received_rows` is then empty.
+  // Allocates a result if its size depends on the other ranks' row counts. Receives the number of
+  // rows from each rank and returns the destination. The member `received_rows` is then empty.
   std::function<BufferList(const std::vector<size_t>& received_rows)> allocate;
 
   // Keeps the referenced objects alive until the operation ends.

@@ -41,8 +41,8 @@ class AroundRing {
                    [this](const char* data, size_t some) { exchange_.Send(next_, data, some); });
   }
 
-  // Receives partial sums of a part, adds this member's values, and forwards them. The last step
-  // completes the sums of the own part.
+  // Receives partial sums of a part, adds this member's values, and forwards the sums. The last
+  // step completes the sums of this member's own part.
   void ReceiveSums(int step) {
     const int part = PartBefore(step + 2);
     const bool complete = part == me_;

@@ -14,12 +14,12 @@ namespace tfdist {
 // The ranks of a transfer, in an order known to all of them.
 struct Members {
   std::vector<int> ranks;
-  int me = 0;  // this rank's position among them
+  int me = 0;  // this rank's position in `ranks`
 };
 
 Members Everyone(const Topology& topology);
 
-// The ranks at this rank's position on every host; each host has that position.
+// The ranks at this rank's position on every host; each host must have a rank at that position.
 Members Counterparts(const Topology& topology);
 
 // Allocates the result for the row counts of all ranks.
@@ -35,7 +35,7 @@ std::vector<size_t> AllocateResult(const Topology& topology, Operation& operatio
 //
 // Participant j owns a part of the data; all know the parts' sizes. Scattering sends all values of
 // a part to its owner, which reduces them. Gathering sends the owner's result to all participants.
-// Together they form an all-reduce.
+// Scattering and then gathering is an all-reduce.
 struct Transfer {
   bool scatter = false;
   bool gather = false;

@@ -66,8 +66,8 @@ class Direct {
                    [&](const char* data, size_t some) { exchange_.Send(Rank(j), data, some); });
   }
 
-  // Posts receives from member j: of its next chunks of this member's part, within the window, and
-  // after the last chunk, of member j's reduced part.
+  // Posts receives from member j: its next chunks of this member's part, within the window, and,
+  // after the last chunk, member j's reduced part.
   void Post(int j) {
     exchange_.Receive(Rank(j), nullptr, 0);
     size_t& next = posted_[static_cast<size_t>(j)];

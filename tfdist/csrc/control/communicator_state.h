@@ -45,7 +45,7 @@ class JsonWriter {
       const size_t bytes = Utf8Bytes(text, at);
       const auto byte = static_cast<unsigned char>(text[at]);
       if (bytes == 0) {
-        // The text was cut inside a character, or is from another rank.
+        // The text was cut inside a character, or comes from another rank.
         text_ += "\\ufffd";
       } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
@@ -93,7 +93,7 @@ class JsonWriter {
     for (size_t i = 1; i < bytes; ++i) {
       if ((byte(at + i) & 0xC0) != 0x80) return 0;
     }
-    // An overlong encoding, a UTF-16 surrogate, or beyond the last character.
+    // An overlong encoding, a UTF-16 surrogate, or a code beyond the last character.
     if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
         (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) {
       return 0;
@@ -122,8 +122,8 @@ struct AbortState {
   };
 
   Error cause;
-  int64_t at = 0;                    // when this rank learned of it
-  std::optional<Detected> detected;  // the last one; none if none has failed so far
+  int64_t at = 0;                    // when this rank learned of the abort
+  std::optional<Detected> detected;  // the last operation that failed, if any
 };
 
 // Writes one object; docs/guide/monitoring.md describes its members.

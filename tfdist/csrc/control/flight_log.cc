@@ -197,7 +197,8 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
 
 namespace {
 
-// The longest wait for the stacks: to provide them, Python needs its lock, which a thread may keep.
+// The longest wait for the stacks. To provide them, Python needs its global lock, which another
+// thread may hold.
 constexpr auto kForStacks = std::chrono::seconds(2);
 constexpr size_t kMaxReasons = 16;
 constexpr int64_t kBetweenWaited = 1'000'000'000;

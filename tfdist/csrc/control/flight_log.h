@@ -51,13 +51,13 @@ class Recorder {
   // default; turn it off only to measure its cost.
   static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }
 
-  // Records that the inputs of an operation are ready. It may not be enqueued yet. Args: name: its
-  // `HashOf`; stalls: whether this rank waits for it from now on.
+  // Records that the inputs of an operation are ready; the operation may not be enqueued yet. Args:
+  // name: its `HashOf`; stalls: whether this rank waits for the operation from now on.
   void Ready(uint64_t name, bool stalls);
   // Records that this rank has finished the work that overlaps the current operation, or the next
-  // one: from now on it waits for this operation.
+  // one, and now waits for that operation.
   void Stalls();
-  // Forgets operations that are ready and have not begun: the step has failed.
+  // Forgets operations that are ready and have not begun; called if the step has failed.
   void Forget();
 
   // The following functions are called in this order by the thread that runs the operation. They
@@ -66,26 +66,26 @@ class Recorder {
     int peer = -1;
     uint64_t bytes = 0;
     int64_t enqueued = 0;
-    bool stalls = true;  // whether this rank is blocked until it ends
+    bool stalls = true;  // whether this rank is blocked until the operation ends
   };
   void Begin(const Fingerprint& fingerprint, const Beginning& beginning);
   void Chose(uint8_t algorithm);
   // Records that another rank has joined the operation; only the first call counts. Args: waited:
-  // whether this rank waited for it. The clock is read only then.
+  // whether this rank waited for the other one. If not, the clock is not read.
   void Arrived(int rank, bool waited);
   void BetweenHosts(bool begins);
   void Coded(int64_t duration);
-  // Args: bytes: as in `Beginning`, if not known then.
+  // Args: bytes: as in `Beginning`, if not known at the beginning.
   void End(bool failed, uint64_t bytes = 0);
 
-  // The records, oldest first, and the arrivals of each: per host, when its first rank arrived, in
-  // microseconds after the beginning; -1 for none.
+  // The records, oldest first. Also, for each record and each host, the arrival of the host's first
+  // rank in microseconds after the beginning; -1 for none.
   struct Log {
     std::vector<Record> records;
     std::vector<std::vector<int64_t>> arrivals;
   };
-  // Returns the records; from any thread. Args: the maximum number of records and the earliest end
-  // of a record; the running operation is always included.
+  // Returns the records; may be called from any thread. Args: the maximum number of records, and
+  // the earliest end of a record. The running operation is always included.
   Log Read(size_t most = kRecords, int64_t since = 0);
 
  private:
@@ -192,7 +192,7 @@ class FlightLog {
   void WriteFile();
 
   Settings settings_;
-  int process_ = 0;         // the one with the thread, which forked children lack
+  int process_ = 0;         // the process that has the thread; forked children do not
   int asked_ = -1;          // an eventfd
   int stacks_wanted_ = -1;  // an eventfd
   std::thread thread_;

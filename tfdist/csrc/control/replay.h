@@ -1,5 +1,5 @@
-// Requests of Python about a dataset's batches: to repeat the last one, or to keep their number of
-// rows.
+// Requests from Python about a dataset's batches: to repeat the last batch, or to keep the number
+// of rows that a worker has of each batch.
 #pragma once
 
 #include <atomic>
@@ -9,12 +9,13 @@
 
 namespace tfdist {
 
-// The position of an iterator in its dataset, without the first batch, which is read twice.
+// The position of an iterator in its dataset. The first batch is read twice, and its first reading
+// is not counted.
 struct RowCounts {
   int64_t batches = 0;          // the dataset's own batches read so far
   int64_t rows = 0;             // their rows
-  int64_t pending = 0;          // those of the rows that have not been returned yet
-  int64_t pending_batches = 0;  // the number of the dataset's own batches that hold them
+  int64_t pending = 0;          // the rows that have not been returned yet
+  int64_t pending_batches = 0;  // the dataset's own batches that contain the pending rows
 };
 
 class Replay {
@@ -25,7 +26,7 @@ class Replay {
   // Called before each batch: returns whether a repetition was requested, and clears the request.
   bool Take() { return wanted_.exchange(false); }
   void Count() { ++given_; }
-  // The number of batches so far, without repetitions.
+  // The number of batches returned so far, not counting repetitions.
   int64_t given() const { return given_; }
 
   // Fixes a worker's rows per batch to its share when `workers` workers divide one of the dataset's

@@ -53,7 +53,7 @@ void MakePrintable(std::string* text) {
 }
 
 // The body of an abort or a failure is the worker's name, this byte, and the message. The name does
-// not contain it.
+// not contain this byte.
 constexpr char kAfterWorker = '\n';
 constexpr size_t kMaxCauseBytes = kMaxNameBytes + 1 + kMaxMessageBytes;
 
@@ -204,7 +204,7 @@ struct Watch::Peer {
   uint8_t failures = 0;  // its failed steps
   // The last failure that it has reported.
   Error failure{Code::kUnavailable, ""};
-  uint64_t failed_after = 0;   // the last collective that it had joined before
+  uint64_t failed_after = 0;   // the last collective that it joined before failing
   Clock::time_point ended_at;  // when it left, or failed
   bool lost = false;           // nothing is read from it; it only receives the reason
   bool gone = false;           // the connection has ended
@@ -449,8 +449,8 @@ void Watch::Handle(int rank, const Frame& frame) {
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
   if (!peer.stream || peer.gone) return;
-  // Further frames are dropped: a peer that does not read does not send either, and is lost as
-  // silent.
+  // Frames beyond the limit are dropped: a peer that does not read does not send either, and is
+  // soon lost as silent.
   if (peer.waiting.size() + bytes.size() <= kMaxWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
     const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
@@ -528,7 +528,7 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
-    // Data of a message that it has sent may still be in transit.
+    // Data of a message that the peer has sent may still be in transit.
     if ((failed || peer.left) && together &&
         (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
@@ -540,14 +540,14 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
                                      Event::kLeft, name));
       return;
     }
-    // This rank's step has failed, and that rank does not count the failure yet: it will fail with
-    // this rank's report.
+    // This rank's step has failed, and the other rank does not count the failure yet. The other
+    // rank will fail with this rank's report.
     if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // A message to this rank, which is in a collective that the other rank has not joined. If this
-    // rank has handled the message, the status is outdated.
+    // The other rank waits in a message to this rank, and has not joined this rank's collective. If
+    // this rank has handled the message, the other rank's status is outdated.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
         !IsMessage(mine) && peer.status.sequence < mine.sequence &&

@@ -64,9 +64,9 @@ class FrameReader {
   bool broken_ = false;
 };
 
-// The four times of two frames, in nanoseconds: this rank sent one at `sent`. The other rank
-// received it at `received` and sent the next one at `answered`, both by its own clock. That frame
-// arrived at `came`. Times in a decoded frame are below 2^61.
+// The four times of two frames, in nanoseconds. This rank sent a frame at `sent`. The other rank
+// received the frame at `received` and sent its next frame at `answered`, both by its own clock.
+// That frame arrived here at `came`. Times in a decoded frame are below 2^61.
 struct RoundTrip {
   int64_t sent = 0;
   int64_t received = 0;
@@ -77,9 +77,9 @@ struct RoundTrip {
 // The offset of another rank's steady clock from this one's, measured from frames in both
 // directions.
 //
-// The estimate of Mills, "Internet time synchronization: the network time protocol" (1991): the
-// error of a measured offset is at most half of the transmission time. The measurement with the
-// smallest error is kept; this error grows with the time, since the clocks may drift.
+// Source: Mills, "Internet time synchronization: the network time protocol", 1991. The error of a
+// measured offset is at most half of the transmission time. The measurement with the smallest error
+// is kept. Its error grows over time, since the clocks may drift.
 class ClockOffset {
  public:
   bool measured() const { return measured_; }
@@ -159,11 +159,11 @@ class Watch {
   struct Callbacks {
     std::function<Doing()> doing;
     // Gets the fingerprint with which this rank joined a collective. Returns false if the
-    // collective is not one of the last.
+    // collective is not one of the most recent ones.
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
     // Whether this rank has begun its side of a message from or to `rank`.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
-    std::function<void()> progress;  // of another rank
+    std::function<void()> progress;  // called when another rank has made progress
     std::function<void(const Error& cause)> give_up;
     std::function<void(const std::string& message)> warn;
     std::function<void(const std::string& message)> stalled;     // after each warning of a stall
@@ -181,7 +181,7 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
 
   void Start();
-  // Sends frames to the other ranks; from any thread.
+  // Sends frames to the other ranks; may be called from any thread.
   void Tell(const std::vector<Frame>& frames);
   // Sends farewells, stops the thread, and closes the streams.
   void Stop();
@@ -197,7 +197,7 @@ class Watch {
     ClockOffset clock;
     OneWayDelay delay;
   };
-  // Returns the state of each other rank; from any thread.
+  // Returns the state of each other rank; may be called from any thread.
   std::vector<Known> Others();
 
  private:

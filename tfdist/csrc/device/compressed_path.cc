@@ -15,7 +15,7 @@ using device::Stretch;
 
 constexpr size_t kFloat = sizeof(float);
 
-// Splits a byte range of tensors into stretches.
+// Returns the stretches of a list of tensors.
 template <typename Bytes>
 std::vector<Stretch> Stretches(const Bytes& buffers) {
   std::vector<Stretch> stretches;
@@ -122,8 +122,8 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
     done_.Record(stream_.get());
     Await(done_, guard_);
   } catch (...) {
-    // The stream uses the operation's memory until then. Its kernels wait for nothing, so they end
-    // soon.
+    // The stream may still use the operation's memory. Its kernels wait for no other GPU, so they
+    // end soon.
     SettleSoon(stream_.get(), done_);
     throw;
   }

@@ -21,7 +21,7 @@
 
 namespace tfdist {
 
-// Runs the kernels of a compressed all-reduce, for a transfer whose tensors are in device memory.
+// Runs the kernels of a compressed all-reduce, for a transfer of tensors in device memory.
 class TransferCodec {
  public:
   TransferCodec(const Gpu& gpu, const KernelModule& kernels, const DeviceStream& stream)
@@ -39,12 +39,12 @@ class TransferCodec {
   size_t list_bytes_left() const { return max_list_bytes_ - listed_; }
   void Restart() { listed_ = 0; }
 
-  // Begins a transfer, which must live until its last call. Each call queues work in the stream and
-  // returns at once.
+  // Begins a transfer, which must live until the last of the following calls for it. Each call
+  // queues work in the stream and returns at once.
   void Begin(const CodedTransfer& transfer);
-  // Values [begin, begin + count) of member j's part: whole chunks, unless the part ends.
+  // Encodes values [begin, begin + count) of member j's part: whole chunks, unless the part ends.
   void Encode(int j, size_t begin, size_t count, cuda::Address to) const;
-  // The same for the own part. The ranks' encoded values are `stride` bytes apart.
+  // Sums such values of this rank's part. The ranks' encoded values are `stride` bytes apart.
   void Sum(size_t begin, size_t count, cuda::Address first, size_t stride, cuda::Address to) const;
   void Decode(int j, size_t begin, size_t count, cuda::Address from) const;
 
@@ -76,18 +76,18 @@ class DeviceCoder : public Coder {
   // Args: a guard that ends waits early.
   DeviceCoder(const Gpu& gpu, const KernelModule& kernels, Guard& guard);
 
-  // Whether it can run an operation: all summed values must be encoded. It interoperates with ranks
-  // that run the operation on the host, since all ranks send the same bytes.
+  // Whether this class can run an operation: all summed values must be encoded. Other ranks may run
+  // the operation on the host, since both ways send the same bytes.
   static bool Takes(const Topology& topology, const Operation& operation);
-  // Allocates memory for it. Throws Error if there is not enough.
+  // Allocates memory for an operation. Throws Error if there is not enough.
   void MakeRoom(const Topology& topology, const Operation& operation);
 
-  // Runs an operation on device memory. Args: a function that runs it on the host and calls this
-  // object for all access to the memory.
+  // Runs an operation on device memory. Args: a function that runs the operation on the host and
+  // calls this object for all access to the memory.
   void Run(Operation& operation, const OnHost& on_host);
 
   uint8_t* Begin(const CodedTransfer& transfer) override;
-  // Larger than on the host, because of the cost of each launch.
+  // More than on the host, because of the cost of each launch.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
   void EncodeBatch(int j, const Batch& batch) override;
@@ -132,8 +132,8 @@ class CompressedPath {
   // Queues an operation that uses NCCL in the GPUs' streams.
   void Launch(const Parts& parts) { by_nccl_->Launch(parts); }
 
-  // Runs another operation if this process's kernels can. Args: a function that runs it on the
-  // host.
+  // Runs an operation that does not use NCCL, if this process's kernels can; returns whether they
+  // can. Args: a function that runs an operation on the host.
   bool RunOverLinks(const Topology& topology, Operation& operation,
                     const DeviceCoder::OnHost& on_host);
 

@@ -137,7 +137,7 @@ std::shared_ptr<const KernelModule> DevicePath::kernels() const {
 }
 
 // Whether an operation can bypass host memory. A message can do so only in a group of two ranks,
-// since the other ranks of a larger group do not take part in it.
+// since the other ranks of a larger group do not join it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
@@ -203,8 +203,8 @@ void DevicePath::AllocateGathered(Fabric& fabric, const Operation& operation, co
 }
 
 // Waits until this process's GPUs have launched all earlier operations, in an order that all ranks
-// agree on. All ranks have arrived by then, so no rank waits for a program here. No two threads
-// launch on a GPU concurrently, which NCCL does not allow.
+// agree on. All ranks of this operation have already arrived, so no rank waits for another rank's
+// program here. No two threads launch on a GPU concurrently, which NCCL does not allow.
 std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
   std::deque<LaunchOrder::Turn> turns;
   std::vector<size_t> proposed;
@@ -310,13 +310,13 @@ bool DevicePath::Leave() {
   return is_read;
 }
 
-// Abandoned operations must not continue in memory that is freed.
+// Abandoned operations must not continue to use memory that is freed.
 DevicePath::~DevicePath() {
   if (HasLaunched()) GiveUp();
 }
 
-// Uses one thread per GPU: a launch may block on a full queue whose kernels wait for kernels of the
-// next GPU.
+// Uses one thread per GPU: a launch may block on a full queue, and the kernels in that queue may
+// wait for kernels of the next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   Siblings siblings(guard_);
   const auto launch = [&](size_t i) {

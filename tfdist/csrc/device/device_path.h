@@ -51,7 +51,8 @@ class DevicePath {
   bool HasLaunched() const { return !launched_.empty(); }
   // Whether the GPUs have finished all launched operations.
   bool HasPassed() const;
-  // Aborts launched operations here and on the other ranks, whose memory they may use.
+  // Aborts launched operations here and on the other ranks, since the operations here may use the
+  // other ranks' memory.
   void GiveUp() noexcept;
 
   // Bytes moved between GPUs: the larger of the input and the output of each of this process's
@@ -60,8 +61,8 @@ class DevicePath {
 
   // The GPUs of this process; they may outlive the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
-  // The kernels of a single-GPU process, for operations that its program runs by itself. Null if
-  // there are none, or if all data pass through host memory.
+  // The kernels of a single-GPU process, for operations without communication. Null if there are no
+  // kernels, or if all data pass through host memory.
   std::shared_ptr<const KernelModule> kernels() const;
 
   // Waits briefly, at a close without failure, until this process's GPUs have finished reading

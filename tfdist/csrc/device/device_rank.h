@@ -18,7 +18,7 @@ namespace tfdist {
 
 struct DeviceRank {
   // Args: index: the position among the setup's GPUs. Throws Error if the GPU cannot be used. If
-  // only its kernels cannot, sets `lack` to the reason.
+  // only the kernels cannot be used, sets `lack` to the reason.
   DeviceRank(const DeviceSetup& setup, size_t index);
 
   // Returns the information for the other ranks; without kernels if the GPU's memory cannot be

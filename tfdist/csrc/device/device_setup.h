@@ -35,9 +35,7 @@ struct DeviceSetup {
 // Throws Error(kInvalidArgument) if there is no driver or a setting is invalid.
 void CheckDevice(const DeviceSetup& setup);
 
-// The GPUs' parts of an operation, as taken by kernels and NCCL.
-//
-// One part per GPU, in their order.
+// The parts of an operation, one for each GPU of this process, in order.
 using Parts = std::vector<Operation*>;
 
 inline bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
@@ -48,7 +46,7 @@ inline bool IsReduction(Kind kind) {
 // The tensors of an operation, split at each buffer boundary of the input and the output.
 std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part);
 
-// The address of all of it as one tensor; 0 if empty.
+// The address of a buffer list that consists of one tensor; 0 if empty.
 cuda::Address AddressOf(const ConstBufferList& buffers);
 inline cuda::Address AddressOf(const BufferList& buffers) { return AddressOf(buffers.Const()); }
 

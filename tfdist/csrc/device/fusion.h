@@ -1,4 +1,4 @@
-// Fuses small tensors into one buffer, and tiles them.
+// Fuses small tensors into one buffer, and divides tensors into tiles.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +41,6 @@ inline unsigned BlocksForHalfWarps(uint64_t things) {
   return BlocksFor(things * device::kHalfWarp, kMaxBlocksAlone);
 }
 
-// Small tensors that use NCCL in one call: packed into a buffer registered with NCCL, and unpacked.
-//
 // The division of a bucket's tensors: large ones separately, the others in lists.
 struct Fused {
   std::vector<KernelAllReduce::Tensor> alone;
@@ -50,6 +48,8 @@ struct Fused {
 };
 Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_bytes);
 
+// A buffer registered with NCCL. Small tensors are packed into it, reduced in one call, and
+// unpacked.
 class FusionBuffer {
  public:
   // Args: kernels and NCCL group to use, which must outlive this object.

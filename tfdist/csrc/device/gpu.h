@@ -42,7 +42,7 @@ constexpr unsigned kLazyPeerAccess = 1;  // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kStreamWaits = 122;        // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
 constexpr unsigned kReached =
-    0;  // CU_STREAM_WAIT_VALUE_GEQ: how two's complements of int64 compare
+    0;  // CU_STREAM_WAIT_VALUE_GEQ: until the difference, as an int64, is not negative
 constexpr int kOldestDriver = 12000;  // as returned by cuDriverGetVersion
 
 // CUuuid: identifies a GPU across processes.
@@ -93,7 +93,7 @@ struct Uuid {
   F(cuIpcGetMemHandle, (IpcHandle*, Address))                                               \
   F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                                 \
   F(cuIpcCloseMemHandle, (Address))
-// Null if the driver lacks it.
+// Null if the driver lacks the function.
 #define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
 
 struct Driver {
@@ -126,11 +126,11 @@ namespace tfdist {
 // The numbers of threads and blocks that share a kernel's work.
 
 constexpr unsigned kKernelThreads = 512;
-// For kernels that wait for no other rank: from 256 blocks on, an H100 moves memory about as fast
-// as it copies.
+// For kernels that wait for no other rank: from 256 blocks on, a kernel on an H100 moves memory
+// about as fast as a memory copy.
 constexpr uint64_t kMaxBlocksAlone = 512;
 
-// The same on all ranks, regardless of their GPUs.
+// The number of blocks for a number of vectors; the same on all ranks, regardless of their GPUs.
 inline unsigned BlocksFor(uint64_t vectors, uint64_t max_blocks) {
   const uint64_t wanted = (vectors + kKernelThreads - 1) / kKernelThreads;
   return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, max_blocks));
@@ -154,7 +154,7 @@ class Gpu {
   const std::string& architecture() const { return architecture_; }
   // Unique among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
-  // Whether its streams can wait for words in memory.
+  // Whether the GPU's streams can wait for words in memory.
   bool has_stream_waits() const { return has_stream_waits_; }
   // Lets work on this GPU access the memory of another GPU of this process. Throws Error if it
   // cannot.
@@ -186,7 +186,7 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  // Returns a handle that lets another process of the host open it.
+  // Returns a handle that lets another process of the host open the memory.
   cuda::IpcHandle Share() const;
 
  private:

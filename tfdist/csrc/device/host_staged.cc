@@ -21,7 +21,7 @@ namespace {
 // Chunks in transit: while one is copied, the host waits for the other one and synchronizes with
 // the other rank.
 constexpr size_t kInTransit = 2;
-// The slots of both staging buffers, which chunks use in turn.
+// The number of slots in both staging buffers together; the chunks use them cyclically.
 constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
@@ -40,9 +40,8 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
 }
 
 // The ranks synchronize once per chunk c: the sender arrives after writing c, the receiver after
-// reading c - 2. That frees the slot of c + 2, which held c - 2. The first two chunks need no
-// synchronization: the receiver has read all of the previous message, since it has arrived for this
-// one.
+// reading c - 2. That frees the slot of c + 2, which held c - 2. At first, all slots are free: the
+// receiver has arrived for this message, so it has read all of the previous one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto synchronize = [&] {
@@ -196,8 +195,8 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-// Reduces the inputs of this process's GPUs into the first. A mean divides by their number here,
-// and by the number of processes in the host's collective.
+// Reduces the inputs of this process's GPUs into the first input. For a mean, this divides by the
+// number of GPUs; the host's collective divides by the number of processes.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
   if (all.size() == 1) return;
@@ -287,7 +286,7 @@ void HostStaged::InChunks(const Operation& operation, const Parts& parts, const 
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    // All GPUs receive the first GPU's result, so its memory must be free on all of them.
+    // All GPUs copy the result from the first GPU's chunk, so all of these copies must have ended.
     for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
     for (size_t i = 0; i < lanes_.size(); ++i) {
       Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];

@@ -24,8 +24,9 @@ class MessageCopies {
   // Args: this rank; the size of each of the two staging buffers; a guard that ends waits early.
   MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard);
 
-  // Sends or receives, and waits for the end. Both ranks call it after they have synchronized, with
-  // matching operations. Args: the receiver's staging buffers as seen by this rank.
+  // Sends or receives a message, and waits until it is complete. Both ranks call this with matching
+  // operations, after they have synchronized. Args: the receiver's staging buffers as seen by this
+  // rank.
   void Run(Fabric& fabric, const Operation& operation, cuda::Address staging);
 
  private:
@@ -38,14 +39,13 @@ class MessageCopies {
   std::deque<DeviceEvent> copied_;  // one per slot
 };
 
-// Exact sums over the GPUs of one host or process, before sums are encoded: each GPU receives a
-// share of the values through NCCL and sums it in the ranks' order.
-//
 // Rounds up to a multiple of the unit that kernels move.
 inline size_t Aligned(size_t bytes) {
   return (bytes + device::kVectorBytes - 1) / device::kVectorBytes * device::kVectorBytes;
 }
 
+// Exact sums over the GPUs of one host or process, before sums are encoded: each GPU receives a
+// share of the values through NCCL and sums it in the ranks' order.
 class ExactShares {
  public:
   // Args: groups: the ranks, grouped by "host" for the sums; part: this rank's part.
@@ -55,8 +55,8 @@ class ExactShares {
   size_t LargestShare() const { return largest_; }
   size_t Bytes() const { return slots_ * slot_; }
 
-  // Queue the work in the rank's stream, in `Bytes()` bytes of memory. The exchanges are called for
-  // all ranks of a process together.
+  // These queue their work in the rank's stream, and use `Bytes()` bytes of memory. The exchanges
+  // are called for all ranks of a process together.
   void Begin(const DeviceRank& rank, cuda::Address memory);
   void ExchangeValues() const;
   // Args: ended: a word of the GPU that is zero.
@@ -106,9 +106,9 @@ class HostStaged {
   // One GPU's copies to the host and back.
   struct Lane {
     explicit Lane(const Gpu& gpu);
-    // Created on first use.
+    // Creates the chunks on first use.
     void MakeChunks();
-    // Makes both copy streams wait for the GPU's values and for room for them.
+    // Makes both copy streams wait until the part's memory may be used.
     void HoldBack(const Operation& part) const;
     void Fetch(const ConstBufferList& from, size_t begin, size_t bytes, char* to) const;
     void Return(const char* from, const BufferList& to, size_t begin, size_t bytes) const;

@@ -89,7 +89,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 }
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
-  // Ended waits are not restarted.
+  // After a wait has failed, no further wait is queued.
   if (setup_.stream_barriers && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
     staging_.of[rank] =
@@ -356,7 +356,7 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
     next += words;
     return taken;
   };
-  // Tallies come first: they are two words and need their alignment.
+  // Tallies are first, because they consist of two words and need the alignment of both.
   cuts_.tallies = reinterpret_cast<device::Tally*>(take(kWordsOfTally * tiles_));
   cuts_.magnitudes = take(tensors_);
   cuts_.equals = take(tensors_);

@@ -20,17 +20,15 @@
 
 namespace tfdist {
 
-// The names of all kernels.
-//
-// For a `KernelModule`.
+// The names of all kernels, for a `KernelModule`.
 std::vector<const char*> KernelNames();
 
-// An all-reduce among the GPUs of one host with our own kernels, which read each other's memory.
-// The ranks synchronize either in kernels that wait, or between kernels by streams that wait.
-//
-// The names of its kernels.
+// The names of the kernels of `KernelAllReduce`.
 std::vector<const char*> AllReduceKernelNames();
 
+// An all-reduce among the GPUs of one host with tfdist's own kernels, which read each other's
+// memory. The ranks synchronize either in kernels that wait, or between kernels by streams that
+// wait.
 class KernelAllReduce {
  public:
   // One tensor of a bucket and the address of its result; on the GPU.
@@ -39,9 +37,9 @@ class KernelAllReduce {
     cuda::Address out;
     size_t bytes;
   };
-  // The memory that ranks access of each other.
+  // The memory of a rank that the other ranks access.
   struct Shared {
-    cuda::Address staging;  // `StagingBytes` of them
+    cuda::Address staging;  // `StagingBytes` bytes
     cuda::Address words;    // kWordBytes
   };
   struct Setup {
@@ -59,15 +57,16 @@ class KernelAllReduce {
 
   explicit KernelAllReduce(Setup setup);
 
-  // Queues a reduction of tensors, which have the same sizes on all ranks, and returns at once. If
-  // streams wait, it first waits until few launches are pending or the guard ends the wait.
+  // Queues a reduction of tensors, which must have the same sizes on all ranks. Returns at once,
+  // except if streams wait: then this call first waits until few launches are pending, or until the
+  // guard ends the wait.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
               Guard& guard);
 
-  // Ends all waits and disables work that has not begun; from any thread.
+  // Ends all waits and disables work that has not begun; may be called from any thread.
   void Abort() noexcept;
-  // Whether a wait has failed, so that later launches had no effect. Final once the stream has
-  // passed.
+  // The outcome of the waits: if a wait has failed, later launches had no effect. Final once the
+  // stream has finished its work.
   device::Outcome outcome() const;
 
  private:
@@ -83,32 +82,31 @@ class KernelAllReduce {
   device::Staging staging_{};
   device::KernelBarrier barrier_{};
   size_t turn_ = 0;
-  DeviceEvent room_;  // some launches back, if streams wait
+  DeviceEvent room_;  // recorded some launches ago, if streams wait
   size_t launches_ = 0;
 };
 
-// Encodes, sums and decodes with kernels. All memory is on the GPU.
-//
-// The names of its kernels.
+// The names of the kernels of `KernelCodec`.
 std::vector<const char*> CodecKernelNames();
 
+// Encodes, sums and decodes with kernels. All memory is on the GPU.
 class KernelCodec {
  public:
-  // Args: room: `RoomBytes` of the maximum number of values per call.
   KernelCodec(const KernelModule& kernels, cuda::Stream* stream)
       : kernels_(kernels), stream_(stream) {}
   static constexpr size_t RoomBytes(size_t values) {
     return device::kRooms * values * sizeof(float);
   }
 
-  // Each call queues its work in the stream and returns at once. Args: error: empty for no
-  // feedback.
+  // Each call queues its work in the stream and returns at once. Args: error: empty for no error
+  // feedback; room: `RoomBytes` of the number of values.
   void Encode(const device::Batch& batch, const device::Place& in, const device::Place& error,
               cuda::Address room, cuda::Address to) const;
   void Decode(const Codec& codec, size_t count, cuda::Address from, const device::Place& out,
               cuda::Address room) const;
-  // Sums all ranks' values, with its own in `in`, encodes the sums with the batch's codec, and
-  // decodes them into `out`. Args: votes: whether a sum is the sign of the majority.
+  // Sums all ranks' values, where this rank's own values are in `in`. Encodes the sums with the
+  // batch's codec, and decodes them into `out`. Args: votes: whether a sum is the sign of the
+  // majority.
   void Sum(const device::Batch& batch, const device::Arrived& arrived, bool votes,
            const device::Place& in, const device::Place& error, const device::Place& out,
            cuda::Address room, cuda::Address to) const;
@@ -121,21 +119,20 @@ class KernelCodec {
   cuda::Stream* const stream_;
 };
 
-// Sums the rows of all ranks into tensors with kernels, bit-identical to the processor. All memory
-// is on the GPU.
-//
-// The names of its kernels.
+// The names of the kernels of `KernelScatter`.
 std::vector<const char*> ScatterKernelNames();
 
+// Sums the rows of all ranks into tensors with kernels, bit-identical to the processor. All memory
+// is on the GPU.
 class KernelScatter {
  public:
-  // Args: ranks: the number of ranks, whose rows are consecutive.
+  // Args: ranks: the number of ranks; each rank's rows are consecutive.
   KernelScatter(const Gpu& gpu, const KernelModule& kernels, cuda::Stream* stream, size_t ranks)
       : gpu_(gpu), kernels_(kernels), stream_(stream), ranks_(ranks) {}
 
   // Memory needed until the stream has finished its work.
   size_t ScratchBytes() const;
-  // Queues the work of `SumRows` and returns at once. Invalid rows, such as an index of no value,
+  // Queues the work of `SumRows` and returns at once. Invalid rows, such as an index out of range,
   // make all sums NaN.
   void Sum(const Row* rows, size_t count, const std::vector<RowSums>& tensors,
            cuda::Address scratch) const;
@@ -147,12 +144,11 @@ class KernelScatter {
   const size_t ranks_;
 };
 
-// Selects the values of a sparse gradient with kernels, bit-identical to the processor. All memory
-// is on the GPU.
-//
-// The names of its kernels.
+// The names of the kernels of `KernelSelect`.
 std::vector<const char*> SelectKernelNames();
 
+// Selects the values of a sparse gradient with kernels, bit-identical to the processor. All memory
+// is on the GPU.
 class KernelSelect {
  public:
   // Args: all: the candidates of each tensor; fewer than `kMaxCandidates` in total.

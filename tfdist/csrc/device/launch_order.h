@@ -19,9 +19,8 @@
 
 namespace tfdist {
 
-// Calls a function concurrently for several GPUs of a process that wait for each other.
-//
-// Ends the waits of all calls once one call fails.
+// Guards the waits of concurrent calls for several GPUs of a process that wait for each other: once
+// one call fails, ends the waits of all calls.
 class Siblings : public Guard {
  public:
   explicit Siblings(Guard& outer) : outer_(outer) {}
@@ -36,7 +35,8 @@ class Siblings : public Guard {
   std::atomic<bool> failed_{false};
 };
 
-// Throws the error of the first failed call, if any. Args: a flag that the other calls check.
+// Calls a function concurrently for each of `count` GPUs. Throws the error of the first failed
+// call, if any. Args: siblings: the guard of the calls, which is informed of a failure.
 inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
                    Siblings* siblings = nullptr) {
   if (count == 1) return call(0);
@@ -71,7 +71,7 @@ inline void AtOnce(size_t count, const std::function<void(size_t)>& call,
 // largest. A GPU launches the operations of all its communicators by their numbers. Source: Skeen's
 // algorithm, in Birman and Joseph, "Reliable communication in the presence of failures", 1987.
 //
-// The order of one GPU.
+// This class is the order of one GPU.
 class LaunchOrder {
  public:
   // An operation's place in the order, from its proposal until it is launched or abandoned.
@@ -86,8 +86,8 @@ class LaunchOrder {
     size_t proposed() const { return number_; }
     // Args: the largest number proposed by any GPU for the operation.
     void Settle(size_t largest);
-    // Waits until no other operation can precede it. Throws Error if the wait times out or the
-    // guard ends it.
+    // Waits until no other operation can precede this one. Throws Error if the wait times out or
+    // the guard ends it.
     void Await(Guard& guard, double seconds);
 
    private:
@@ -120,9 +120,9 @@ class Assembly {
 
   // Adds a GPU's part. `done` is called when the operation ends, or at once if it has ended.
   void Add(size_t gpu, Operation part, Done done);
-  // Waits for all parts, or until the wait is ended. Returns the parts in the order of the GPUs;
+  // Waits for all parts, or until `ends` returns true. Returns the parts in the order of the GPUs;
   // empty if some are missing. Throws Error(kMismatch) if the parts differ, and Error(kUnavailable)
-  // naming a GPU whose part is late.
+  // naming a GPU if its part is late.
   std::vector<Operation> Await(double seconds, const std::function<bool()>& ends);
   // Reports the outcome to all parts.
   void End(const Error* error);

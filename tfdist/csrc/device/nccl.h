@@ -84,8 +84,7 @@ struct Library {
 };
 
 // Returns the process-wide library. Args: its file, which only the first call selects; "" for the
-// system's. Throws
-// Error(kInvalidArgument) if there is no usable library, naming the missing part.
+// system's. Throws Error(kInvalidArgument) if there is no usable library, naming the missing part.
 const Library& Load(std::string library = "");
 
 // Loads the functions of a library called `name`: `find` returns null for missing ones.

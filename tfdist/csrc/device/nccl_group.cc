@@ -244,8 +244,8 @@ void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>&
 }
 
 // Waits until the last call has finished. Some versions return success for a call in progress, so
-// only the state is reliable. Up to 2.26, a call leaves thread-local data behind, which only the
-// next call cleans up: counting the ranks is a call without other effects.
+// only the state is reliable. Up to NCCL 2.26, a call leaves thread-local data behind, which only
+// the next call cleans up. So this counts the ranks, which is a call without other effects.
 void NcclGroup::Settle(const char* function) {
   const auto begin = Clock::now();
   Result state;

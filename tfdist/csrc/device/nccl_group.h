@@ -1,5 +1,5 @@
-// One rank of an NCCL communicator. Its calls return once the work is in a stream, and every wait
-// ends.
+// One rank of an NCCL communicator. Calls return once their work is queued in a stream, and every
+// wait has a time limit.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +42,7 @@ class NcclGroup {
   NcclGroup& operator=(const NcclGroup&) = delete;
 
   // Counts are in elements: of the whole for an all-reduce, of one rank's part for a reduce-scatter
-  // and an all-gather. `in` may equal `out`, or the rank's part within the larger one.
+  // and an all-gather. `in` may equal `out`, or be the rank's part of the larger memory.
   void AllReduce(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,
                  cuda::Stream* stream);
   void ReduceScatter(cuda::Address in, cuda::Address out, size_t count, DType type, ReduceOp op,

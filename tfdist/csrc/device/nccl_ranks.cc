@@ -20,8 +20,8 @@ constexpr size_t kMaxValues = size_t{256} << 10;
 // For the lists of all pending operations: 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
 
-// Returns the ranks among which this rank's share is encoded. For a rank without a share, the
-// members of place 0: only their sizes are used.
+// Returns the ranks among which this rank's share is encoded. For a rank without a share, returns
+// the ranks at place 0 of each group, since only the sizes are then used.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {
   const size_t place = exact.HasShare() ? static_cast<size_t>(groups.my_place()) : 0;
   Members members;
@@ -64,8 +64,9 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // Both are the same on all ranks. The memory holds the exact sums, the encoded values received
-  // from each member, and the encoded values for each member, which its encoded sums later replace.
+  // `Bytes` and `ListBytes` are the same on all ranks. The memory holds the exact sums, the encoded
+  // values received from each member, and the encoded values for each member, which the member's
+  // encoded sums later replace.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -205,7 +206,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     agreed_ = bytes;
     return true;
   }
-  // A rank whose allocation failed has also lost its earlier memory.
+  // If a rank's allocation has failed, the rank has also lost its earlier memory.
   lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;

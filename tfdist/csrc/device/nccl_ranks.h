@@ -22,11 +22,11 @@ class NcclCoded {
  public:
   using Ranks = std::vector<std::unique_ptr<DeviceRank>>;
 
-  // Args: topology: its ranks are GPUs; ranks: this process's.
+  // Args: topology: its ranks are GPUs; ranks: the ranks of this process.
   NcclCoded(const Topology& topology, const Ranks& ranks);
   ~NcclCoded();
 
-  // Whether it can run a compressed operation; the same answer on all ranks.
+  // Whether this class can run a compressed operation; the same answer on all ranks.
   bool Takes(const Parts& parts) const;
   // Whether earlier launches must end before there is room for an operation.
   bool IsFull(const Parts& parts) const;
@@ -34,7 +34,7 @@ class NcclCoded {
   // lack: the reason for missing room on this rank.
   bool MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts, std::string* lack);
 
-  // Queues an operation that has room in the GPUs' streams; returns at once.
+  // Queues an operation in the GPUs' streams, after `MakeRoom`; returns at once.
   void Launch(const Parts& parts);
 
  private:

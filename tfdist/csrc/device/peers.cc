@@ -197,7 +197,7 @@ bool Peers::Read() const {
 
 namespace {
 
-// If ranks share a GPU, a kernel may be queued behind another kernel that waits for it.
+// If ranks share a GPU, a kernel may be queued behind another kernel that waits for the first one.
 bool HaveOwnGpus(const DeviceGroup& group) {
   std::set<std::string> gpus;
   for (const PeerInfo& rank : group.ranks) {
@@ -206,8 +206,9 @@ bool HaveOwnGpus(const DeviceGroup& group) {
   return group.may_share_gpu || gpus.size() == group.ranks.size();
 }
 
-// Two ranks of one process on the same GPU: their streams, too, may be queued behind each other.
-// Ranks of different processes take turns on a GPU, which is slow, but do not block each other.
+// Returns why streams cannot wait if ranks share a GPU; "" if they can. The streams of two ranks of
+// one process on the same GPU may also be queued behind each other. Ranks of different processes
+// take turns on a GPU, which is slow, but do not block each other.
 std::string WhyNoStreams(const DeviceGroup& group) {
   if (std::strcmp(group.ranks[0].transport, "p2p") != 0) return "two ranks have the same GPU";
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
@@ -249,7 +250,7 @@ std::string WhyNoNccl(const DeviceGroup& group) {
       group.may_share_gpu || std::all_of(group.ranks.begin(), group.ranks.end(),
                                          [](const PeerInfo& rank) { return rank.nccl_shares; });
   if (!may_share && !HaveOwnGpus(group)) return "two ranks have the same GPU";
-  // NCCL refuses this otherwise.
+  // Without `may_share`, NCCL refuses several ranks on partitions of one GPU.
   std::set<std::pair<int, std::string>> places;
   for (size_t rank = 0; rank < group.ranks.size(); ++rank) {
     if (!places.emplace(group.topology.host_of[rank], group.ranks[rank].place).second &&

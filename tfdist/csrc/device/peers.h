@@ -15,9 +15,8 @@
 
 namespace tfdist {
 
-// The connection information of a communicator's GPUs, and access to each other's memory.
-//
-// Describes one GPU; copied as bytes between processes of one program.
+// The connection information of one GPU of a communicator; copied as bytes between processes of one
+// program.
 struct PeerInfo {
   cuda::Uuid gpu;
   char place[32];           // the GPU's location in its host
@@ -78,8 +77,8 @@ class Peers {
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
-  // Check peer access, since drivers have bugs: one writes to the other GPUs' staging buffers; the
-  // other, once all GPUs have written, reads them back. Both return whether the check passed.
+  // Check peer access, since drivers have bugs. `Write` writes to all GPUs' staging buffers. `Read`
+  // reads them back; it is called once all GPUs have written. Both return whether the check passed.
   bool Write() const;
   bool Read() const;
 
@@ -95,9 +94,7 @@ class Peers {
   const size_t rank_;
 };
 
-// Why a transport is unavailable; the same answer on all ranks.
-//
-// All GPUs of a communicator.
+// All GPUs of a communicator. The functions below return the same answer on all ranks.
 struct DeviceGroup {
   Topology topology;            // its ranks are GPUs; `rank` is this process's first
   std::vector<PeerInfo> ranks;  // one per GPU
@@ -106,19 +103,19 @@ struct DeviceGroup {
   bool streams_wait = false;  // regardless of shared GPUs
 };
 
-// Whether streams wait for the other ranks, not kernels.
+// Whether streams, rather than kernels, wait for the other ranks.
 bool StreamsWait(const DeviceGroup& group);
 
-// Why no kernel can access another GPU's memory, as far as all ranks know; "" if it can.
+// Returns why kernels cannot access other GPUs' memory, as far as all ranks know; "" if they can.
 std::string WhyNoKernels(const DeviceGroup& group);
 
-// Why NCCL is not used; "" if it can be.
+// Returns why NCCL cannot be used; "" if it can.
 std::string WhyNoNccl(const DeviceGroup& group);
 
-// Names two GPUs of different models, whose step times differ; "" if there are none.
+// Names two GPUs of different models, since their step times differ; "" if there are none.
 std::string HowGpusDiffer(const DeviceGroup& group);
 
-// The size of the smallest buffer; all ranks cut their buckets by it.
+// The size of the smallest buffer; all ranks divide their buckets by this size.
 size_t MinBufferBytes(const DeviceGroup& group);
 
 // Throws Error(kMismatch) if the ranks' settings request different transports.

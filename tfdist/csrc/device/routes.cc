@@ -138,7 +138,7 @@ void Routes::Announce() const {
               ". All-reduces go through " + (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-// Only NCCL is fast between hosts.
+// Warns if NCCL is not used between hosts, where only NCCL is fast.
 void Routes::AnnounceNoNccl() const {
   const bool wanted = group_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;

@@ -61,8 +61,8 @@ class Routes {
   std::string no_nccl_;  // why NCCL is unavailable; "" if it is available
   std::string lack_;     // why kernels are not used; "" if they are
   nccl::UniqueId id_{};
-  // Up to this many bytes, kernels take precedence over NCCL: a published value for GPUs connected
-  // by NVLink.
+  // Up to this many bytes, kernels take precedence over NCCL. The default is a published value for
+  // GPUs connected by NVLink.
   size_t max_kernel_bytes_ = size_t{256} << 10;
 };
 

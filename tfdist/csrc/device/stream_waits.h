@@ -12,9 +12,7 @@
 
 namespace tfdist {
 
-// How the host waits for a GPU.
-//
-// Waits until something on a GPU has passed, or until the wait is ended.
+// Makes the host wait for a GPU, until `has_passed` or `ends` returns true.
 void AwaitPassed(const std::function<bool()>& has_passed, const std::function<bool()>& ends);
 
 // Waits until an event has passed. The guard may end the wait with an Error, and so may `check`, if
@@ -25,7 +23,7 @@ void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& 
 // a failure, when a further error cannot be handled.
 bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 
-// Synchronizes ranks by stream waits, so that nothing occupies a GPU meanwhile. This is for ranks
+// Synchronizes ranks by stream waits, so that no waiting kernel occupies a GPU. This is for ranks
 // that share a GPU, where a waiting kernel may prevent the awaited kernel from running.
 //
 // The words are in memory shared by a host's processes, so the host can end a wait at once,
@@ -44,7 +42,7 @@ class StreamBarriers {
   uint64_t* WordsOf(uint32_t rank, uint64_t barrier) const;
   // Makes a stream wait until all other ranks have reported their arrival.
   void Await(uint64_t barrier, cuda::Stream* stream) const;
-  // Ends all waits of this rank; from any thread.
+  // Ends all waits of this rank; may be called from any thread.
   void Release() noexcept;
 
  private:
@@ -55,9 +53,7 @@ class StreamBarriers {
   const uint32_t ranks_;
 };
 
-// Measures which of two transports is faster for all-reduces of each size.
-//
-// The measured sizes, ascending.
+// The sizes of all-reduces that `WhereFirstIsFaster` measures, ascending.
 std::vector<size_t> TriedSizes();
 
 // Returns the largest size in bytes for which the first transport is faster; 0 if it never is.

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #if defined(__x86_64__)
-// This follows the standard headers, whose inline functions must run on any processor.
+// This follows the standard headers, because their inline functions must run on any processor.
 #if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c"))), apply_to = function)

@@ -29,7 +29,7 @@ inline float ToFloat(Bfloat16 value) { return BitsToFloat(uint32_t{value.bits} <
 inline void FromFloat(float value, Bfloat16* out) {
   const uint32_t bits = FloatToBits(value);
   const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  // A NaN must stay one: rounding could carry it into infinity.
+  // A NaN must stay NaN: rounding could carry it into infinity.
   out->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : rounded >> 16);
 }
 

@@ -15,8 +15,8 @@ struct Reduction {
   const void* const* in;  // `inputs` buffers of `count` elements
   int inputs;
   size_t count;
-  void* out;  // may be one of the inputs if it has their type
-  // `type`, or its partial type, or the type that `type` is the partial type of.
+  void* out;  // may be one of the inputs if `out_type` is their type
+  // `type`, the partial type of `type`, or a type with `type` as its partial type.
   DType out_type = type;
 };
 

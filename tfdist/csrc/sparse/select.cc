@@ -65,7 +65,7 @@ uint32_t Expected(const Candidates& c, size_t i) {
   return Magnitude(c.error[i] + (c.momentum ? NextMomentum(c.momentum[i], c.factor, in) : in));
 }
 
-// Returns a threshold that slightly more than `selected` candidates reach, most likely. Source of
+// Returns a threshold that, most likely, slightly more than `selected` candidates reach. Source of
 // the idea: Lin et al., "Deep gradient compression", 2018 (hierarchical sampling).
 float Estimate(const Candidates& candidates, size_t selected) {
   const size_t samples = std::min(candidates.count, kSamples);

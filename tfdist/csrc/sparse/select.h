@@ -9,12 +9,12 @@
 
 namespace tfdist {
 
-// The values of a tensor to select from, and the residual that is kept of the unsent ones.
+// The values of a tensor to select from, and the residual, which keeps the unsent values.
 //
-// The values are `scale * in`, or its sum with the earlier residual.
+// The values are `scale * in`, or the sum of `scale * in` and the earlier residual.
 struct Candidates {
   const float* in;
-  float* error;     // becomes error + momentum, or error + scale * in without one; null for none
+  float* error;     // becomes error + momentum, or error + scale * in if no momentum; null for none
   float* momentum;  // becomes factor * momentum + scale * in, and needs `error`; null for none
   size_t count;
   float scale;
@@ -26,8 +26,8 @@ struct Candidates {
 };
 constexpr size_t kMaxCandidates = size_t{1} << 31;
 
-// Both functions update `error` and `momentum`, and return ascending indices. Values are compared
-// by magnitude; NaN is larger than infinity.
+// `SelectLargest` and `SelectAbove` update `error` and `momentum`, and return ascending indices.
+// Values are compared by magnitude; NaN is larger than infinity.
 
 // Selects the given number of largest values; among equal values, the first ones.
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
@@ -37,10 +37,8 @@ std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold)
 // Throws Error unless the threshold is positive.
 void CheckThreshold(float threshold);
 
-// Makes rows of a sparse gradient from tensors, and tensors from rows.
-//
-// Moves selected values to rows, one each, and removes them from the residual. Args: first: the
-// index of the first candidate among the values of all tensors.
+// Moves each selected value to a row, and removes it from the residual. Args: first: the index of
+// the first candidate among the values of all tensors.
 void TakeRows(const Candidates& candidates, const std::vector<uint32_t>& indices, int32_t first,
               Row* rows);
 

@@ -10,7 +10,7 @@ struct Pass {
   const Candidates& candidates;
   size_t begin;
   size_t count;      // at most kPassValues
-  bool accumulates;  // whether this pass updates error and momentum, or an earlier one did
+  bool accumulates;  // whether this pass updates error and momentum; if not, an earlier one did
   float threshold;   // positive
   uint32_t* out;     // room for `count`
 };

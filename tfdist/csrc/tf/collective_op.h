@@ -22,12 +22,12 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
 
  protected:
-  // Describes the collective and prepares its outputs. Referenced objects must live until the end.
-  // Runs in TensorFlow's thread and must not block.
+  // Describes the collective and prepares its outputs. Objects that the operation refers to must
+  // live until it ends. Runs in TensorFlow's thread and must not block.
   virtual absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                                Operation* operation) = 0;
   virtual void Enqueue(Communicator* group, Operation operation, Communicator::Done done);
-  // After the collective, in the communicator's thread.
+  // Called after the collective, in the communicator's thread.
   virtual absl::Status Finish(tensorflow::OpKernelContext*) { return absl::OkStatus(); }
 
  private:
@@ -46,7 +46,7 @@ absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation*
 std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,
                                                           int count);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
-// Adds a tensor of rows, whose number may differ between ranks.
+// Adds a tensor of rows; the number of rows may differ between ranks.
 absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);
 ReduceOp ReductionNamed(const std::string& name);
 

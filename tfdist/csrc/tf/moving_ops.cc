@@ -17,7 +17,7 @@ BufferList AllocateRows(OpKernelContext* context, const std::vector<size_t>& rec
   const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
   TensorShape shape = context->input(1).shape();
   Tensor* result = nullptr;
-  // The number of rows without bytes may exceed the range of a shape.
+  // If rows have no bytes, their number may exceed the range of a shape.
   absl::Status status = shape.SetDimWithStatus(0, static_cast<int64_t>(rows));
   if (status.ok()) status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
@@ -107,7 +107,7 @@ class AllToAllOp : public CollectiveOp {
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
-        // No count may exceed their sum, so that the sum does not overflow.
+        // No count may exceed the tensor's number of rows, so that the sum does not overflow.
         impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
         operation->sent_rows.push_back(static_cast<size_t>(count));

@@ -103,8 +103,8 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
 }
 
 // Ends a wait for the GPU if the step is canceled or the communicator is aborted. The other ranks
-// do so after their timeout, since this rank has not arrived until its GPU has computed its
-// gradients.
+// end their waits for this rank only after their timeout, since this rank has not arrived until its
+// GPU has computed its gradients.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -135,8 +135,8 @@ void AwaitStream(OpKernelContext* context, const LocalWork& work) {
   }
 }
 
-// Memory for work queued in the stream. The stream may use it until the operation ends for
-// TensorFlow, since the work of later operations is queued behind.
+// Memory for work queued in the stream. TensorFlow may reuse it once the operation has ended on the
+// host, since the work of later operations is queued behind this work.
 class Scratch {
  public:
   absl::Status Take(OpKernelContext* context, size_t bytes, bool on_host = false) {
@@ -214,7 +214,7 @@ absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const Loc
     TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
     auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
     select.FindAbove(threshold(), scratch.address());
-    AwaitStream(context, work);  // An ended wait must not leave a pending write to host memory.
+    AwaitStream(context, work);  // If this wait ends early, no write to host memory is pending.
     CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
     AwaitStream(context, work);
     count = *rows;

@@ -10,14 +10,14 @@
 #include "tf/collective_op.h"
 #include "tf/sparse_op.h"
 
-// The same kernels for tensors in GPU memory. Each operation has an attribute that selects one of
-// its communicator's GPUs.
+// The kernels of collectives for tensors in GPU memory. Each operation has an attribute that
+// selects one of its communicator's GPUs.
 
 namespace tfdist::tf {
 
-// Makes an operation wait for its GPU. Once this point of TensorFlow's stream has passed, the
-// inputs are computed and the outputs may be written. This also holds for memory allocated during
-// the operation.
+// Makes an operation wait for the present point of TensorFlow's stream on its GPU. Once the stream
+// has passed this point, the inputs are computed and the outputs may be written. This also holds
+// for memory allocated during the operation.
 absl::Status FollowStream(tensorflow::OpKernelContext* context, const Communicator& group,
                           int64_t gpu, Operation* operation);
 
@@ -77,7 +77,7 @@ struct LocalWork {
   const std::shared_ptr<const Gpu>& gpu() const { return group->gpus()[0]; }
 };
 
-// For one GPU per worker. Without kernels, the host does the work and selects the same rows.
+// Supports one GPU per worker. Without kernels, the host does the work and selects the same rows.
 class DeviceSelectOp : public SelectOp {
  public:
   explicit DeviceSelectOp(tensorflow::OpKernelConstruction* construction);

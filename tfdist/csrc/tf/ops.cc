@@ -235,10 +235,10 @@ REGISTER_OP("TfdistGroupShape")
 
 // A dataset of each replica's rows of every batch. If the rows cannot be divided evenly, the first
 // replicas take one row more. Each batch yields one element for each of this process's `replicas`.
-// The process has position `worker` of `workers`, or its position in `communicator`, if any, when a
-// batch is read. Without `splits`, an element is the whole batch and the index of its replica in
-// this process. `replay` is the number of the Replay that can request the last batch again; 0 for
-// none.
+// If `communicator` is given, the process has its rank in the communicator when a batch is read;
+// otherwise, it has position `worker` of `workers`. Without `splits`, an element is the whole batch
+// and the index of its replica in this process. `replay` is the number of the Replay that can
+// request the last batch again; 0 for none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")
@@ -300,9 +300,9 @@ REGISTER_OP("TfdistShapesFit")
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 // The following operations make steps atomic. An operation that holds variables runs after the
-// program's earlier operations on them and before its later ones.
+// program's earlier operations on these variables and before the program's later ones.
 
-// Begins a step. `complete`: all variables that it writes are kept.
+// Begins a step. `complete`: all variables that the step writes are kept.
 REGISTER_OP("TfdistStepBegins")
     .Input("order: resource")
     .Attr("complete: bool")
@@ -316,14 +316,14 @@ REGISTER_OP("TfdistKeep")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The step has finished communicating, and may now write variables that are not kept.
+// Records that the step has finished communicating, and may now write variables that are not kept.
 REGISTER_OP("TfdistUpdateBegins")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// This rank has written these worker-local variables, and can redo the step from now on.
+// Records that this rank has written these worker-local variables, and can redo the step.
 REGISTER_OP("TfdistStepPrepares")
     .Input("variables: N * resource")
     .Attr("N: int >= 1")
@@ -335,8 +335,8 @@ REGISTER_OP("TfdistStepCommits")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// Returns the number of committed steps, and whether an uncommitted step has been undone
-// completely. If `redoable`, TfdistRedo can restore the values that it removes.
+// Undoes an uncommitted step. Returns the number of committed steps, and whether the uncommitted
+// step has been undone completely. If `redoable`, TfdistRedo can restore the undone values.
 REGISTER_OP("TfdistRollBack")
     .Output("committed: int64")
     .Output("whole: bool")

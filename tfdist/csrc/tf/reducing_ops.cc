@@ -39,8 +39,8 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
 
 namespace {
 
-// Keeps the variables that the operation refers to, and the tensors that the GPU uses after its
-// end.
+// Keeps the variables that the operation refers to, and the tensors that the GPU uses after the
+// operation has ended.
 struct Kept {
   Variables variables;
   std::shared_ptr<std::vector<Tensor>> list;

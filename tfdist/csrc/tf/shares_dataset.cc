@@ -153,7 +153,7 @@ absl::Status BatchSource::Take() {
     Batch& piece = pieces.emplace_back();
     for (const Tensor& component : read_[i]) piece.push_back(TakeRows(component, start, stop));
   }
-  if (pieces.empty()) pieces.push_back(read_[0]);  // All of them are empty.
+  if (pieces.empty()) pieces.push_back(read_[0]);  // All batches are empty.
   return Join(pieces, &batch_);
 }
 

@@ -18,15 +18,16 @@ class BatchSource {
 
   explicit BatchSource(std::shared_ptr<Replay> replay) : replay_(std::move(replay)) {}
 
-  // Returns the last batch again, the input's next batch, or the next rows of its batches. If a
-  // changed number of workers must keep its rows per batch, the rows are for that number.
+  // Finds the last batch again, the input's next batch, or the next rows of the input's batches. If
+  // each worker keeps its rows per batch and the number of workers has changed, the batch has the
+  // rows for `workers` workers.
   absl::Status Next(tensorflow::data::IteratorContext* context,
                     tensorflow::data::IteratorBase* input, int64_t workers, bool* ended);
   // The batch found by `Next`.
   const Batch& batch() const { return batch_; }
   // Whether the next batch repeats the last one.
   bool is_asked_again() const { return replay_ && replay_->is_requested(); }
-  // Frees the memory of a batch that is no longer needed, unless it may be requested again.
+  // Frees the memory of a batch that is no longer needed, unless the batch may be requested again.
   void Release();
 
   absl::Status Save(const std::string& prefix, tensorflow::data::IteratorStateWriter* writer);
@@ -60,7 +61,7 @@ class BatchSource {
   std::deque<Batch> read_;  // the input's batches that are still needed
   Place begin_, end_;       // of the last batch; `begin_` is in the first batch of `read_`
   Batch batch_;
-  int64_t batches_read_ = 0, rows_read_ = 0;  // not counting the first batch
+  int64_t batches_read_ = 0, rows_read_ = 0;  // without the first reading of the first batch
   bool begun_ = false;                        // whether the first batch has been read
 };
 

@@ -16,12 +16,12 @@
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/tensor_util.h"
 
-// Returns some rows of a tensor, which share its memory if that is safe.
+// Returns some rows of a tensor; they share its memory if this is safe.
 
 namespace tfdist::tf {
 
 // A batch may use the memory of an array that a Python generator has yielded. TensorFlow knows this
-// for the batch, but not for a slice, which the next operation would overwrite with its result.
+// for the batch, but not for a slice, so the next operation would overwrite the array.
 inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t start, int64_t stop) {
   tensorflow::Tensor rows = tensor.Slice(start, stop);
   const tensorflow::TensorBuffer* buffer = tensorflow::DMAHelper::buffer(&tensor);
@@ -35,8 +35,8 @@ inline tensorflow::Tensor TakeRows(const tensorflow::Tensor& tensor, int64_t sta
 
 namespace tfdist::tf {
 
-// A variable that is modified, and its memory, which stays valid if another value is assigned
-// meanwhile.
+// A variable that is modified, and its memory, which stays valid even if another value is assigned
+// during the operation.
 struct Taken {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   tensorflow::Tensor values;
@@ -45,12 +45,12 @@ struct Taken {
 // Keeps variables alive while they are modified.
 using Variables = std::vector<Taken>;
 
-// Copies bytes in the memory of tensors.
+// Copies bytes between the memory of tensors.
 using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
 
-// Takes exclusive access to the values of a float32 variable, which must have as many values as a
-// tensor. Values that others still read are copied. Args: input: the kernel's input with the
-// variable's resource.
+// Takes exclusive access to the values of a float32 variable, which must have as many values as
+// `like`. If others still refer to the values, the variable gets a copy. Args: input: the kernel's
+// input with the variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
                         const tensorflow::Tensor& like, const CopyBytes& copy, Variables* variables,
                         float** values);

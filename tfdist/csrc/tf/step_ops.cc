@@ -30,8 +30,9 @@ void UndoLog::Keep(Variable variable) {
   Kept kept{std::move(variable), {}, false};
   {
     const tensorflow::mutex_lock lock(*kept.variable->mu());
-    // Sparse updates have switched the variable to copy-on-read mode, and would change its buffer
-    // even if it is shared. The next update copies the buffer first, and restores the mode.
+    // After sparse updates, the variable is in copy-on-read mode: updates change its buffer even if
+    // the buffer is shared. Without this mode, the next sparse update first copies the buffer, and
+    // then restores the mode.
     kept.variable->copy_on_read_mode.store(false);
     kept.value = *kept.variable->tensor();
     kept.is_initialized = kept.variable->is_initialized;
@@ -329,7 +330,7 @@ class ShapesFitOp : public OpKernel {
 
   std::mutex mutex_;
   std::set<std::vector<int64_t>> compiled_;
-  std::map<std::vector<int64_t>, int> times_;  // how often shapes occurred that are not compiled
+  std::map<std::vector<int64_t>, int> times_;  // the occurrences of shapes not yet compiled
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistShapesFit").Device(tensorflow::DEVICE_CPU), ShapesFitOp);

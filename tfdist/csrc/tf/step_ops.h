@@ -29,21 +29,21 @@ class UndoLog {
   void Begin(bool complete);
   // Keeps a variable that the step may write before it fails.
   void Keep(Variable variable);
-  // The step has finished communicating, and now writes variables that are not kept.
+  // Records that the step has finished communicating, and now writes variables that are not kept.
   void UpdateBegins();
   // Commits the step.
   void Commit();
   // Restores the kept variables if a step has begun and is not committed. Returns whether this
-  // undid the whole step, that is, no update of variables that are not kept had begun.
+  // undid the whole step: no update of variables that are not kept had begun.
   bool RollBack(bool redoable);
-  // Restores the values removed by the last roll-back, if it is redoable.
+  // Restores the values that the last `RollBack` removed, if it was redoable.
   void Redo();
   // The number of committed steps.
   int64_t committed() const;
 
  private:
   struct Kept {
-    // Swaps the variable's value and this one.
+    // Swaps the variable's value and the kept value.
     void Swap();
 
     Variable variable;

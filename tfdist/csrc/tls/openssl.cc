@@ -69,7 +69,7 @@ constexpr char kCiphers[] =
 
 constexpr size_t kReadBytes = 128 << 10;
 
-// Replaces the passphrase prompt at the terminal.
+// Provides no passphrase, so that OpenSSL does not prompt for one at the terminal.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 void Check(bool done, const std::string& what, const std::string& path) {

@@ -100,9 +100,8 @@ const char* Reason();
 
 namespace tfdist {
 
-// The credentials of this process, and its trusted authority.
-//
-// Paths of PEM files; all of them, or none for no TLS.
+// The credentials of this process, and the authority that it trusts: the paths of PEM files. All
+// three are set, or none if there is no TLS.
 struct TlsFiles {
   std::string certificate;
   std::string key;

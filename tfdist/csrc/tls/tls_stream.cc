@@ -14,8 +14,8 @@
 namespace tfdist {
 namespace {
 
-// The bytes encrypted before sending: enough to make the cost of calls negligible, and few enough
-// to stay in the caches.
+// The number of bytes to encrypt before sending: enough to make the cost of calls negligible, and
+// few enough to stay in the caches.
 constexpr size_t kMaxBytes = 128 << 10;
 
 // RFC 5705: unregistered labels begin with EXPERIMENTAL.
@@ -26,7 +26,7 @@ bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || err
 
 }  // namespace
 
-// OpenSSL's own socket access would raise SIGPIPE, and makes one call for every 16 KiB.
+// OpenSSL's own socket access would raise SIGPIPE, and make one call for every 16 KiB.
 struct TlsStream::Callbacks {
   static TlsStream& Of(openssl::BIO* bio) {
     return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));

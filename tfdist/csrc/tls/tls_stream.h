@@ -57,9 +57,7 @@ class TlsStream : public Stream {
   int socket_error_ = 0;  // errno of the socket, once it is broken
 };
 
-// Makes streams from a group's connections: unencrypted, or in TLS once all handshakes are done.
-//
-// One stream per rank, or null.
+// For each rank, its stream, or null.
 using Streams = std::vector<std::unique_ptr<Stream>>;
 
 struct Connections {
@@ -67,9 +65,10 @@ struct Connections {
   Streams data;
 };
 
+// Makes streams from a group's connections: unencrypted, or in TLS once all handshakes are done.
 // Args: this rank; each rank's name in messages; two descriptors per rank, or -1, owned by this
 // call even if it fails; the TLS settings, if any; the time limit. Of two ranks, the lower one is
-// the server. Throws Error naming the missing ranks.
+// the server. Throws Error naming a rank that cannot be reached.
 Connections Connect(int rank, const std::vector<std::string>& names,
                     const std::vector<int>& control, const std::vector<int>& data,
                     const TlsFiles& files, double seconds);

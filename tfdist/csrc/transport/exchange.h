@@ -17,11 +17,11 @@ class Exchange {
  public:
   Exchange(Fabric& fabric, const Fingerprint& joined);
 
-  // The caller keeps the memory valid until `Run` returns. Results may be written into sent memory
-  // meanwhile: a part of an all-reduce's result exists only once its owner has read all inputs of
-  // that part, so the overwritten data have been sent. A link that refers to the memory after
-  // `Write` has returned would break this. `fill`, if any, is called once before the first byte is
-  // sent, to produce the data.
+  // The caller keeps the memory valid until `Run` returns. Before that, results may be written into
+  // memory that has been sent: a part of an all-reduce's result exists only once its owner has read
+  // all inputs of that part, so the overwritten data have been sent. A link that refers to the
+  // memory after `Write` has returned would break this. `fill`, if any, is called once before the
+  // first byte is sent, to produce the data.
   using Fill = std::function<void()>;
   void Send(int rank, const void* data, size_t bytes, Fill fill = {});
 
@@ -30,7 +30,7 @@ class Exchange {
   using OnBytes = std::function<void(size_t received)>;
   void Receive(int rank, void* data, size_t bytes, OnBytes on_bytes = {});
 
-  // Runs until all transfers are complete. Throws Error: mismatch, a rank lost, aborted.
+  // Runs until all transfers are complete. Throws Error after a mismatch, a lost rank or an abort.
   void Run();
 
  private:
@@ -64,7 +64,7 @@ class Exchange {
   Fabric& fabric_;
   Fingerprint joined_;
   std::vector<Stream> streams_;
-  bool waited_ = false;  // whether anything has been waited for so far
+  bool waited_ = false;  // whether this rank has waited so far
 };
 
 }  // namespace tfdist

@@ -57,8 +57,8 @@ size_t RingLink::Read(char* data, size_t bytes) {
 
 namespace {
 
-// A limit, so that received data are still in the caches when they are read, and no link delays the
-// others.
+// The maximum number of bytes per call. Received data are then still in the caches when they are
+// used, and no link delays the others.
 constexpr size_t kMaxBytes = 256 << 10;
 
 }  // namespace

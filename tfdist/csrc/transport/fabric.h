@@ -21,8 +21,8 @@ class Link {
  public:
   virtual ~Link() = default;
 
-  // Transfers the bytes that it can without blocking, perhaps none. Throws Error(kUnavailable) if
-  // the other end is gone.
+  // Transfers as many bytes as possible without blocking, perhaps none, and returns their number.
+  // Throws Error(kUnavailable) if the other end is gone.
   virtual size_t Write(const char* data, size_t bytes) = 0;
   virtual size_t Read(char* data, size_t bytes) = 0;
 
@@ -62,8 +62,6 @@ class SocketLink : public Link {
   const std::string name_;
 };
 
-// A rank's connections to its group: its host's segment, and a link to every rank.
-//
 // The placement of ranks. A host's ranks are in ascending order, and so are the hosts by their
 // first rank.
 struct Topology {
@@ -83,6 +81,7 @@ struct Topology {
   int my_place() const { return place_of[static_cast<size_t>(rank)]; }
 };
 
+// A rank's connections to its group: its host's segment, and a link to every rank.
 struct Fabric {
   Topology topology;
   std::unique_ptr<Host> host;

@@ -11,7 +11,8 @@ namespace tfdist {
 namespace {
 
 // A rank stores its progress and then reads the events' `asleep`; a sleeper stores `asleep` and
-// then reads the progress. Only sequential consistency guarantees that one of them sees the other.
+// then reads the progress. Only sequential consistency guarantees that one of the two sees the
+// other's store.
 constexpr auto kInOrder = std::memory_order_seq_cst;
 
 // The interval between measurements, in collectives; measuring stalls the processor.
@@ -54,7 +55,7 @@ const EagerSlot& Host::Await(int rank) {
   if (waits) Wait([&] { return arrived.load(kInOrder) >= collectives_; });
   if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
   const EagerSlot& slot = segment_->slot(rank, collectives_);
-  // A second read would hit this core's own cache.
+  // Only the first read is measured: a second one would hit this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];
   if (rank != rank_ && collectives_ % kMeasured == 0 && awaited != collectives_) {
     // Limits the effect of an interruption on the measurement.

@@ -34,11 +34,11 @@ class Host {
   void Arrive(const Fingerprint& fingerprint, const ConstBufferList& data = {});
 
   // Waits for a rank to join this rank's current collective, and returns its eager slot. Throws
-  // Disagreement if it has joined another collective.
+  // Disagreement if the rank has joined another collective.
   const EagerSlot& Await(int rank);
   void AwaitAll();
 
-  // Copies into the segment such that the other ranks can read it fastest.
+  // Copies into the segment so that the other ranks can read the data fastest.
   void Copy(void* to, const void* from, size_t bytes);
 
   // The chunks of one transfer; all ranks of the host take the same number.
@@ -76,7 +76,7 @@ class Host {
   Guard& guard_;
   Recorder& recorder_;
   const SpinPolicy spin_policy_;
-  std::vector<uint64_t> awaited_;  // per rank, the last collective whose eager slot was read
+  std::vector<uint64_t> awaited_;  // per rank, the last collective with an eager slot that was read
   Fingerprint joined_;
   uint64_t collectives_ = 0;  // joined so far
   uint64_t chunks_ = 0;       // number of chunks taken so far; the first chunk is number 1

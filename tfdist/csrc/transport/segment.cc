@@ -41,7 +41,7 @@ void FutexEvent::Sleep(uint32_t seen) {
 SpinPolicy SpinPolicy::For(int ranks) {
   static const int cores = static_cast<int>(std::thread::hardware_concurrency());
   if (ranks <= cores) return {2000, 20};
-  // A rank without a core must run first.
+  // Without spinning, since a rank without a core must run first.
   return {0, 60};
 }
 

@@ -10,8 +10,6 @@
 
 namespace tfdist {
 
-// Lets ranks of one host wait for each other: spin briefly, yield the core, then sleep.
-//
 // A rank's futex event, in shared memory. A rank that makes progress signals the events of sleeping
 // ranks.
 struct alignas(64) FutexEvent {
@@ -23,7 +21,8 @@ struct alignas(64) FutexEvent {
   void Sleep(uint32_t seen);
 };
 
-// How long to spin before sleeping, in rounds; depends on whether every rank has a core.
+// The numbers of rounds to spin and to yield before sleeping; they depend on whether every rank has
+// a core.
 struct SpinPolicy {
   int spins;
   int yields;
@@ -42,7 +41,8 @@ inline void Pause() {
 
 void GiveCoreAway();
 
-// Waits until `ready()`; `mine` is the event of the waiting rank.
+// Waits until `ready()`: spins briefly, yields the core, then sleeps. Args: mine: the event of the
+// waiting rank.
 template <typename Ready>
 void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Guard& guard) {
   for (int i = 0; i < spin_policy.spins; ++i) {
@@ -62,8 +62,6 @@ void WaitUntil(Ready ready, FutexEvent& mine, const SpinPolicy& spin_policy, Gua
   }
 }
 
-// The shared memory of a host's ranks: their progress, and room for data.
-//
 // The atomics are shared between processes, so they must not use process-local locks.
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               std::atomic<uint32_t>::is_always_lock_free);
@@ -71,8 +69,8 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free &&
 // The progress of one rank of the host. The counts only grow.
 struct alignas(128) Progress {
   std::atomic<uint64_t> arrived;    // collectives joined
-  std::atomic<uint64_t> published;  // chunks whose parts for other ranks are ready
-  std::atomic<uint64_t> reduced;    // chunks whose own part is ready
+  std::atomic<uint64_t> published;  // chunks with ready parts for other ranks
+  std::atomic<uint64_t> reduced;    // chunks with a ready part of this rank
   std::atomic<uint64_t> finished;   // chunks that are no longer read here
   FutexEvent event;
 };
@@ -90,6 +88,7 @@ struct alignas(128) Ring {
   alignas(64) std::atomic<uint64_t> read;
 };
 
+// The shared memory of a host's ranks: their progress, and room for data.
 class Segment {
  public:
   // The maximum number of chunks in flight, and of eager slots per rank.

@@ -43,7 +43,7 @@ Socket::Socket(int descriptor) : descriptor_(descriptor) {
   }
   fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
   const int yes = 1;
-  // Fails on a socket that is not TCP and does not need it.
+  // Fails on a socket that is not TCP, which does not need the option.
   setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
 }
 

@@ -7,7 +7,7 @@
 
 namespace tfdist {
 
-// The bytes of a connected stream socket, unencrypted or in TLS.
+// A connected stream socket, unencrypted or with TLS.
 //
 // One thread at a time may use it.
 class Stream {
@@ -53,7 +53,7 @@ struct TcpStatistics {
   uint32_t silent_ms = 0;           // since the last acknowledgment
 };
 
-// All zero if it is not a TCP socket or the kernel provides no statistics.
+// Returns zeros if the descriptor is not a TCP socket or the kernel provides no statistics.
 TcpStatistics ReadTcpStatistics(int descriptor);
 
 }  // namespace tfdist

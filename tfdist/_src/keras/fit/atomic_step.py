@@ -34,7 +34,7 @@ class AtomicStep:
     Args:
         model: the model.
         compile_step: makes the compiled step, which defers its update if given a trial.
-        scratch: variables whose values are not needed in the next step.
+        scratch: returns variables that the next step does not need.
         confirm: communicates among all workers, after this one has made all writes of the step. If
             the step then fails here but is committed on another worker, it can be redone here.
             None if no step needs to be redone.
@@ -51,7 +51,8 @@ class AtomicStep:
         self._extended = extended_of(model.distribute_strategy)
         self._compile = compile_step
         self._scratch, self._confirm = scratch, confirm
-        # With several devices, an update does not wait for the other devices' communication.
+        # With several devices, updates are not deferred: a device's update would not wait for the
+        # communication of the other devices.
         self._trial = DeferralTrial() if len(self._extended.worker_devices) == 1 else None
         self._step = compile_step(self._trial)
         self._writes: weakref.WeakKeyDictionary[Any, GraphWrites] = weakref.WeakKeyDictionary()
@@ -79,7 +80,7 @@ class AtomicStep:
         try:
             results = self._step(*arguments)
         except BaseException:
-            # The initial values of a layer built in this very step are unknown.
+            # If this step has built a layer, the layer's initial values are unknown.
             new = {id(variable) for variable in self._extended.variables} - known
             self._extended.progress.torn |= bool(new)
             raise
@@ -172,7 +173,7 @@ class _Trace:
 
     Attributes:
         run: runs the step on a batch.
-        kept: the resources of the variables whose values must be kept.
+        kept: the resources of the variables that must be restored if the step fails.
         complete: whether the step writes no other variables.
     """
 
@@ -182,7 +183,7 @@ class _Trace:
 
 
 def _resources(concrete: Any) -> dict[str, tf.Tensor]:
-    """The resources that a function captures, by the names of its placeholders for them."""
+    """The resources that a function captures, keyed by the names of their placeholders."""
     captures = concrete.graph.captures
     return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
 
@@ -190,5 +191,5 @@ def _resources(concrete: Any) -> dict[str, tf.Tensor]:
 def _writes_of(concrete: Any) -> GraphWrites:
     try:
         return find_writes(concrete.graph.as_graph_def())
-    except ValueError:  # too large for a message
+    except ValueError:  # The graph is too large for a message.
         return GraphWrites(frozenset(_resources(concrete)), gated=False)

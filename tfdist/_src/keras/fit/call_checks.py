@@ -38,8 +38,8 @@ class _Failure:
     """A failed build of a model.
 
     Attributes:
-        error: the exception that it raised.
-        led_to: the error that names it as its cause, if any.
+        error: the exception that the build raised.
+        led_to: the later error that names `error` as its cause, if any.
     """
 
     error: Exception
@@ -55,7 +55,7 @@ def note_failure(model: Any, error: Exception) -> None:
 
 
 def forget_failure(model: Any) -> None:
-    """Forgets why a model could not be built, since it has been built or its step works."""
+    """Forgets why a model could not be built, since it is now built or its step works."""
     _failures.pop(model, None)
 
 
@@ -146,7 +146,7 @@ _IDENTICAL = (
     "validation_steps",
     "validation_batch_size",
 )
-# Arguments that all workers must pass, or none.
+# Arguments that either all workers or none must pass.
 _PRESENT = ("sample_weight", "validation_data")
 
 
@@ -163,7 +163,7 @@ def install() -> None:
             return predict(self, *args, **kwargs)
 
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
-    # On the base class: Keras uses it to detect whether a model overrides `compile`.
+    # Patched in the base class, which Keras uses to detect whether a model overrides `compile`.
     patch("Trainer.compile", _in_scope)
 
 
@@ -184,9 +184,9 @@ def _in_call(model: Any, *, trains: bool, loops: bool) -> contextlib.AbstractCon
     """The context of a new call.
 
     Args:
-        model: its model.
-        trains: whether it is `fit` or `train_on_batch`.
-        loops: whether it is `fit`, `evaluate` or `predict`.
+        model: the model of the call.
+        trains: whether the call is `fit` or `train_on_batch`.
+        loops: whether the call is `fit`, `evaluate` or `predict`.
     """
     call = Call()
     return entered(
@@ -298,7 +298,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
                 group.agree("call", f"{call.__name__} {compared or ''}".strip())
                 share_randomness(group)
             _refuse_keras_distribution()
-            # One progress bar is enough, and log files are better without any.
+            # Only the chief shows a progress bar: one is enough, and it clutters log files.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
             with _in_call(self, trains=trains, loops=True), keeping_cause(self):
@@ -325,7 +325,7 @@ def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
 
 
 def _is_entered_again() -> bool:
-    """Whether this is a re-entry of the same call, on another group of workers."""
+    """Whether the same call of `fit` is being entered again, on another group of workers."""
     data = current_data()
     return data is not None and data.reentry is not None and data.reentry.goes_on
 

@@ -36,8 +36,8 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]
         same_on_all_workers: whether all workers must pass this callback with the same arguments.
             If so, `fit` compares their `repr`, which must then show the arguments that matter.
         communicates_in: the names of the events, such as `("on_epoch_end",)`, in which the callback
-            communicates. With `Elastic`, the callback sees an interrupted event of these again on
-            all workers; it sees any other event once. By default, `on_epoch_end` and
+            communicates. With `Elastic`, if one of these events is interrupted, the callback sees
+            it again on all workers; it sees any other event once. By default, `on_epoch_end` and
             `on_train_batch_end` if `same_on_all_workers` is set, otherwise none.
 
     Example:
@@ -107,9 +107,9 @@ class Callback(keras.callbacks.Callback):  # type: ignore[misc]
         """
 
     def on_group_wait(self, epoch: int, batches: int) -> bool:
-        """Saves the state, called before the workers wait for others, which may never arrive.
+        """Saves the state before the workers wait for others, which may never arrive.
 
-        Called on all remaining workers, if `Elastic` needs more. May communicate.
+        Called on all remaining workers if they are fewer than `Elastic` requires. May communicate.
 
         Args:
             epoch: the epoch that continues afterward.
@@ -127,8 +127,8 @@ _NAMES = [name for name in vars(Callback) if not name.startswith("_")]
 def protocol_of(callback: Any) -> Callback:
     """Returns a callback as a `Callback`.
 
-    Callbacks of other classes may define only some of its methods and attributes; the result has
-    the defaults of the others. All other code reads these names of the result.
+    A callback of another class may define only some of the methods and attributes of `Callback`;
+    the result has the defaults of the rest. All other code reads these names from the result.
     """
     return callback if isinstance(callback, Callback) else _Adapted(callback)
 

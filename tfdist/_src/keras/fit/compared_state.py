@@ -51,9 +51,9 @@ class OuterVariable:
     """A variable captured by a step, identified by its resource.
 
     Args:
-        resource: its resource, which the step keeps alive.
-        path: its name.
-        spec: the type and shape of its value.
+        resource: the variable's resource, which the step keeps alive.
+        path: the variable's name.
+        spec: the type and shape of the variable's value.
     """
 
     def __init__(self, resource: tf.Tensor, path: str, spec: tf.TensorSpec) -> None:
@@ -65,15 +65,15 @@ class OuterVariable:
 
     @property
     def exists(self) -> bool:
-        """Whether any step still captures it."""
+        """Whether any step still captures the variable."""
         return self._resource() is not None
 
     @property
     def value(self) -> tf.Tensor:
-        """Its value.
+        """The variable's value.
 
         Raises:
-            tf.errors.FailedPreconditionError: it has no value.
+            tf.errors.FailedPreconditionError: the variable has no value.
         """
         resource = self._resource()
         with tf.init_scope():
@@ -97,7 +97,7 @@ class OuterState:
 
         Args:
             graph: the graph of the step.
-            outputs: its results.
+            outputs: the graph's results.
             own: the identities of the resources held by the strategy.
         """
         self.traces += 1
@@ -112,7 +112,7 @@ class OuterState:
             self._found[id(resource)] = OuterVariable(resource, name, spec)
 
     def variables(self) -> dict[str, OuterVariable]:
-        """The variables with values, by names that match on workers with the same variables."""
+        """The variables that have values, by names that match if the workers' variables match."""
         self._found = {key: one for key, one in self._found.items() if one.exists}
         readable = [one for one in self._found.values() if _is_readable(one)]
         alike = zlib.crc32(repr(readable).encode())
@@ -173,7 +173,7 @@ _SAMPLED, _ASSIGNED = 32, 2**14
 
 
 class StateComparison:
-    """Sends a number for a model's state in each step, and compares the state if numbers differ.
+    """Computes a number for a model's state before each step, and compares the state on demand.
 
     Args:
         model: created under a strategy; each replica holds the whole model.
@@ -188,14 +188,14 @@ class StateComparison:
         self._traces = self._outer_steps = 0
 
     def number(self, call: Any, steps: int, data: Any = None) -> int:
-        """Returns a 30-bit number for the state before a step; all workers must have the same.
+        """Returns a 30-bit number for the state before a step, which must be equal on all workers.
 
         Args:
-            call: identifies a call of `fit`, whose first step includes all weights; None for other
-                calls.
-            steps: the number of steps that follow.
-            data: identifies an epoch, or a pass of `evaluate` or `predict`, whose first step
-                includes variables outside the scope; None for other calls.
+            call: identifies a call of `fit`. The number before its first step includes all weights.
+                None for other calls.
+            steps: the number of steps until the next call of this method.
+            data: identifies an epoch, or a pass of `evaluate` or `predict`. The number before its
+                first step includes the variables outside the scope. None for other calls.
         """
         due = [*self._due(call, steps), *self._outer_due(steps, data)]
         return _number(self._take_assigned(), due)
@@ -247,7 +247,7 @@ class StateComparison:
             )
 
     def difference(self) -> str:
-        """Returns the first variable that differs between workers, and where; "" if none does.
+        """Describes the first variable that differs between workers; "" if none does.
 
         Called by all workers.
         """
@@ -278,7 +278,7 @@ class StateComparison:
 class StageComparison(StateComparison):
     """Compares the state of a model in stages; each worker holds some of the stages.
 
-    All workers must have the same hyperparameters, and workers with the same stages the same
+    All workers must have the same hyperparameters. Workers with the same stages must have the same
     variables.
 
     Args:
@@ -365,12 +365,21 @@ def check_programs(group: Group) -> None:
 
 
 def _first_difference(group: Group, traced_for: str, other: int, values: list[Any]) -> str:
-    """The first difference between this program and another's; called by all workers."""
+    """Describes the first difference between the programs of the chief and another worker.
+
+    Called by all workers.
+
+    Args:
+        group: the workers.
+        traced_for: the conditions of the trace.
+        other: the other worker's rank.
+        values: the values of both programs that were compared.
+    """
     program = last_programs.get(traced_for)
     operations = [] if program is None else program.operations
     texts = group.exchange("operations", json.dumps(operations))
     chiefs, others = (json.loads(texts[rank]) for rank in (0, other))
-    # For each of the two, the first operation that the other one does not have.
+    # For each of the two programs, the index of the first operation that the other one lacks.
     only = [
         next((i for i, one in enumerate(own) if one not in theirs), None)
         for own, theirs in ((chiefs, set(others)), (others, set(chiefs)))
@@ -400,13 +409,13 @@ def different_copies(
 
     Args:
         group: the workers.
-        variables: this worker's variables. On other workers, copies have the same names.
-        first: the names of variables to compare first, since the differences of others may follow
-            from theirs; the names of all workers are combined.
+        variables: this worker's variables. On other workers, their copies have the same names.
+        first: the names of variables to compare first, since their differences may have caused the
+            differences of other variables. The names from all workers are combined.
         others: whether to compare the other variables as well.
 
     Returns:
-        The first variable that differs, and where; "" if none does.
+        A description of the first variable that differs; "" if none does.
     """
     mine = {
         name: [getattr(variable, "path", None) or variable.name, *map(_seen, _copies(variable))]
@@ -470,7 +479,7 @@ def _sample(copy: Any, most: int) -> Any:
 class SynchronizedStart(Callback):
     """Compares the state after all other callbacks have seen training begin.
 
-    If the callbacks have made it differ, all workers receive the chief's state.
+    If the callbacks have made the state differ between workers, all receive the chief's state.
 
     Attributes:
         first: a callback to call before all others.

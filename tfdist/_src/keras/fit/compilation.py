@@ -1,9 +1,9 @@
 """XLA compilation of a model's steps, and Keras state that belongs to a strategy's scope.
 
-A trace made in a step uses that step's rows, but TensorFlow would reuse it outside the step and in
-other steps, and would reuse earlier traces inside the step. Collectives are rejected when a
-function that XLA compiles is traced, but TensorFlow would reuse traces made elsewhere, which have
-collectives.
+If a step calls a `tf.function`, the trace depends on the step's rows. TensorFlow would reuse this
+trace outside the step and in other steps, and would reuse earlier traces inside the step.
+Collectives are rejected while a function is traced for XLA, but TensorFlow would reuse a trace with
+collectives that was made elsewhere. So each step, and XLA, gets separate traces.
 
 `clear_session` resets TensorFlow's default graph, to which the scope is attached: objects that a
 script creates afterwards would be outside the scope.
@@ -94,7 +94,8 @@ def is_compiled(model: keras.Model) -> bool:
 def compilation_of(model: keras.Model) -> str | None:
     """A description that must match on all workers if XLA compiles a model's steps; else None.
 
-    XLA compiles programs for the local processor, and they may round differently on another kind.
+    XLA compiles programs for the local processor. On another kind of processor, they may round
+    differently.
     """
     if not is_compiled(model):
         return None
@@ -128,7 +129,7 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
 
 
 def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets "auto" choose XLA. Keras excludes it under strategies: TensorFlow's cannot use it."""
+    """Lets "auto" choose XLA; in Keras it never does so under a strategy of `tf.distribute`."""
     signature = inspect.signature(compile_model)
 
     @functools.wraps(compile_model)

@@ -20,8 +20,9 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
     current epoch and its validation again. The callbacks must not see these events twice. If the
     group changed during an event, delivery continues with the callbacks that have not seen it.
     However, callbacks that communicate in an event see it on each entry, since some workers may
-    have progressed further than others. These are callbacks with `same_on_all_workers` at the end
-    of an epoch or batch, and callbacks whose attribute `communicates_in` names the event.
+    have progressed further than others. These are callbacks that name the event in their attribute
+    `communicates_in`. Callbacks with `same_on_all_workers` and without this attribute communicate
+    at the end of an epoch or batch.
 
     Args:
         callbacks: the callbacks, in order.
@@ -55,7 +56,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     @property
     def epochs_ended(self) -> int:
-        """The number of epochs whose end all callbacks have seen."""
+        """The number of epochs that have ended for all callbacks."""
         return self._ended + 1
 
     def seen_of(self, epoch: int, batch: int) -> int:
@@ -87,11 +88,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     @property
     def epochs_begun(self) -> int:
-        """The number of epochs whose beginning any callback has seen."""
+        """The number of epochs that have begun for any callback."""
         return self._begun + 1
 
     def enter_at(self, epoch: int, epochs_begun: int, restore: Callable[[], object]) -> None:
-        """Begins with an epoch, in a process that takes over the state of another.
+        """Makes delivery begin with an epoch, in a process that takes over the state of another.
 
         Args:
             epoch: the epoch.
@@ -115,11 +116,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver("on_train_end", (), logs, again=False)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # It applies to a single entry.
+        set_initial_epoch(self.model, None)  # The initial epoch applies to a single entry of `fit`.
         self._data.enter_epoch(epoch)
         self._know_length()
         self.epoch = epoch
-        self._ended = max(self._ended, epoch - 1)  # possibly in another process
+        self._ended = max(self._ended, epoch - 1)  # The last epoch may have ended elsewhere.
         self._deliver("on_epoch_begin", (epoch,), logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
         epochs, restore = self._begun_before
@@ -159,7 +160,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._deliver_test("on_test_end", (), logs, (self.epoch, math.inf, 1))
 
     def _know_length(self) -> None:
-        """Updates the number of batches per epoch in callbacks if it has changed with the group."""
+        """Updates the number of batches per epoch in the callbacks if the group has changed it."""
         if self._data.batch_size is None:
             return
         steps = self._data.batches_of_epoch

@@ -1,7 +1,7 @@
 """Epochs of Keras's loops: the workers begin and end each pass over a dataset together.
 
 If a worker joins in the middle of an epoch, its data is compared with the data of the others.
-Values that the dataset draws in Python may differ on that worker.
+Random values that the dataset draws in Python may differ on that worker.
 """
 
 import contextlib
@@ -157,10 +157,10 @@ def install() -> None:
 
 
 def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Retraces a function for an iterator whose end is detected differently.
+    """Retraces a function for an iterator if the end of its data is detected differently.
 
-    TensorFlow does not compare how ends are detected. A trace made for `repeat()` loses the last
-    batches of a dataset that ends within an execution of several steps.
+    TensorFlow does not compare how the end is detected. A trace made for an endless dataset would
+    lose the last batches of a dataset that ends within an execution of several steps.
     """
 
     @functools.wraps(serialize)
@@ -200,15 +200,15 @@ def _distribute(self: Any, extended: ReplicatedExtended, distribute: Callable[[]
     context = current_context()
     with entered(dataclasses.replace(context, first_batch=self._first_batch, replay=replay)):
         distribute()
-    # Workers with different data may have different numbers of batches; an epoch lasts until
-    # the last one runs out.
+    # Workers with different data may have different numbers of batches. An epoch ends when no
+    # worker has any batches left.
     last = None
     with contextlib.suppress(AttributeError, NotImplementedError):
         last = self.data_adapter.partial_batch_size
     texts = extended.group.exchange("batches of an epoch", json.dumps([self._num_batches, last]))
     sizes = [json.loads(text) for text in texts]
     for rank, size in enumerate(sizes):
-        # A worker that joins in the middle of an epoch has none of its batches.
+        # A worker that joins in the middle of an epoch has none of the epoch's batches.
         if self._first_batch.watches and reentry is None and size != sizes[0]:
             raise different_data(
                 extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
@@ -239,7 +239,8 @@ def _follow_group(
 ) -> None:
     """Makes each worker read its share in the group that exists when an epoch begins.
 
-    A worker that joins in the middle of an epoch reads nothing of it: the others have divided it.
+    A worker that joins in the middle of an epoch reads no data in it, because the other workers
+    have already divided the data.
     """
     strategy = made_under(self)
     is_current = separate.generation == extended_of(strategy).group.generation

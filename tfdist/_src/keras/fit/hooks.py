@@ -85,9 +85,9 @@ class StepClock(Callback):
 class SynchronizedStop(Callback):
     """Stops all workers after an epoch if a callback of any worker has set `stop_training`.
 
-    It runs after the user's callbacks. If a worker stops alone within an epoch, it gets an error
-    when the others are in their next step (`keras/fit/epoch_iterator.py`): checking there would
-    slow down every step.
+    It runs after the user's callbacks. A check within the epoch would slow down every step.
+    Instead, if a worker stops alone within an epoch, it fails together with the other workers,
+    which are in their next step (`keras/fit/epoch_iterator.py`).
     """
 
     communicates_in = ("on_epoch_end",)
@@ -145,7 +145,7 @@ def _install_loops() -> None:
 
 
 def _named(model: Any, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a step function whose errors name a failed build of the model as their cause."""
+    """Returns a step function with errors that name a failed build of the model as their cause."""
     weak = weakref.ref(model)  # The model holds the function.
 
     @functools.wraps(function)
@@ -182,7 +182,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         if iterator is not None:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
-            return  # Only its custom steps know the layers to call; they build it.
+            return  # Only the custom steps know which layers to call, so they build the model.
         call_checks.forget_failure(self)
         try:
             # Keras computes losses in a graph that never runs.
@@ -198,13 +198,14 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
                 training = current_context().training_call is not None
                 build_by_spec(self, data_batch, training=training)
                 if training and extended_of(self.distribute_strategy).group.elastic:
-                    # A worker that joins the others in a step cannot create variables in it.
+                    # If a worker joins the others in a step, it cannot create variables there.
                     build_by_step(self, data_batch, optimizers_of(self).values())
         except TfdistError:
             raise
         except Exception as error:
             # Perhaps only the model's custom steps can unpack a batch. The layers that they call
-            # are then built during tracing, as without a strategy. If that fails, this may be why.
+            # are then built during tracing, as without a strategy. If tracing fails, this error may
+            # be the cause.
             call_checks.note_failure(self, error)
 
     return symbolic_build
@@ -223,11 +224,11 @@ def symbolic_batch(element_spec: Any) -> Any:
 
 @dataclass(frozen=True)
 class Entries:
-    """The common properties of all entries of a call of `fit`.
+    """The state of a call of `fit` that stays the same each time `fit` is entered again.
 
     Attributes:
         callbacks: the callbacks, which see each event once.
-        data: the data.
+        data: the training data.
         arguments: the arguments that must be the same on all workers.
     """
 
@@ -255,7 +256,7 @@ class RunsFit(RunsLast):
 
         Args:
             fit: enters `fit`; may be called again after it has raised.
-            entries: the common properties of all entries.
+            entries: the state that all entries of `fit` share.
         """
         raise NotImplementedError
 
@@ -317,8 +318,8 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
     last = [c for c in users if isinstance(c, RunsLast)]
     others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
     if last and not any(isinstance(c, keras.callbacks.History) for c in others):
-        others.append(keras.callbacks.History())  # Keras would append it after them.
-    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # these may leave `fit`
+        others.append(keras.callbacks.History())  # Keras would append it after `last`.
+    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # A `RunsFit` may leave `fit`.
     for callback in last:
         callback._runs_after(others)
     begins = [c for c in others if isinstance(c, SynchronizedStart)]

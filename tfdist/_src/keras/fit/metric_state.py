@@ -38,7 +38,7 @@ def take_over_metrics(model: keras.Model) -> None:
 
 
 class MetricTotals:
-    """Keeps the totals after each step, since a lost worker's part is lost with it.
+    """Keeps the totals after each step, since the part of a lost worker would be lost with it.
 
     Args:
         model: the model in training.
@@ -46,7 +46,7 @@ class MetricTotals:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.proxy(model)
-        # Kept with the metric's variable, since a later variable might reuse its id.
+        # Each total is kept with its metric variable, so that no later variable can reuse the id.
         self._kept: dict[int, tuple[Any, tf.Variable]] = {}
 
     def keep(self, totals: Sequence[tf.Tensor]) -> None:
@@ -70,7 +70,7 @@ class MetricTotals:
         return places
 
     def restore(self) -> None:
-        """Sets the metrics' state to the totals, held by a single worker."""
+        """Sets the metrics' state to the totals: the chief holds them, other copies are zero."""
         for variable in metric_variables(self._model):
             variable.assign(self.of(variable))
 

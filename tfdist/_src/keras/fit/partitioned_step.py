@@ -55,7 +55,7 @@ from tfdist._src.xla import has_rows
 _MAX_SHOWN = 50
 _SMALL = 64 << 10
 
-# For models whose last trace has not run yet: notes the trace again with its number of rows.
+# By the names of models with a trace that has not run yet: notes the trace with its number of rows.
 _pending: dict[str, Callable[[int], None]] = {}
 _hinted: set[str] = set()
 
@@ -83,7 +83,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
         _note(model, found, count, program)
 
     _pending.pop(name, None)
-    with contextlib.suppress(Exception):  # Training matters more.
+    with contextlib.suppress(Exception):  # A failure here must not stop the training.
         note(rows)
     if rows is None:
         _pending[name] = note
@@ -184,7 +184,7 @@ def run_partitioned_step(
     *,
     late: DeferralTrial | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Adds `train_step` or `test_step` of the whole batch; each replica computes its own rows.
+    """Adds the whole batch's `train_step` or `test_step` to the graph, for this replica's rows.
 
     Args:
         model: the model.
@@ -192,8 +192,9 @@ def run_partitioned_step(
         batch: the replica's rows.
         form: the properties of the whole batch that the program may depend on.
         added: an empty list, shared by the replicas of the process.
-        told: the number of rows of the whole batch, encoded by the batch; see `WithRows`.
-        late: given if an update may be deferred to the end of the step.
+        told: the number of rows of the whole batch, as encoded in the batch; see `WithRows`.
+        late: the attempt to defer the update to the end of the step; None if it must not be
+            deferred.
 
     Returns:
         The logs of the step, equal on all replicas; the totals of `metric_variables(model)`; and
@@ -228,7 +229,7 @@ def run_partitioned_prediction(
     added: Added,
     told: tf.Tensor | None = None,
 ) -> Any:
-    """Adds `predict_step` of the whole batch; each replica computes its own rows.
+    """Adds the whole batch's `predict_step` to the graph, for this replica's rows.
 
     Args:
         model: the model.
@@ -257,7 +258,7 @@ def _counted(
     told: tf.Tensor | None,
 ) -> tuple[Any, RowCounts]:
     """Returns the replica's rows, and the numbers of rows of this and the other replicas."""
-    # A worker that joins in the middle of an epoch has none of its batches.
+    # A worker that joins in the middle of an epoch has none of the epoch's batches.
     shared = form.shared and not extended_of(model.distribute_strategy).group.elastic
     rows = divided(batch, form)
     counted = step_exchange.exchange_rows(
@@ -310,7 +311,7 @@ def _run(
     elastic = extended.group.elastic
     if not elastic and extended.worker_count > 1:
         analysis = traced.analysis
-        # The states of compressors and the shards of sharded optimizers are not its variables.
+        # The strategy's variables do not include the states of compressors and sharded optimizers.
         own_state = _own_resources(extended) | layouts_of_variables(model, extended).keys()
         outer_state_of(model).note(analysis.graph, analysis.results, own_state)
     if elastic or extended.worker_count > 1:
@@ -328,10 +329,10 @@ def _tell(
     """Makes the step send a description of its program to the other workers.
 
     Args:
-        extended: the strategy's.
-        program: the program's description that the step sends.
+        extended: the strategy's engine.
+        program: the description of the program, which the step sends.
         traced: the program.
-        emitter: the emitter that added it.
+        emitter: the emitter that added the program.
         traced_for: the conditions of the trace, besides the shapes and types of the inputs.
     """
     graph = traced.analysis.graph
@@ -348,7 +349,7 @@ def _tell(
         for kind, inners in (("variable", ours), ("captured", others))
         for number, inner in enumerate(inners)
     }
-    # The sums of compressed gradients and of sharded updates are split differently per worker.
+    # Each worker splits the sums of compressed gradients and of sharded updates differently.
     compresses = extended.compressor is not None and extended.compressor.active
     same = not compresses and not extended.shards_optimizers
     communicated = [one for one in emitter.communicated if same or isinstance(one[1], tf.Tensor)]
@@ -372,9 +373,10 @@ def divided(batch: Any, form: BatchForm) -> Any:
 def _with_a_row_of_others(
     extended: ReplicatedExtended, batch: Any, counted: RowCounts, form: BatchForm
 ) -> Any:
-    """The batch, or its first row on a replica without rows; that row does not count there.
+    """The replica's batch; on a replica without rows, the first row of the global batch.
 
-    Many TensorFlow kernels reject empty batches, and made-up values might be invalid.
+    The results on such a replica do not count this row. Many TensorFlow kernels reject empty
+    batches, and made-up values might be invalid.
     """
     leaves = tf.nest.flatten(batch)
     dense = [
@@ -433,7 +435,7 @@ def _components(leaves: Sequence[Any]) -> list[Any]:
     return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
 
 
-# With more replicas, two sums of batch statistics are smaller than every replica's statistics.
+# With more replicas, two sums of batch statistics send fewer bytes than a gather from all replicas.
 _MAX_GATHERED = 16
 
 
@@ -495,7 +497,7 @@ def _trace(
 
 
 def explain(model: keras.Model, batch: Any) -> list[Transfer]:
-    """Prints the values that a training step communicates for a batch, and the lines that cause it.
+    """Prints the values that a training step communicates, and the lines of code that cause this.
 
     Args:
         model: compiled, created under a tfdist strategy, and built.
@@ -567,8 +569,8 @@ def layouts_of_variables(model: keras.Model, extended: ReplicatedExtended) -> di
 def _shared(graph: Any, extended: ReplicatedExtended) -> dict[int, Layout]:
     """The layouts of resources that a graph changes and the replicas of the process share.
 
-    These are variables and tables created outside the strategy's scope. Each replica would change
-    them.
+    These are variables and tables created outside the strategy's scope. Without this layout, each
+    replica would change them.
     """
     own = _own_resources(extended)
     captured = {
@@ -613,9 +615,9 @@ class ReplicaCommunication:
     """Combines values across the replicas of a strategy.
 
     Args:
-        extended: the strategy's.
-        counts: the number of rows of each replica, if a replica without rows computes with one
-            row; None if it computes with a different number of rows.
+        extended: the strategy's engine.
+        counts: the number of rows of each replica; None if rows cannot be scattered. A replica
+            without rows computes with one row.
     """
 
     def __init__(self, extended: ReplicatedExtended, counts: tf.Tensor | None = None) -> None:

@@ -49,7 +49,7 @@ class KeptRows:
     Attributes:
         workers: the number of workers that divide one of the dataset's own batches.
         batch: the number of rows of such a batch; 0 if none has been read.
-        read: how much of the data the last iterator has read.
+        read: the amount of data that the last iterator has read.
     """
 
     workers: int
@@ -69,9 +69,9 @@ class Position:
         goes_on: whether the next epoch continues with the last iterator.
         at_epoch: the random states when the epoch began.
         state: the serialized iterator; None if an iterator must be skipped forward instead.
-        fresh: the iterator serialized before its first batch, if available. An exhausted
-            iterator's state lacks the seeds for the shuffles of later iterators. At the end of an
-            epoch, the state of a newer iterator that has not been read.
+        fresh: the iterator serialized before its first batch, if available, because the state of
+            an exhausted iterator lacks the seeds for the shuffles of later iterators. At the end
+            of an epoch, this is the state of a newer iterator that has not been read.
         data: a description of the data.
         is_common: whether the state is valid on any worker, regardless of the number of workers.
         rows: the size of batches, if it depends on the number of workers.
@@ -164,7 +164,7 @@ def go_to(
             for _ in range(shuffles_per_epoch(epochs.data_adapter) - 1):
                 new_iterator(epochs)
         return None
-    # All iterators continue with the same Python generator.
+    # All iterators read from the same Python generator.
     one = is_of_one_generator(epochs.data_adapter)
     batches, began = position.in_all if one else position.batches, time.monotonic()
     if replay is not None and position.rows is not None:
@@ -176,10 +176,10 @@ def go_to(
 
 
 def move_to(iterator: Any, state: bytes) -> None:
-    """Moves an iterator over the training data to a serialized one.
+    """Moves an iterator over the training data to the position of a serialized iterator.
 
     Raises:
-        SnapshotError: the serialized iterator is of other data.
+        SnapshotError: the serialized iterator belongs to other data.
     """
     try:
         set_position(iterator, state)
@@ -194,7 +194,7 @@ class BatchSize:
     """The size of batches if each worker keeps its number of rows per batch.
 
     Args:
-        replay: the object that passes on the data.
+        replay: the object that controls the batches of the data.
         workers: returns the current number of workers.
 
     Attributes:
@@ -284,10 +284,10 @@ class IteratorStates:
 
 
 class FirstIterator:
-    """Restarts a dataset whose iterators each shuffle differently from the previous one.
+    """Restarts a dataset if each of its iterators shuffles differently from the previous one.
 
-    The dataset counts its iterators as long as this process holds it. Moving an iterator to the
-    position of the first one also resets this count.
+    The dataset counts its iterators as long as this process holds the dataset. Moving an iterator
+    to the position of the first one also resets this count.
 
     Args:
         is_needed: returns whether a restart may be needed.
@@ -299,7 +299,7 @@ class FirstIterator:
         self._position: bytes | None = None
 
     def made(self, iterator: Any) -> None:
-        """Records a new iterator; the next one after `comes_again` becomes the first."""
+        """Records a new iterator; after `comes_again`, moves it to the first one's position."""
         if self._is_made or not self._is_needed():
             return
         self._is_made = True
@@ -313,7 +313,7 @@ class FirstIterator:
 
         Args:
             epochs: Keras's epoch iterator.
-            count: the number of those iterators.
+            count: the number of these other iterators.
             read: the number of epochs for which the data was read.
         """
         adapter = epochs.data_adapter
@@ -325,7 +325,7 @@ class FirstIterator:
                 pass  # The first iterator fills the cache with the elements that it draws.
 
     def follow(self, epochs: Any, position: Position, read: int) -> None:
-        """Makes later iterators shuffle as they do after an epoch.
+        """Makes later iterators shuffle as they would after an epoch.
 
         Args:
             epochs: Keras's epoch iterator.
@@ -340,11 +340,11 @@ class FirstIterator:
         move_to(iterator, position.fresh)
 
     def comes_again(self) -> None:
-        """Makes the next iterator the first one again."""
+        """Makes the next iterator begin like the first one."""
         self._is_made = False
 
     def obstacle(self, adapter: Any) -> str:
-        """The reason that an adapter's dataset cannot restart; "" if it can."""
+        """The reason why an adapter's dataset cannot be restarted; "" if it can."""
         if is_of_one_generator(adapter):
             return "the training data is a Python generator, which gives each batch once"
         if changes_between_epochs(adapter):

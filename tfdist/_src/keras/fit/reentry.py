@@ -24,9 +24,10 @@ class Reentry:
         batch_size: the size of batches.
         epoch: the epoch that Keras's loop is in.
         read: the epoch that was read last; -1 if none.
-        batches_before: the number of batches of the epoch before that one.
+        batches_before: the number of batches of the epoch before `read`.
         logs: the logs of the last step.
-        batches_done: the number of batches already trained in the next step of Keras's loop.
+        batches_done: the number of batches of the next step of Keras's loop that are already
+            trained.
         came_later: whether this worker joined others that were already training.
         compares: whether to compare the next batch, since a worker has joined.
     """
@@ -71,7 +72,7 @@ class Reentry:
 
     @property
     def goes_on(self) -> bool:
-        """Whether `fit` has been entered again and has read nothing since."""
+        """Whether `fit` has been entered again and has not read a batch since."""
         return self._goes_on is not None
 
     def go_on(self, batches: int, ready: Callable[[], object]) -> None:
@@ -116,7 +117,7 @@ class Reentry:
         return self._seen - self.taken + given + left
 
     def take_over(self, epochs: Any) -> bool:
-        """Replaces the previous epoch iterator by Keras's new one; returns whether one existed."""
+        """Makes Keras's new epoch iterator continue an earlier one, if any; returns whether so."""
         earlier, self._epochs = self._epochs, epochs
         if earlier is not None:
             iterators.take_over(epochs, earlier)
@@ -195,7 +196,7 @@ class Reentry:
 
     def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
         """Makes Keras count up to its previous position, without taking batches."""
-        # Keras starts counting from this number if an iterator lasts for several epochs.
+        # Keras starts counting from this number if an iterator is read over several epochs.
         iterators.set_batches_seen(self._epochs, self._seen - self.taken)
         self._iterator = iterator
         with iterators.within_epoch(self._epochs):

@@ -1,7 +1,7 @@
-"""Exchanges requests and rows among workers in each step, in one collective.
+"""Exchanges requests and row counts among the workers in each step, in one collective.
 
-All workers learn of a request in the same step. The exchange also compares the rows of a batch, the
-state assigned between the steps, and the program of the step. It needs no further communication.
+All workers learn of a request in the same step. Without further communication, the exchange also
+compares the row counts of a batch, the state assigned between the steps, and the step's program.
 """
 
 import contextlib
@@ -20,17 +20,17 @@ from tfdist._src.strategy.step import RowCounts
 
 
 class Request(enum.IntFlag):
-    """Requests of a worker to all workers, granted at the end of a step."""
+    """Requests of one worker to all workers, granted at the end of a step."""
 
     SAVE_AND_EXIT = 1
     CHANGE_GROUP = 2
 
 
 class GroupRequests(NamedTuple):
-    """The requests and differences of all workers in an execution; equal on all workers.
+    """The workers' requests and differences in one execution of steps; equal on all workers.
 
     Attributes:
-        asked: the requests of any worker.
+        asked: the requests that any worker has made.
         rows_differ: whether the workers' batches have different numbers of rows.
         state_differs: whether the workers' numbers for the state differ.
         program_differs: whether the workers have traced different programs for the same batches.
@@ -45,8 +45,8 @@ class GroupRequests(NamedTuple):
 class StepExchange:
     """This process's part of the exchange: its requests and its state.
 
-    A request is not an event: each step derives it again from its cause on this worker. So no
-    request is lost, and none must be withdrawn.
+    A request is not an event: before each step, it is derived again from its cause on this worker.
+    So no request is lost, and none has to be withdrawn.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class StepExchange:
             self._asks, self._granted = before, Request(0)
 
     def is_granted(self, request: Request) -> bool:
-        """Whether any worker had made the request when the last step began; equal on all."""
+        """Whether any worker made the request before the last step; equal on all workers."""
         return request in self._granted
 
     def grant(self, asked: Request) -> None:
@@ -97,7 +97,7 @@ class StepExchange:
         self._publish(0)
 
     def publish_rows(self, rows: int) -> None:
-        """Publishes to the next step the number of rows of a batch, which must be equal on all.
+        """Publishes a batch's number of rows to the next step; it must be equal on all workers.
 
         Args:
             rows: the number, less than 2**30; 0 if it is unknown.
@@ -133,7 +133,7 @@ class StepExchange:
 
 
 class TracedProgram:
-    """The number for the program of a step, available after the step is traced."""
+    """The number that a step contributes for its program, available once the step is traced."""
 
     def __init__(self) -> None:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
@@ -169,7 +169,7 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
         sums: the sums of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas,
             an int32 vector.
         replicas: the number of replicas, int32.
-        unlike_rows: the number of replicas whose rows are not a share of one batch, int32.
+        unlike_rows: the number of row counts that do not match shares of one batch, int32.
 
     Returns:
         An int32 vector for `as_heard`.
@@ -297,8 +297,8 @@ def exchange_rows(
 def once_compared(batch: Any, counted: RowCounts) -> Any:
     """Returns a batch once all workers are known to have shares of one batch.
 
-    A trace takes the number of rows from this worker's batch, so a step with another number could
-    fail in many ways on other workers. If this assertion fails, it fails on all workers, before any
+    Each worker traces the step for the number of rows of its own batch. If these numbers differed,
+    the step could fail in many ways. If the assertion fails, it fails on all workers, before any
     other communication, and the group remains usable.
 
     Args:

@@ -83,7 +83,7 @@ def run_eager_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the rows of the local replicas.
-        told: the number of rows of the whole batch, encoded by the shares; see `WithRows`.
+        told: the number of rows of the whole batch, as encoded in the shares; see `WithRows`.
         shared: whether the replicas hold shares of one batch that every replica has in full.
 
     Returns:
@@ -166,7 +166,7 @@ def _of_first(strategy: tf.distribute.Strategy, results: Any) -> Any:
 
 
 def _summed(model: keras.Model) -> list[Any]:
-    """The metric variables whose value is the sum of the replicas' copies."""
+    """The metric variables that have the sum of the replicas' copies as their value."""
     summed = tf.VariableAggregation.SUM
     return [v for v in metric_state.metric_variables(model) if v.value.aggregation == summed]
 
@@ -277,7 +277,7 @@ class _Steps:
             the number of rows of the whole batch as encoded in the batch (0 if it is not), the
             counted number of all workers' rows, and the values that the workers exchanged.
         """
-        # Rows are counted outside the step, which XLA may compile for a GPU: they stay on the host.
+        # Rows are counted on the host, outside the step, since XLA may compile the step for a GPU.
         rows = count_local_rows(self._strategy, without_rows(batch)[0])
         own = tf.stack([rows, _rows_told(self._strategy, batch)])
         logs, totals, counts = self._run_step(batch, form)
@@ -322,7 +322,8 @@ class _Ran(NamedTuple):
         totals: the totals of the metrics; empty if they were not summed.
         steps: the number of steps.
         rows: the sum of the vectors of `_Steps.run_one`.
-        part: the local part of the last batch; None if TensorFlow's iterator returned it.
+        part: the local part of the last batch; None if the batches are read from a TensorFlow
+            iterator.
     """
 
     logs: Any
@@ -338,7 +339,7 @@ class StepFunction:
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
-        trains: whether it is `model.train_step`, whose steps and rows are recorded.
+        trains: whether `step_function` is `model.train_step`. If so, steps and rows are recorded.
     """
 
     def __init__(
@@ -387,7 +388,7 @@ class StepFunction:
         return ran.logs
 
     def _publish_state(self, iterator: Any) -> None:
-        """Sets the number for this worker's state that the step compares."""
+        """Publishes the number for this worker's state, which the step compares."""
         if self._is_alone:
             step_exchange.publish(0)
             return
@@ -567,7 +568,7 @@ class _Sizes:
         return rows if rows == self._first else None
 
     def forget(self) -> None:
-        """Treats the next batch as the first, since this one differs between workers."""
+        """Treats the next batch as the first one, since this batch differs between workers."""
         self._first = None
 
 
@@ -578,7 +579,7 @@ class _LocalPart(NamedTuple):
         strategy: the strategy.
         shards: the rows of each replica.
         form: the properties of the batch that the model may depend on.
-        sizes: the sizes of the batches so far.
+        sizes: the number of rows of the first batch.
         rows: the number of rows of the whole batch, if this worker holds it; else 0.
     """
 
@@ -617,7 +618,7 @@ def _local_part(strategy: Any, batch: Any, sizes: _Sizes) -> _LocalPart:
     shards = shard_batch(strategy, batch)
     given = shards is not batch
     form = distribute.form_of(batch) if given else current_context().next_form
-    # In elastic jobs, the size of such batches often depends on the number of workers.
+    # In elastic jobs, the sizes of these batches often depend on the number of workers.
     known = None if extended_of(strategy).group.elastic else sizes.known(form.rows)
     rows = int(count_rows(partitioned_step.divided(batch, form))) if given else 0
     return _LocalPart(strategy, shards, form._replace(rows=known, given=given), sizes, rows)

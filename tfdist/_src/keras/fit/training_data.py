@@ -31,11 +31,12 @@ class TrainingData:
         iterators: the number of iterators that shuffle the dataset; each shuffles differently.
             Keras makes some that it never reads.
         separate: describes the data if workers read separate batches; None if they divide the same
-            ones.
+            batches.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         first_epoch: `initial_epoch` of this call.
-        resumed: whether an epoch has been resumed where another process left it.
-        skipped: the number of batches read to reach a position, and the seconds it took, if any.
+        resumed: whether an epoch has been resumed at the position of another process.
+        skipped: the number of batches read to reach a position, and the seconds that this took;
+            None if none were read.
     """
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class TrainingData:
         iterators.set_number_of_batches(self._epochs, number)
 
     def follow(self, position: Position, *, anew: bool = False) -> None:
-        """Sets the size of batches to the one at a position.
+        """Sets the size of batches to the size at a position.
 
         Args:
             position: the position in the data.
@@ -114,7 +115,7 @@ class TrainingData:
 
     @property
     def obstacle(self) -> str:
-        """The reason that this process cannot restart its data; "" if it can."""
+        """The reason why this process cannot restart its data; "" if it can."""
         return "" if self._last_adapter is None else self._first.obstacle(self._last_adapter)
 
     @property
@@ -200,7 +201,7 @@ class TrainingData:
         )
 
     def resume_between_epochs(self, position: Position, epoch: int) -> None:
-        """Continues after the last batch of an epoch; called before the next one begins.
+        """Continues after the last batch of an epoch; called before the next epoch begins.
 
         Args:
             position: the position in the data.
@@ -247,10 +248,11 @@ class TrainingData:
             return self._taken(self._with_new(advance(), begun))
         position, epochs, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        self._first.make(self._epochs, position.iterators - 1, epochs)  # The last is made below.
+        # The last of the iterators is made below.
+        self._first.make(self._epochs, position.iterators - 1, epochs)
         step = advance()
         self._first.made(step[-1])
-        if position.batches or position.begun:  # Otherwise, `begun` took no batch there.
+        if position.batches or position.begun:  # Else `begun` took no batch before the position.
             self._with_new(step, begun)
         replay = self.reentry.replay if self.reentry is not None and self.batch_size else None
         if self.separate is None or not (self.joins and self.separate.is_shared_out):

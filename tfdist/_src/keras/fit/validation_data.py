@@ -26,9 +26,11 @@ class NextValidation(NamedTuple):
     """The data that the next validation reads.
 
     Attributes:
-        position: the start of an iterator; None if none has been made or it has no position.
-        again: whether the next iterator begins there, rather than after it.
-        made: the number of iterators made since the one that began there.
+        position: the start of an iterator; None if no iterator has been made, or if its position
+            cannot be saved.
+        again: whether the next validation begins at this position, rather than with a later
+            iterator.
+        made: the number of iterators made after the one that begins at this position.
     """
 
     position: bytes | None = None
@@ -55,7 +57,7 @@ class ValidationData:
 
     Args:
         model: the model in training.
-        broadcast: sends bytes from a rank to all; called by all workers.
+        broadcast: sends bytes from one rank to all workers; called by all workers.
     """
 
     def __init__(self, model: Any, broadcast: Callable[[bytes, int], bytes]) -> None:
@@ -63,13 +65,13 @@ class ValidationData:
         self._begins = self._came = self._lacks = False
         self._entered = self._epoch = -1  # the current epoch; the epoch of `_beginning`
         self._shuffles: bool | None = None
-        self._common = False  # whether it shares a shuffle with the training data
+        self._common = False  # whether the data shares a shuffle with the training data
         self._first: bytes | None = None  # the start of the first iterator
         self._beginning: bytes | None = None  # the start of the last validation
-        self._again: bytes | None = None  # the start of the next one
-        self._before: NextValidation | None = None  # the iterator after which that one begins
+        self._again: bytes | None = None  # the start of the next validation, if known
+        self._before: NextValidation | None = None  # an iterator before the next validation's
         self._made = 0  # iterators in the last validation
-        self._made_before = 0  # iterators over the training data before it
+        self._made_before = 0  # iterators over the training data before the last validation
 
     def belongs_to(self, epochs: Any) -> bool:
         """Whether a loop over one of Keras's epoch iterators is validation in `fit`."""
@@ -111,7 +113,8 @@ class ValidationData:
         again, self._again = self._again, None
         before, self._before = self._before, None
         if self._shuffles:
-            if before is not None and not self._common:  # Else it moves with the training data.
+            # With a common shuffle, the position in the training data determines this one.
+            if before is not None and not self._common:
                 made, again = self._made, _following(before, epochs, iterator)
                 self._made = made
             self._beginning = again or position_of(iterator)

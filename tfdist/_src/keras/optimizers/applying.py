@@ -99,7 +99,7 @@ def replicated_state(optimizer: Any) -> list[Any]:
 
 
 def own_state(optimizer: Any) -> set[int]:
-    """The identities of the Keras variables that each replica has for itself."""
+    """The identities of an optimizer's Keras variables that differ between replicas."""
     updating = updating_optimizers(optimizer)
     own = {id(v) for one in updating for v in accumulators(one)}
     sharded = [one for one in updating if sharded_by(one) is not None]
@@ -124,7 +124,8 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
     optimizers = updating_optimizers(outermost)
     if extended.in_stages:
         return not all(map(accumulates_sums, optimizers))
-    # With loss scaling, gradients are summed before the outermost optimizer, unless compressed.
+    # A loss-scaling optimizer sums the gradients before it applies the inner optimizer, unless they
+    # are compressed or the inner optimizer is sharded.
     scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
     compresses = extended.compressor is not None and extended.compressor.active
     if scales and not compresses and not any(map(is_sharded, optimizers)):
@@ -181,7 +182,7 @@ def begin_update(gradients: Sequence[Any]) -> None:
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:
-    """The variables of an optimizer's gradients, as given or as the optimizer was built for."""
+    """The variables of an optimizer's gradients; by default, all variables it was built for."""
     return trained_by(optimizer) if given is None else list(given)
 
 
@@ -194,7 +195,8 @@ def building_early(outermost: Any) -> Iterator[None]:
     """Within this context, an optimizer may be built before the first step, unlike in one process.
 
     The step may train other variables than the model has at that time: variables that a callback
-    unfreezes, or that only the step creates. So `build_as_used` may rebuild it until `keep_build`.
+    unfreezes, or that only the step creates. So `build_as_used` may rebuild the optimizer until
+    `keep_build` is called.
 
     Args:
         outermost: the model's optimizer; may be None.
@@ -216,7 +218,8 @@ def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
 
     Args:
         outermost: the model's optimizer; may be None.
-        if_updated: whether to do so only if it has updated variables, including before a restart.
+        if_updated: whether to do so only if the optimizer has ever updated variables, including
+            updates before a restart.
     """
     optimizer = inner_optimizer(outermost)
     if not isinstance(optimizer, BaseOptimizer) or optimizer not in _built_early:
@@ -250,7 +253,7 @@ def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
         variables: the variables that it would update.
 
     Raises:
-        UnsupportedError: there are several replicas, whose gradients would not be summed.
+        UnsupportedError: there are several replicas, and their gradients would not be summed.
     """
     values = [v.value if isinstance(v, keras.Variable) else v for v in variables[:1]]
     made_under = [getattr(v, "distribute_strategy", None) for v in values]
@@ -263,7 +266,7 @@ def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
-    """Creates the state of compression, since an optimizer's conditionals cannot create variables.
+    """Creates the state of compression in advance: conditionals in an optimizer cannot create it.
 
     Args:
         optimizer: the optimizer that will apply the gradients.

@@ -2,11 +2,12 @@
 
 Keras's `train_step` applies the gradients and then computes the metrics, which are also summed over
 the replicas. A worker that died in between would leave the others with new weights and a failed
-step. Therefore the update is deferred to the end of the step, which does not change its result. The
-step is traced again in Keras's order if both the update and an operation traced after it use a
-variable that either of them writes. For example, a metric may read the optimizer's iterations, or
-draw noise from the same seed as the update. The step is also traced again if the update stores a
-tensor on the optimizer, such as a norm for the logs, or if the code after it fails.
+step. Therefore the update is deferred to the end of the step, which usually does not change the
+results. The step is traced again in Keras's order if both the update and an operation traced after
+it use a variable that either of them writes. For example, a metric may read the optimizer's
+iterations, or draw noise from the same seed as the update. The step is also traced again if the
+update stores a tensor on the optimizer, such as a norm for the logs, or if the code after the
+update fails.
 
 Gradients are summed after their accumulation, so that they cross the network once per update;
 `applying.py` decides when this does not apply.
@@ -63,7 +64,7 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: the gradients to apply.
         operations: the number of operations in the step's graph when the update was deferred.
-        communicated: values that the step communicated and does not pass to `announce_update`.
+        communicated: the values that the step communicated but does not pass to `announce_update`.
         running: whether the update is being traced.
         left: the identities of the tensors among the optimizer's attributes before the update.
     """
@@ -123,7 +124,7 @@ def _put_off(
     def put_off(grads: Any, *args: Any, **kwargs: Any) -> Any:
         given = list(grads)
         graph = tf.compat.v1.get_default_graph()
-        # A branch of a conditional has to apply its gradients itself.
+        # A branch of a conditional must apply its gradients inside the branch.
         if step.late is not None or step.late_in is not graph:
             return apply(given, *args, **kwargs)
         step.late = LateUpdate(
@@ -360,7 +361,7 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
         All gradients, and the indices of the overwriting ones.
 
     Raises:
-        UnsupportedError: their values would differ from those of a single process.
+        UnsupportedError: the values would differ from the values in a single process.
     """
     results = list(grads)
     pairs = enumerate(zip(results, variables, strict=True))

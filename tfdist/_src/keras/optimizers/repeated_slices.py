@@ -76,8 +76,8 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         slices: in any order; an index may occur several times.
 
     Returns:
-        The same number of slices, by ascending int64 indices. The first one of each index is the
-        sum; the others are zeros, which have no effect in any order.
+        The same number of slices, sorted by int64 index. The first slice of each index is the sum;
+        the other slices of the index are zeros, which have no effect in any order.
 
     Example:
         >>> slices = tf.IndexedSlices(tf.constant([1.0, 2.0, 3.0]), tf.constant([5, 4, 5]))
@@ -97,7 +97,7 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         return tf.where(tf.reshape(chosen, by_row), kept, tf.zeros_like(kept))
 
     def repeats(apart: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """For each row, the one `apart` rows later, and whether it exists with the same index."""
+        """Returns, for each row, the row `apart` rows later, and whether it has the same index."""
         later = tf.minimum(rows + apart, count - 1)
         return later, (later == rows + apart) & (tf.gather(indices, later) == indices)
 

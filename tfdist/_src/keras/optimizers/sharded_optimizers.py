@@ -1,7 +1,7 @@
 """Optimizers that hold and update a shard of the model's variables (ZeRO-1).
 
 Under a strategy with `shard_optimizer=True`, an optimizer is built for this replica's shards: flat
-pieces of variables, which replace them wherever Keras's optimizers work element by element. An
+pieces, which replace the variables wherever Keras's optimizers work element by element. An
 update applies the replica's shards of the summed gradients to its shards of the variables, and
 sends the results to the other replicas.
 """
@@ -140,7 +140,7 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
 def rebuild(optimizer: Any) -> None:
     """Rebuilds a sharded optimizer for the current ranks.
 
-    Its slots then have no values. Steps traced earlier must be retraced.
+    The new slots do not have the values of the earlier ones. Steps traced earlier must be retraced.
 
     Args:
         optimizer: sharded and built; may be inside an optimizer that scales the loss.
@@ -198,8 +198,8 @@ def _apply(
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])
         else:
-            # With so few elements, a worker may have no shard but must take part. Up to Keras 3.9,
-            # `update` counts this as a batch.
+            # If there are few elements, a worker may have no shard, but must join the collectives.
+            # Up to Keras 3.9, `update` counts this as a batch.
             before = tf.identity(batches_of(self))
             update(self, [], [])
             batches_of(self).assign(before + 1)
@@ -262,7 +262,7 @@ def clip_shards(
 
     Args:
         optimizer: the optimizer, with the clipping settings.
-        sharded: the variables that it is built for.
+        sharded: the variables that the optimizer is built for.
         gradients: this replica's shards of the summed gradients.
         shards: the variable shards that the gradients belong to.
         clip: clips elementwise.

@@ -1,13 +1,14 @@
 """Optimizers that sum gradients over the replicas before clipping.
 
-Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
-is computed first. It is computed just before clipping, so that accumulated gradients cross the
-network once per update. With loss scaling, it is computed before the check for overflow, so that
-all replicas skip a step together.
+Keras clips each replica's gradients and sums them afterwards, so the result differs from a single
+process. Here the sum is computed just before clipping, so that accumulated gradients cross the
+network once per update. With loss scaling, the sum is computed before the check for overflow, so
+that all replicas skip a step together.
 
-A derived class of Keras's optimizers may override methods, to process gradients nonlinearly or to
-update variables directly. Given the sums of all replicas, it behaves on each replica as in a single
-process. So these methods are wrapped to receive the sums, on each instance: the class is unchanged.
+A class derived from a Keras optimizer may override methods, to process gradients nonlinearly or to
+update variables directly. Given the sums over all replicas, an overridden method behaves on each
+replica as in a single process. So these methods are wrapped to receive the sums. They are wrapped
+on each instance; the class is unchanged.
 """
 
 import functools
@@ -63,7 +64,7 @@ def _with_late_update(train_step: Method) -> Method:
 
 
 def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Wraps an `apply` to run another function in a replica, after preparing its gradients."""
+    """Wraps `apply` so that another function runs in a replica, after compression is prepared."""
 
     def wrap(apply: Method) -> Method:
         def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -85,7 +86,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
 
 
 def _built_as_used(apply: Method) -> Method:
-    # The optimizers that it applies do the rest.
+    # The optimizers that a `MultiOptimizer` applies do the rest.
     def apply_as_built(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -194,7 +195,8 @@ def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], 
 
 
 def _in_this_replica(apply: Method) -> Method:
-    # Keras would merge the replicas, but either all have finite gradients or none has.
+    # Keras would merge the replicas to agree on an overflow. The replicas have already agreed:
+    # either all have finite gradients or none has.
     def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if gradient_sync.in_replica():
             return apply_scaled(self, grads, trainable_variables)
@@ -211,7 +213,7 @@ def _install_overriding() -> None:
 def _giving_sums_to_overriding(init: Method) -> Method:
     def init_given_sums(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        # A loss-scaling optimizer has its gradients summed by the method that it overrides.
+        # The patched `apply` of a loss-scaling optimizer already sums its gradients.
         for name, giving_sums in {} if scales_losses(self) else _OVERRIDABLE.items():
             if overrides(self, name):
                 method = giving_sums(getattr(type(self), name))
@@ -231,7 +233,8 @@ def _given_sums(apply: Method) -> Method:
             return apply(self, grads, trainable_variables)
         applying.prepare(self, grads, trainable_variables)
         with gradient_sync.in_apply(), gradient_sync.must_sum(self, variables):
-            if not is_sharded(self):  # Otherwise Keras's `apply`, which it must call, shards them.
+            # If sharded, the method must call Keras's `apply`, which shards the gradients.
+            if not is_sharded(self):
                 grads = gradient_sync.sum_or_combine(self, grads, variables, exactly=False)
                 gradient_sync.note_summed()
             return apply(self, grads, trainable_variables)

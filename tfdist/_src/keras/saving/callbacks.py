@@ -1,4 +1,4 @@
-"""Makes Keras's callbacks with the same path on all workers write files on the chief only.
+"""Makes Keras's callbacks write files on the chief only, since all workers pass the same path.
 
 `ModelCheckpoint` writes through `Model.save`; here only its folder is created.
 """

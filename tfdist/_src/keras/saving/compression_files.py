@@ -1,7 +1,8 @@
 """Saves each worker's codec state next to the model's file.
 
 The chief writes the model's file for all workers. Compression errors differ between workers, so
-each writes its own next to the file, with a checksum of the weights that they belong to.
+each worker writes a file with its own errors next to the model's file. It contains a checksum of
+the weights, to detect errors that belong to other weights.
 """
 
 import functools
@@ -69,8 +70,8 @@ def load_state(model: Any, filepath: Any) -> None:
     """Restores this worker's codec state from the file next to a model's file, if it exists.
 
     Args:
-        model: the model, its weights and optimizer state already loaded from the file.
-        filepath: the file.
+        model: the model, with weights and optimizer state that are already loaded.
+        filepath: the model's file.
     """
     compressor, optimizer = compressor_of(model), _optimizer_of(model)
     if compressor is None or optimizer is None or not optimizer.built:
@@ -92,7 +93,7 @@ def load_state(model: Any, filepath: Any) -> None:
 
 
 def compressor_of(model: Any) -> Compressor | None:
-    """The compressor of the model's gradients, if any; each worker saves its state."""
+    """The compressor of the model's gradients, if any; each worker saves the compressor's state."""
     if group_of(model) is None:
         return None
     compressor = extended_of(model.distribute_strategy).compressor
@@ -105,7 +106,7 @@ def _optimizer_of(model: Any) -> Any:
 
 
 def _path(model: Any, filepath: Any) -> str:
-    """The path of this worker's part; empty if it cannot be next to the file."""
+    """The path of this worker's file; empty if it cannot be next to the model's file."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return ""
     group = group_of(model)

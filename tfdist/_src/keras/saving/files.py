@@ -1,13 +1,14 @@
 """Saving when all workers run the same script: the chief writes, and every worker finds the file.
 
-To save, all workers gather the state on the chief. To load, each worker reads the full state and
-keeps its shard; the number of workers may differ from when it was saved.
+If the state is sharded, a save gathers it on the chief. To load it, each worker reads the full
+state and keeps its shard; the number of workers may have changed since the save.
 
 The chief writes to a temporary name next to the path and renames it at the end, so that no partial
-file is ever read. Then it notifies the others. Their save calls return only then, so that they can
-load the file next. A worker may not see the chief's file, because it shares no disk with the chief
-or uses another path. It then writes one itself, or receives the chief's if the model is sharded. A
-save on the chief alone does not wait for other workers, nor does creating variables meanwhile.
+file is ever read. Then it notifies the other workers. Their save calls return only after that, so
+that they can load the file next. A worker may not see the chief's file, because it shares no disk
+with the chief or uses another path. Such a worker writes the file itself, or receives the chief's
+file if the model is sharded. If only the chief saves, it does not wait for other workers, and
+neither does the creation of variables during the save.
 """
 
 import contextlib
@@ -73,7 +74,7 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
 
 
 class _LoadTarget:
-    """Stands in for an optimizer when its state is loaded; its variables accept full values."""
+    """Replaces an optimizer while its state is loaded; the variables here accept full values."""
 
     built = True
 
@@ -241,7 +242,7 @@ def _write_and_notify(write: Callable[[str], Any], path: str, step: int, session
 
 
 def _write_together(write: Callable[[str], Any], has_full: bool, path: str, model: Any) -> Any:
-    """Writes on the chief the full model gathered from all workers; all learn the outcome.
+    """Writes the full model, gathered from all workers, on the chief; reports the result to all.
 
     Args:
         write: writes the full model to a path.
@@ -280,7 +281,7 @@ def _write_together(write: Callable[[str], Any], has_full: bool, path: str, mode
 
 
 def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
-    """Whether a worker finds the chief's file, or is to proceed without it."""
+    """Whether this worker sees the chief's file, or only the chief is to write files."""
     if os.path.abspath(path) != notice["path"]:
         return False
     return group.options.save == "chief" or _sees(path, notice["mark"])
@@ -292,12 +293,13 @@ def _send_files(
     """Sends the chief's files to all workers by broadcasting each part.
 
     Args:
-        files: their names and sizes, from `_files`.
-        source: their path on the chief; None elsewhere.
+        files: the names and sizes of the files, from `_files`.
+        source: the path of the save on the chief; None elsewhere.
         workers: the communicator of all workers.
         path: the path to write to; None on workers that have the files.
     """
-    failure: OSError | None = None  # Raised at the end, since the others wait for each broadcast.
+    # Raised at the end, since the other workers wait for this one in each broadcast.
+    failure: OSError | None = None
     for name, size in files:
         with contextlib.ExitStack() as opened:
             read, write = None, None
@@ -325,14 +327,14 @@ def _send_files(
 
 
 def needs_gathering(model: Any) -> bool:
-    """Whether the model or its optimizer is sharded, so that all workers take part in saving."""
+    """Whether the model or its optimizer is sharded, so that all workers must join each save."""
     return is_pipeline_model(model) or has_sharded_optimizer(model)
 
 
 class PipelineModelBase:
-    """Marker base class of models whose stages are held by different workers.
+    """Marker base class of models with stages on different workers.
 
-    This is a class, since a user's model may define any attribute.
+    A class marks these models, because a user's model may define any attribute.
     """
 
     def full_model(self) -> contextlib.AbstractContextManager[Any]:
@@ -368,9 +370,9 @@ _read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 
 
 def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
-    """Waits for the chief's save of a file, and returns its notice and its arrival time.
+    """Waits for the chief's notice of a save; returns the notice and its arrival time.
 
-    None if the chief has saved something else, or has left.
+    Returns None if the chief has saved another file instead, or has left.
     """
     read, seconds = _read.get(session, 0), None
     notices: list[Notice] = []
@@ -392,13 +394,13 @@ def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any
                 _read[session] = number
                 return notice, received.received_ns
         seconds = _OTHER_PATH_SECONDS
-    # Further notices belong to saves that this worker will also reach.
+    # The other unread notices belong to saves that this worker has not reached yet.
     _read[session] = min(read + 1, max(read, len(notices)))
     return None
 
 
 def _step_of(model: Any) -> int:
-    """The number of updates of a model so far; two saves may use the same file name."""
+    """The number of updates of a model so far, which distinguishes saves to the same path."""
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     return 0 if iterations is None else int(iterations.numpy())
 
@@ -424,7 +426,7 @@ def _files(path: str) -> list[tuple[str, int]]:
             for folder, _, files in os.walk(path)
             for file in files
         ]
-    elif path.endswith(".json"):  # The index names its files.
+    elif path.endswith(".json"):  # The index lists the other files.
         with open(path, encoding="utf-8") as index:
             names += {f"../{file}" for file in json.load(index)["weight_map"].values()}
     return [(name, os.path.getsize(_inside(path, name))) for name in sorted(names)]
@@ -451,7 +453,7 @@ def _mark(path: str) -> list[int]:
 def _sees(path: str, mark: list[int]) -> bool:
     """Whether a path on this worker holds the files that another worker has written.
 
-    The times may differ by the precision of file systems.
+    The modification times may differ by the precision of the file systems.
     """
     if not mark:
         return True
@@ -469,11 +471,11 @@ def _write_then_rename(write: Callable[[str], Any], path: str, since: int | None
     Args:
         write: writes a file or folder to a path.
         path: the path.
-        since: the `time.time_ns()` after which another worker of this host may have written the
-            same contents, which are then kept.
+        since: a value of `time.time_ns()`. If another worker of this host has replaced the path's
+            contents since then, they are the same as this worker's, and are kept.
     """
     if _is_remote(path) or path.endswith(".json"):
-        return write(path)  # Remote, or several shards.
+        return write(path)  # The path is remote, or an index of several files.
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{{}}{name}")
     unfinished, former = beside.format(""), beside.format("former.")

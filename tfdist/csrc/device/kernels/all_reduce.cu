@@ -29,7 +29,7 @@ TFDIST_KERNEL tfdist_barrier(KernelBarrier barrier, Waiting waiting) {
 }
 
 // The first half of a barrier of streams, one block. A rank that has given up does not signal: the
-// others would take its unfinished work for complete.
+// others would treat its unfinished work as complete.
 TFDIST_KERNEL tfdist_signal(KernelBarrier barrier, Waiting waiting) {
   if (!HasGivenUp(waiting) && IsOther(barrier, Thread())) Signal(barrier, Thread());
 }
@@ -41,7 +41,7 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// Reduces this rank's part in place: no other rank reads it before the next barrier.
+// Reduces this rank's part in place: no other rank reads the part before the next barrier.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // limited by the number of registers
@@ -59,8 +59,8 @@ void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
   }
 }
 
-// Each block has its own values and synchronizes with the same blocks of the other ranks,
-// regardless of which other blocks run.
+// Each block has its own values. It synchronizes with the blocks of the same index on the other
+// ranks, even if other blocks are not running.
 template <typename T, typename Op, typename S>
 void InOneShot(const List& list, const Staging& staging, const KernelBarrier& barrier,
                const Waiting& waiting, double divisor) {

@@ -44,8 +44,9 @@ inline void Signal(const KernelBarrier& barrier, uint32_t other) {
   StoreWord(barrier.words[other] + BlockIndex() * kMaxRanks + barrier.rank, barrier.number);
 }
 
-// Signals this block's progress to the other ranks, and waits for the same block of each. All ranks
-// then see each other's earlier writes. Returns false, to the whole block, after an abort.
+// Signals this block's progress to the other ranks, and waits for the block of the same index on
+// each of them. All ranks then see each other's earlier writes. After an abort, returns false to
+// all threads of the block.
 inline bool SyncRanks(const KernelBarrier& barrier, const Waiting& waiting) {
   bool arrived = AllOfBlock(true);
   const uint32_t other = Thread();

@@ -1,5 +1,5 @@
-// Encodes and decodes a block by a half-warp, bit-identical to the processor. Its threads are the
-// lanes of a sum.
+// Encodes and decodes a block by a half-warp, bit-identical to the processor. The half-warp's
+// threads are the lanes of a sum.
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ void DecodeAll(const Codec& codec, uint64_t count, const uint8_t* from, const Pl
   });
 }
 
-// Uses the own values unencoded, and the sums as they are.
+// Uses this rank's own values unencoded, and leaves the sums unchanged.
 template <typename F>
 struct Exact {
   Exact(const Codec&, const float* values, uint32_t) : own(values) {}
@@ -42,8 +42,8 @@ struct Exact {
   const float* const own;
 };
 
-// Counts the own values as encoded votes, like the other ranks' values, and returns the majority; a
-// tie has no sign.
+// Counts this rank's own values as encoded votes, like the other ranks' values, and returns the
+// majority; a tie has no sign.
 template <typename F>
 struct Vote {
   Vote(const Codec& codec, const float* values, uint32_t count) : own(values) {
@@ -60,8 +60,8 @@ struct Vote {
   typename F::Header header;
 };
 
-// Sums all members' values of the own part in the members' order, and encodes the sums. F and S are
-// the encodings of the received values and of the sums.
+// Sums all members' values of this rank's part in the members' order, and encodes the sums. F and S
+// are the encodings of the received values and of the sums.
 template <typename F, typename S, template <typename> class How>
 void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
             const Place& out, const Room& room, uint8_t* to) {

@@ -24,7 +24,7 @@ struct Arrived {
   const uint8_t* encoded;  // the first member's
   uint64_t stride;         // bytes between two members
   uint32_t members;
-  uint32_t me;  // the member whose own values are unencoded
+  uint32_t me;  // this member; its own values are unencoded
 };
 
 // Scratch memory for floats: `kRooms` times the number of values of a batch.

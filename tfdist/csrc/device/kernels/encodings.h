@@ -1,5 +1,5 @@
 // The encodings of codecs for kernels: the header of a block, computed by its half-warp, the code
-// of a value, and the value of a code. The arithmetic is the processor's.
+// of a value, and the value of a code. The arithmetic is the same as on the processor.
 #pragma once
 
 #include <cstdint>

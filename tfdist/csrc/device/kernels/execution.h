@@ -10,7 +10,8 @@
 namespace tfdist::device {
 
 // Words that other GPUs or the host read and write while kernels run. A load sees all writes that
-// preceded the loaded store, in the storing thread and in the threads it had synchronized with.
+// preceded the store of the loaded value, in the storing thread and in the threads that it had
+// synchronized with.
 inline uint64_t LoadWord(const uint64_t* word) {
   uint64_t value;
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");

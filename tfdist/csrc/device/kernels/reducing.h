@@ -21,8 +21,8 @@ struct Lanes {
   T values[kCount];
 };
 
-// Takes a copy, which is loaded at once: GPUs would load the operand of `memcpy` from memory byte
-// by byte.
+// Takes the vector by value, so that it is loaded at once: GPUs would load an operand of `memcpy`
+// in memory byte by byte.
 template <typename T>
 Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;

@@ -1,5 +1,5 @@
 // Sums the rows of all ranks into tensors, rank by rank, bit-identical to the processor: a
-// half-warp handles a tile, and finds its values in each rank's rows, whose indices ascend.
+// half-warp handles a tile, and finds its values in each rank's rows, which have ascending indices.
 #include <cstdint>
 
 #include "device/kernels/execution.h"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kNoNumber = 0x7fc00000;
 
-// Returns the first row, from `begin` on, whose index is at least `index`.
+// Returns the first row, from `begin` on, with an index of at least `index`.
 uint32_t FindRow(const Row* rows, uint32_t begin, uint32_t end, uint32_t index) {
   while (begin < end) {
     const uint32_t middle = begin + (end - begin) / 2;

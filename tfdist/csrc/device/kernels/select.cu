@@ -56,8 +56,8 @@ uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-// Counts the magnitudes with each value of a digit, among those whose higher digits equal the
-// cut's. A block counts in its own memory, tensor by tensor.
+// Counts the magnitudes with each value of a digit, but only magnitudes with the same higher digits
+// as the cut. A block counts in its own memory, tensor by tensor.
 TFDIST_WIDE_KERNEL tfdist_select_digits(Sources list, Digit digit, bool accumulates, Cuts cuts) {
   const uint32_t each = (list.tiles + Blocks() - 1) / Blocks(), begin = BlockIndex() * each;
   const uint32_t end = Smaller(begin + each, list.tiles), values = 1u << digit.bits;

@@ -18,12 +18,12 @@ struct Target {
 };
 using Targets = TiledList<Target>;
 
-// Rows of different ranks are separated by indices that do not ascend. If they ascend across two
-// ranks, both ranks' rows form one run without repeated indices.
+// Rows of different ranks are separated by indices that do not ascend. If the indices ascend across
+// two ranks, both ranks' rows form one run without repeated indices.
 struct RowRuns {
   uint32_t max_runs;  // the number of ranks
   uint32_t* wrong;    // nonzero if the rows are invalid
-  uint32_t* falls;    // number of rows whose index does not ascend
+  uint32_t* falls;    // number of rows with an index that does not ascend
   uint32_t* found;    // their positions, unordered; room for `max_runs`
   uint32_t* begins;   // beginnings of the runs, and the end of the last; room for `max_runs` + 1
 };
@@ -63,7 +63,7 @@ struct Tally {
 // Intermediate results about an operation's tensors, passed between kernels.
 struct Cuts {
   // Per tensor, the cut: all larger magnitudes are selected, and the first `equals` of the equal
-  // ones.
+  // magnitudes.
   uint32_t* magnitudes;
   uint32_t* equals;
   uint32_t* rows;        // number of selected values; later, of rows before this tensor's

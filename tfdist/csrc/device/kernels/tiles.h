@@ -12,7 +12,7 @@ constexpr uint32_t kBlockWords = 2048;
 constexpr uint32_t kHalfWarp = 16;
 
 // Tensors are cut into tiles, each handled by a half-warp.
-constexpr uint32_t kTile = 32 * kHalfWarp;  // values: a word has a bit for each of a thread's
+constexpr uint32_t kTile = 32 * kHalfWarp;  // values: one bit of a word for each value of a thread
 
 constexpr uint32_t TilesOf(uint32_t count) { return (count + kTile - 1) / kTile; }
 
