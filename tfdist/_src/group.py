@@ -1,4 +1,7 @@
-"""The group of workers that the strategies of a process share: joined once, changed together."""
+"""The group of workers that all strategies of a process share.
+
+A process joins it once. Later, all workers change it together (`Group.regroup`).
+"""
 
 import contextlib
 import dataclasses
@@ -38,7 +41,7 @@ from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
 # Keras reports the location first, and the cause on the next line.
 _KERAS_PREFIX = "Exception encountered when calling"
-# Precedes a traceback, whose last line is the error.
+# Precedes a traceback. The last line of the traceback is the error.
 _AUTOGRAPH_PREFIX = "in user code:"
 
 
@@ -80,7 +83,8 @@ class Communicators:
 
     Args:
         options: the settings.
-        label: a part of their names, for groups within one process; "" for the job's group.
+        label: a part of the communicators' names, for a group within one process; "" for the job's
+            group.
     """
 
     def __init__(self, options: Options, label: str = "") -> None:
@@ -162,14 +166,15 @@ class Communicators:
         """Closes all communicators.
 
         Args:
-            cause: why they have failed, so that no rank is awaited; None if they have not.
+            cause: the reason if the communicators have failed, in which case this rank waits for
+                no other rank; None if they have not failed.
         """
         for communicator in (*self._named.values(), *self._parts.values(), *self._devices):
             if communicator is not None:
                 _close(communicator, cause)
 
     def close_for_change(self, cause: str | None) -> None:
-        """Closes all communicators, including those split off by the user with the old ranks."""
+        """Closes all communicators, including the user's splits, which have the old ranks."""
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
@@ -177,9 +182,10 @@ class Communicators:
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
-        """Connects the same objects to the workers of another session; called by all workers.
+        """Connects the existing communicators to another session's workers; called by all workers.
 
-        Rank 0's list of names is used, since a worker that is new to the group may have others.
+        All workers use rank 0's list of names, since a new worker may have opened communicators
+        with other names.
         """
         if self._devices:
             device_communicator.reopen_local_communicators(
@@ -238,15 +244,16 @@ class Group:
         options: the settings from the environment.
         elastic: see the attribute.
         joiner: see the attribute.
-        label: distinguishes its communicators from other groups of this process.
+        label: distinguishes this group's communicators from other groups' in this process.
 
     Attributes:
-        topology: as given, until `regroup`.
-        session: as given, until `regroup`.
-        options: as given.
+        topology: the workers and this process's rank. `regroup` replaces it.
+        session: the control connections among the workers. `regroup` replaces it.
+        options: the settings from the environment.
         elastic: whether the workers may change; set before data is distributed. In an elastic
-            group, even a single worker has communicators, and models see no static number of rows.
-        joiner: waits to be admitted to the running job that this process has found; None otherwise.
+            group, even a single worker has communicators, and batches have no static number of
+            rows.
+        joiner: if this process has found a running job, waits to be admitted to it; None otherwise.
         membership: decides on the members of the group; None until it is needed.
         role_of: returns the role of a rank, as a clause for messages about its loss; None if all
             workers have the same role.
@@ -330,12 +337,12 @@ class Group:
         return self.topology.generation
 
     def follow(self, compressor: Compressor) -> None:
-        """Makes a compressor create new routes after each change of the group, while it lives."""
+        """Makes a compressor create new routes after each change of the group. Held weakly."""
         self._compressors = [one for one in self._compressors if one() is not None]
         self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
-        """Makes `regroup` fail; only the first reason is kept.
+        """Makes later calls of `regroup` fail; only the first reason is kept.
 
         Args:
             reason: a clause for the message. It begins with the feature that prevents a change.
@@ -358,16 +365,16 @@ class Group:
             )
 
     def regroup(self, session: Session) -> None:
-        """Continues with the workers of another session, who may have other ranks, or be new.
+        """Continues with the workers of another session; workers may be new, or have other ranks.
 
         All workers of that session call this together, while no step runs. This object, its
-        communicators and references to them stay valid, except for communicators that the user has
-        split off, which are closed. After a failure, it can be called again with another session.
+        communicators and references to them stay valid. Only communicators that the user has split
+        off are closed. After a failure, `regroup` can be called again with another session.
 
         Raises:
             UnsupportedError: a feature in use does not support a change of the group.
             ProgramMismatchError: the workers compress differently.
-            TfdistError: the workers cannot be connected, or another one is lost.
+            TfdistError: the workers cannot be connected, or another worker is lost.
         """
         self.check_can_change()
         self._communicators.close_for_change(self.session.failure)
@@ -380,7 +387,7 @@ class Group:
         self._renew_compressors()
 
     def _renew_compressors(self) -> None:
-        """Makes new routes for the compressors that have any; called by all workers.
+        """Creates new routes for the compressors that already have routes; called by all workers.
 
         Raises:
             ProgramMismatchError: the workers have routes for different values of `within_hosts`.
@@ -393,7 +400,7 @@ class Group:
             compressor.renew()
 
     def serve_tensorflow(self) -> None:
-        """Starts TensorFlow's server, which connects its collectives to the other workers.
+        """Starts TensorFlow's server, which connects TensorFlow's collectives to other workers.
 
         Raises:
             UnsupportedError: TensorFlow has already run an operation.
@@ -437,7 +444,7 @@ class Group:
 
     @contextlib.contextmanager
     def naming_lost_workers(self) -> Iterator[None]:
-        """Names the lost worker when a collective fails because of it.
+        """Names the lost worker in the error if a collective fails because of its loss.
 
         Raises:
             tf.errors.UnavailableError: a worker was lost; the message names it.
@@ -483,17 +490,17 @@ class Group:
         return getattr(self._here, "in_step", False)
 
     def fail(self, cause: Cause) -> None:
-        """Fails native collectives on the workers that wait for this one."""
+        """Makes native collectives fail on the workers that wait for this worker."""
         for communicator in self._native():
             communicator.context.step_failed(cause)
 
     def causes(self) -> list[Cause]:
-        """Why communicators of this process were aborted, earliest first."""
+        """Returns the causes for which communicators of this process were aborted, in order."""
         found = [communicator.context.cause() for communicator in self._native()]
         return sorted(filter(None, found), key=lambda cause: cause.at_ns)
 
     def cause_of(self, error: BaseException, since_ns: int = 0) -> Cause | None:
-        """Returns why an operation failed if its communicator was aborted; None otherwise.
+        """Returns the cause of an error if the communicator was aborted; None otherwise.
 
         Args:
             error: the operation's error.
@@ -521,7 +528,8 @@ class Group:
         """Checks that all workers pass the same text for a topic.
 
         Raises:
-            ProgramMismatchError: the texts differ; the message names the first two that do.
+            ProgramMismatchError: the texts differ; the message names rank 0 and the first rank
+                with another text.
         """
         texts = self.exchange(topic, text)
         for rank, other in enumerate(texts):
@@ -571,7 +579,7 @@ def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
     topology = found.topology
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
         if _joined is None:
-            # In a job, "workers" is the communicator of all its workers.
+            # In a job of several workers, "workers" is the communicator of all of them.
             registry.put("workers", OneRank("workers"))
         return _by_itself(topology)
     if _joined is None:
@@ -635,7 +643,7 @@ def _join(found: ResolvedJob, elastic: bool) -> Group:
     group = Group(topology, met, options, elastic=elastic or joiner is not None, joiner=joiner)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
-    # A worker may be lost before the first training.
+    # The membership is created now, since a worker may be lost before the first training.
     if joiner is None and set(group.exchange("elastic", str(options.launcher.elastic))) == {"True"}:
         group.membership = Membership(met, options)
     return group
