@@ -63,7 +63,7 @@ def cause(error: BaseException) -> str:
 
 
 def plain(error: tf.errors.OpError) -> str:
-    """Returns an operation's message without TensorFlow's description of its graph location."""
+    """Returns an error's message without TensorFlow's description of the failed operation."""
     lines = [line.strip() for line in str(error.message).splitlines()]
     lines = [line for line in lines if line]
     ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
@@ -83,8 +83,8 @@ class Communicators:
 
     Args:
         options: the settings.
-        label: a part of the communicators' names, for a group within one process; "" for the job's
-            group.
+        label: added to the communicators' names to distinguish the groups of one process; "" for
+            the job's group.
     """
 
     def __init__(self, options: Options, label: str = "") -> None:
@@ -110,7 +110,7 @@ class Communicators:
         return bool(self._named)
 
     def named(self, session: Session, name: str, timeout: float | None) -> CoreCommunicator:
-        """Returns the communicator of all workers under a name, opened at the first call."""
+        """Returns the communicator of all workers with a name; the first call opens it."""
         if name not in self._named:
             options = self._with(timeout)
             found = gpu.find(self._gpus, options) if name == self._on_gpus else ()
@@ -128,7 +128,7 @@ class Communicators:
     def on_gpus(
         self, session: Session, devices: list[str], timeout: float | None
     ) -> list[CoreCommunicator]:
-        """Returns for each GPU of this worker its handle on the communicator of all GPUs."""
+        """Returns the communicator of all workers' GPUs, one object per GPU of this worker."""
         self._gpus = self._gpus or devices
         communicator = self.named(session, self._on_gpus, timeout)
         return [communicator.on_gpu(index) for index in range(len(devices))]
@@ -141,7 +141,7 @@ class Communicators:
         timeout: float | None,
         gpus: Sequence[str],
     ) -> CoreCommunicator | None:
-        """Returns a communicator of some workers, opened at the first call."""
+        """Returns a communicator of some workers; the first call opens it."""
         key = f"{name} of {members}"
         if key not in self._parts:
             options = self._with(timeout)
@@ -153,7 +153,7 @@ class Communicators:
         return self._parts[key]
 
     def of_devices(self, session: Session, names: list[str]) -> list[CoreCommunicator]:
-        """Returns for each device of this worker its communicator with the others; opened once."""
+        """Returns the communicators of this worker's devices, one per device; opens them once."""
         if not self._devices:
             self._devices = device_communicator.open_local_communicators(
                 self._of_devices, names, self._options
@@ -166,15 +166,15 @@ class Communicators:
         """Closes all communicators.
 
         Args:
-            cause: the reason if the communicators have failed, in which case this rank waits for
-                no other rank; None if they have not failed.
+            cause: why the communicators have failed; closing then does not wait for other ranks.
+                None if they have not failed.
         """
         for communicator in (*self._named.values(), *self._parts.values(), *self._devices):
             if communicator is not None:
                 _close(communicator, cause)
 
     def close_for_change(self, cause: str | None) -> None:
-        """Closes all communicators, including the user's splits, which have the old ranks."""
+        """Closes all communicators, including communicators that the user has split off."""
         self.close(cause)
         self._parts.clear()
         for communicator in registry.every():
@@ -182,10 +182,9 @@ class Communicators:
                 _close(communicator, cause)
 
     def reopen(self, session: Session) -> None:
-        """Connects the existing communicators to another session's workers; called by all workers.
+        """Connects the communicators to the workers of another session; called by all workers.
 
-        All workers use rank 0's list of names, since a new worker may have opened communicators
-        with other names.
+        Opens the communicators with the names on rank 0, since a new worker may have others.
         """
         if self._devices:
             device_communicator.reopen_local_communicators(
@@ -244,16 +243,15 @@ class Group:
         options: the settings from the environment.
         elastic: see the attribute.
         joiner: see the attribute.
-        label: distinguishes this group's communicators from other groups' in this process.
+        label: distinguishes this group's communicators from those of other groups in this process.
 
     Attributes:
-        topology: the workers and this process's rank. `regroup` replaces it.
-        session: the control connections among the workers. `regroup` replaces it.
+        topology: the workers and this process's rank; `regroup` replaces it.
+        session: the control connections among the workers; `regroup` replaces it.
         options: the settings from the environment.
         elastic: whether the workers may change; set before data is distributed. In an elastic
-            group, even a single worker has communicators, and batches have no static number of
-            rows.
-        joiner: if this process has found a running job, waits to be admitted to it; None otherwise.
+            group, even a single worker has communicators, and models see no static number of rows.
+        joiner: asks a running job to admit this process; None if this process is already a member.
         membership: decides on the members of the group; None until it is needed.
         role_of: returns the role of a rank, as a clause for messages about its loss; None if all
             workers have the same role.
@@ -286,22 +284,23 @@ class Group:
         self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> CoreCommunicator:
-        """Returns the native communicator of all workers under a name; called by all of them.
+        """Returns the native communicator of all workers with a name; called by all of them.
 
         Args:
             timeout: the seconds that a collective may take; by default the value in the settings.
-                Ignored with a warning unless this call creates the communicator.
+                If the communicator already exists with another timeout, logs a warning and keeps
+                the existing timeout.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded on this worker.
-            TfdistError: the workers cannot be connected; the same error on all of them.
+            TfdistError: the workers cannot be connected; all workers raise the same error.
         """
         return self._communicators.named(self.session, name, timeout)
 
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
     ) -> CoreCommunicator | None:
-        """Returns a native communicator of some workers, opened at the first call.
+        """Returns a native communicator of some workers; the first call opens it.
 
         All workers call this together.
 
@@ -315,14 +314,14 @@ class Group:
         return self._communicators.part(self.session, name, members, timeout, gpus)
 
     def native_gpus(self, devices: list[str], timeout: float | None) -> list[CoreCommunicator]:
-        """Returns for each GPU of this worker its handle on the communicator of all GPUs.
+        """Returns the communicator of all workers' GPUs, one object per GPU of this worker.
 
         Called by all workers; see `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
     def native_devices(self, devices: list[str]) -> list[CoreCommunicator]:
-        """Returns for each device of this worker its handle on their native communicator.
+        """Returns the native communicators of this worker's devices, one per device.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded on this worker.
@@ -337,20 +336,23 @@ class Group:
         return self.topology.generation
 
     def follow(self, compressor: Compressor) -> None:
-        """Makes a compressor create new routes after each change of the group. Held weakly."""
+        """Makes a compressor create new routes after each change of the group.
+
+        The group holds only a weak reference to the compressor.
+        """
         self._compressors = [one for one in self._compressors if one() is not None]
         self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
-        """Makes later calls of `regroup` fail; only the first reason is kept.
+        """Makes `regroup` fail; only the first reason is kept.
 
         Args:
-            reason: a clause for the message. It begins with the feature that prevents a change.
+            reason: a clause for the error message. It states the feature that prevents a change.
         """
         self._fixed_because = self._fixed_because or reason
 
     def check_can_change(self) -> None:
-        """Checks that other workers can replace the present ones.
+        """Checks that this group can continue with other workers.
 
         Raises:
             UnsupportedError: a feature in use does not support a change of the group.
@@ -365,15 +367,15 @@ class Group:
             )
 
     def regroup(self, session: Session) -> None:
-        """Continues with the workers of another session; workers may be new, or have other ranks.
+        """Continues with the workers of another session; they may have other ranks, or be new.
 
         All workers of that session call this together, while no step runs. This object, its
-        communicators and references to them stay valid. Only communicators that the user has split
-        off are closed. After a failure, `regroup` can be called again with another session.
+        communicators and references to them stay valid. However, communicators that the user has
+        split off are closed. After an error, `regroup` can be called again with another session.
 
         Raises:
             UnsupportedError: a feature in use does not support a change of the group.
-            ProgramMismatchError: the workers compress differently.
+            ProgramMismatchError: the workers compress gradients differently.
             TfdistError: the workers cannot be connected, or another worker is lost.
         """
         self.check_can_change()
@@ -387,7 +389,7 @@ class Group:
         self._renew_compressors()
 
     def _renew_compressors(self) -> None:
-        """Creates new routes for the compressors that already have routes; called by all workers.
+        """Makes new routes for the compressors that already have routes; called by all workers.
 
         Raises:
             ProgramMismatchError: the workers have routes for different values of `within_hosts`.
@@ -444,7 +446,7 @@ class Group:
 
     @contextlib.contextmanager
     def naming_lost_workers(self) -> Iterator[None]:
-        """Names the lost worker in the error if a collective fails because of its loss.
+        """Within this context, if a worker is lost, the error of a failed collective names it.
 
         Raises:
             tf.errors.UnavailableError: a worker was lost; the message names it.
@@ -474,7 +476,7 @@ class Group:
         return message
 
     def described(self, rank: int) -> str:
-        """Describes a rank's worker, including its role if it has one."""
+        """Describes the worker of a rank, including its role if roles are known."""
         # A single process has no cluster.
         worker = str(self.topology.workers[rank]) if self.topology.workers else "this process"
         return worker if self.role_of is None else f"{worker}, {self.role_of(rank)},"
@@ -495,7 +497,7 @@ class Group:
             communicator.context.step_failed(cause)
 
     def causes(self) -> list[Cause]:
-        """Returns the causes for which communicators of this process were aborted, in order."""
+        """Returns the reasons why communicators of this process were aborted, earliest first."""
         found = [communicator.context.cause() for communicator in self._native()]
         return sorted(filter(None, found), key=lambda cause: cause.at_ns)
 
@@ -504,7 +506,7 @@ class Group:
 
         Args:
             error: the operation's error.
-            since_ns: a `time.monotonic_ns()` from before the operation.
+            since_ns: the value of `time.monotonic_ns()` before the operation.
         """
         return next((one for one in self.causes() if one.explains(error, since_ns)), None)
 
@@ -528,8 +530,7 @@ class Group:
         """Checks that all workers pass the same text for a topic.
 
         Raises:
-            ProgramMismatchError: the texts differ; the message names rank 0 and the first rank
-                with another text.
+            ProgramMismatchError: a text differs from rank 0's; the message shows both texts.
         """
         texts = self.exchange(topic, text)
         for rank, other in enumerate(texts):
@@ -579,7 +580,7 @@ def join(found: ResolvedJob, *, elastic: bool = False) -> Group:
     topology = found.topology
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
         if _joined is None:
-            # In a job of several workers, "workers" is the communicator of all of them.
+            # Once this process has joined a job, "workers" is the communicator of all its workers.
             registry.put("workers", OneRank("workers"))
         return _by_itself(topology)
     if _joined is None:
@@ -620,7 +621,7 @@ def joined_group() -> Group | None:
 
 
 def _alone(topology: Topology) -> Topology:
-    """Returns this process's topology before it is admitted to the running job it has found."""
+    """Returns the topology of this process alone, until a running job admits it."""
     return dataclasses.replace(topology, workers=(topology.me,), rank=0)
 
 
@@ -643,7 +644,7 @@ def _join(found: ResolvedJob, elastic: bool) -> Group:
     group = Group(topology, met, options, elastic=elastic or joiner is not None, joiner=joiner)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
-    # The membership is created now, since a worker may be lost before the first training.
+    # Created now, since a worker may be lost before the first training.
     if joiner is None and set(group.exchange("elastic", str(options.launcher.elastic))) == {"True"}:
         group.membership = Membership(met, options)
     return group

@@ -187,8 +187,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
     def on_group_wait(self, epoch: int, batches: int) -> bool:
         if batches:
             self._steps = self._steps_before + batches
-        # The data's state is left out: the next group reads the data from its beginning in any
-        # case.
+        # The data's state is left out, since the next group reads the data again in any case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
         if not batches and self._data.reentry is not None and not self._data.reentry.has_ended:
             # The epoch's iterator exists, but none of its batches counts.

@@ -61,7 +61,7 @@ def measure(
 
     Args:
         exchange: the route to the other workers.
-        codecs: the codecs; None stands for no compression.
+        codecs: the codecs; None means no compression.
         shapes: the shapes of all gradients.
         device: the replica's device.
     """

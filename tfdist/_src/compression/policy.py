@@ -27,8 +27,7 @@ class Policy:
         smallest: gradients with fewer values stay exact.
         warmup_steps: the number of initial steps of the optimizer that are exact; the codec's
             number applies if it is larger.
-        within_hosts: whether to compress between workers of the same host as well, to try out a
-            codec.
+        within_hosts: whether to also compress between workers of the same host, to try out a codec.
         sparse: whether to convert sparse gradients to dense gradients and compress these; the
             optimizer then receives dense gradients.
 

@@ -137,7 +137,7 @@ class Exchange:
 
     Args:
         workers: the communicator of this replica with its counterparts on the other workers.
-        within_hosts: whether to compress between workers of the same host as well.
+        within_hosts: whether to also compress between workers of the same host.
         devices: how the devices of this worker divide gradients.
         split: creates a communicator with some of the workers under a name; called by all workers
             together, with no members on a worker that belongs to no group. Required, and called for

@@ -82,7 +82,7 @@ class RestartDecision:
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
-    SETTLING = enum.auto()  # This host's workers have exited; it waits for other hosts' reports.
+    SETTLING = enum.auto()  # This host's workers have exited; it waits for the verdict.
     WAITING = enum.auto()  # The next generation begins after a delay.
     ENDED = enum.auto()
 

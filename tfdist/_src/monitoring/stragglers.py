@@ -158,9 +158,9 @@ def find(
     sends slowly to all others, or if all others send slowly to it. If a host sends to only one
     other host, as in a ring or with two hosts, the slow end is unknown, and the workers at both
     ends are reported. Between two hosts, both directions may carry equally little, because
-    acknowledgments queue behind the data of the slow direction. Then small messages take longer in
-    the slow direction. If both a process and a network are slow, the cause that costs more of a
-    step is reported.
+    acknowledgments queue behind the data of the slow direction. Then the slow direction is the
+    direction in which small messages take longer. If both a process and a network are slow, the
+    cause that costs more of a step is reported.
 
     Args:
         measured: each worker's measurement, by rank.

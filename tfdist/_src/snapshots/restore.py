@@ -246,8 +246,8 @@ def read_newest(
         held: returns the variables of this worker.
         workers: all workers.
         optimizers: the classes of the model's optimizers, by the optimizers' names.
-        whole_parts: of the names `"model"` and the optimizers' names, those of state that each
-            worker holds entirely.
+        whole_parts: the parts of the state that each worker holds entirely, by their names:
+            `"model"`, or the name of an optimizer.
 
     Returns:
         None if there is no snapshot to resume from.
