@@ -1,10 +1,10 @@
-"""Measures how long it takes to partition a training step, which happens once per trace.
+"""Measures the time to partition a training step, which happens once per trace.
 
     python -m benchmarks.partition_time --blocks=9
 
 Keras's `train_step` of a GPT with Adam is traced in one process. Its graph is then analyzed and
-partitioned for a worker that communicates nothing. The rounds repeat all three. Times are those of
-this process's processors; the table has the smallest, and what they are for 10,000 operations.
+partitioned for a worker without communication. Each round repeats all three phases. Times are CPU
+times of this process; the table shows the shortest, and the times for 10,000 operations.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _BATCH = tuple([tf.TensorSpec([None, _TIMES], tf.int32)] * 2)
 
 
 class Silent:
-    """The communication of a worker that hears nothing of others."""
+    """Replaces the communication of a worker by its own values."""
 
     scatters = True
 
     def scatter(self, tensors: Sequence[Any]) -> list[Any]:
-        """Takes the worker's own sums for its rows of those of all."""
+        """Returns the worker's own sums in place of its rows of the total sums."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def reduce(self, tensors: Sequence[Any], reductions: Sequence[str]) -> list[Any]:
-        """Takes the worker's own values for those of all."""
+        """Returns the worker's own values in place of the reduced values."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def gather(self, tensors: Sequence[Any]) -> list[Any]:
-        """Takes the worker's own rows for all rows."""
+        """Returns the worker's own rows in place of all rows."""
         return [tf.identity(tensor) for tensor in tensors]
 
     def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
@@ -58,7 +58,7 @@ class Silent:
 
 
 def transformer(blocks: int) -> keras.Model:
-    """A narrow causal transformer: the sizes of tensors do not matter here."""
+    """Returns a narrow causal transformer; the sizes of tensors do not matter here."""
     tokens = keras.Input([_TIMES], dtype="int32")
     x = layers.Embedding(_CLASSES, _WIDTH)(tokens)
     for _ in range(blocks):
@@ -73,7 +73,7 @@ def transformer(blocks: int) -> keras.Model:
 
 
 def trace(model: keras.Model) -> Any:
-    """The graph of a step for a batch of any size."""
+    """Returns the graph of a step for a batch of any size."""
 
     def step(*given: Any) -> list[Any]:
         return [tf.convert_to_tensor(v) for v in tf.nest.flatten(model.train_step(given))]
@@ -82,7 +82,7 @@ def trace(model: keras.Model) -> Any:
 
 
 def analyze(model: keras.Model, graph: Any) -> Analysis:
-    """The layouts of the graph of a step."""
+    """Returns the layouts of the values in the graph of a step."""
     batch = Symbol()
     held = {id(v.value.handle) for m in model.metrics for v in m.variables}
     values = [Value(rows(), (Dim(1, (batch,)), Dim(_TIMES)))] * len(_BATCH)
@@ -123,7 +123,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 def main(_: Sequence[str]) -> None:
     """Prints the times of the three phases."""
     model = transformer(_BLOCKS.value)
-    model.train_on_batch(*[np.zeros([2, _TIMES], "int32")] * 2)  # Makes all variables.
+    model.train_on_batch(*[np.zeros([2, _TIMES], "int32")] * 2)  # Creates all variables.
     graph = trace(model)
     analysis = analyze(model, graph)
     count = len(analysis.operations)

@@ -1,12 +1,12 @@
-"""Measures the memory that training takes of each worker of a pipeline, against one process.
+"""Compares the memory that training needs in the workers of a pipeline and in one process.
 
     python -m benchmarks.pipeline_memory --schedules=1f1b,zbv --json=memory.json
 
-The model is a chain of equal dense layers, trained with few rows, so that nearly all is weights,
-gradients and the optimizer's slots: together they are what is needed. The one process has the
-layers of one worker alone; it may drop a gradient before it has the next one, while the gradients
-of microbatches are added up. Printed is by how much the peak of a process's resident memory lies
-above what it had after training another, tiny model; a row for the worker that takes the most.
+The model is a chain of equal dense layers, trained with few rows, so that almost all memory is
+weights, gradients and the optimizer's slots. Their sum is the needed memory. The one process has
+the layers of one worker only; it may drop a gradient before it computes the next one, whereas
+gradients of microbatches must be accumulated. The peak is the maximum resident memory of a process,
+minus its memory after training a tiny model. A row describes the worker with the highest peak.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SIZE = ("stages", "layers", "width", "rows", "microbatches")
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table and writes the rows."""
+    """Measures, prints a table, and writes the rows."""
     print(f"{'schedule':>15}  needed MiB  peak MiB  peak/needed")
     rows: list[dict[str, Any]] = []
     for schedule in ("single", *FLAGS.schedules):
@@ -56,7 +56,7 @@ def main(_: list[str]) -> None:
 
 
 def measure(schedule: str) -> list[dict[str, float]]:
-    """Trains by a schedule; returns what each worker answers."""
+    """Trains with a schedule; returns the answer of each worker."""
     addresses = [] if schedule == "single" else free_addresses(FLAGS.stages)
     order = {
         "schedule": schedule,

@@ -1,10 +1,10 @@
-"""Measures what TLS costs: an all-reduce of float32 between hosts, with and without, in turns.
+"""Measures the cost of TLS: an all-reduce of float32 between hosts, with and without TLS.
 
     python -m benchmarks.tls --ranks=2 --sizes=1KiB,4MiB,64MiB
 
-The ranks are processes of this machine that count as hosts of their own, so that all goes over
-loopback. Both communicators are open at the same time, and short rounds of either follow one
-another. For each size there are the medians of the rounds with and without TLS: the time, and
+The ranks are processes of this machine that count as different hosts, so that all data is sent over
+loopback. Both communicators are open at the same time, and their short rounds alternate. For each
+size, the table shows the medians of the rounds with and without TLS: the time, and
 busbw = size / time * 2 (n - 1) / n, in 10^9 bytes per second.
 """
 
@@ -44,9 +44,9 @@ class Group:
     """A communicator of this process.
 
     Args:
-        session: the job's.
-        name: of the group.
-        options: with TLS or without.
+        session: the job's session.
+        name: the name of the group.
+        options: the settings, with or without TLS.
     """
 
     def __init__(self, session: Any, name: str, options: Any) -> None:
@@ -63,7 +63,7 @@ class Group:
         self._number = number
 
     def round(self, memory: Any, count: int, times: int) -> float:
-        """Seconds for one all-reduce."""
+        """Returns the seconds of one all-reduce."""
         self._check(self._core.tfd_barrier(self._number, b""))
         begin = time.perf_counter()
         for _ in range(times):
@@ -82,7 +82,7 @@ class Group:
 
 
 def work() -> None:
-    """One rank; the first prints what it has measured."""
+    """Runs one rank; rank 0 prints the measurements."""
     from tfdist._src.cluster import from_environment, meet
     from tfdist._src.options import Options
 
@@ -114,7 +114,7 @@ def work() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Starts the ranks, or is one."""
+    """Starts the ranks, or runs one if this process was started as a rank."""
     if "TF_CONFIG" in os.environ:
         return work()
     reserved = [socket.create_server(("127.0.0.1", 0)) for _ in range(FLAGS.ranks)]

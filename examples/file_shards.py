@@ -1,4 +1,4 @@
-"""Trains on files of which each worker reads its own: Parquet or TFRecord, in a folder or in S3.
+"""Trains on Parquet or TFRecord files, in a folder or in S3; each worker reads its own files.
 
     pip install fsspec pyarrow s3fs
     python examples/file_shards.py --files='/tmp/chars/*.parquet' --write=32       # makes the files
@@ -45,7 +45,7 @@ flags.DEFINE_integer("shuffle", 4096, "rows among which a worker draws the next;
 
 
 def write_files(count):
-    """Writes the rows of the standard library's beginning."""
+    """Writes rows from the beginning of the standard library."""
     files = sorted(pathlib.Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = "\n".join(file.read_text("utf-8") for file in files).encode("ascii", "replace")
     codes = np.frombuffer(text, np.uint8)[: count * FLAGS.rows + CONTEXT].astype("int64")
@@ -58,13 +58,13 @@ def write_files(count):
 
 
 def write_parquet(file, rows):
-    """One row group of contexts, fixed-size lists, and next characters."""
+    """Writes one row group: contexts, as fixed-size lists, and the characters that follow them."""
     contexts = pa.FixedSizeListArray.from_arrays(rows[:, :-1].ravel(), CONTEXT)
     pq.write_table(pa.table({"context": contexts, "next": rows[:, -1]}), file)
 
 
 def write_records(file, rows):
-    """A file of `tf.train.Example`."""
+    """Writes a file of `tf.train.Example` records."""
     with tempfile.NamedTemporaryFile() as local:
         with tf.io.TFRecordWriter(local.name) as writer:
             for row in rows:
@@ -79,7 +79,7 @@ def write_records(file, rows):
 
 
 def read(urls):
-    """A dataset of the rows of some files, in their order."""
+    """Returns a dataset of the rows of some files, in order."""
     if urls[0].endswith(".parquet"):
         return tf.data.Dataset.from_generator(lambda: tables(urls), output_signature=SPEC).unbatch()
     names = tf.data.Dataset.from_generator(
@@ -91,12 +91,12 @@ def read(urls):
 
 
 def local(url):
-    """The path of a file; one that lies elsewhere is copied first, once by each worker."""
+    """Returns the local path of a file; each worker first copies a remote file, once."""
     return fsspec.open_local(url if url.startswith("file:") else f"simplecache::{url}")
 
 
 def tables(urls):
-    """The rows of Parquet files, a thousand at a time."""
+    """Yields the rows of Parquet files, a thousand at a time."""
     for url in urls:
         with fsspec.open(url) as file:
             for batch in pq.ParquetFile(file).iter_batches(1000):
@@ -105,7 +105,7 @@ def tables(urls):
 
 
 def train():
-    """Trains on all files but the last; the chief prints the loss on that one."""
+    """Trains on all files but the last; the chief prints the loss on the last file."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
     chief = tfdist.is_chief()
     keras.utils.set_random_seed(0)
@@ -129,12 +129,12 @@ def train():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(1e-3), loss)
 
-    # Otherwise workers would share out the files of this dataset, too, and there is one.
+    # Otherwise the workers would also divide this dataset by files, but it has only one file.
     by_rows = tf.data.Options()
     by_rows.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
 
     def own_rows(context):
-        """This worker's files; its part of each batch."""
+        """Returns this worker's part of each batch, from this worker's files."""
         rows = read(urls[context.input_pipeline_id :: context.num_input_pipelines])
         if FLAGS.shuffle:
             rows = rows.shuffle(FLAGS.shuffle, seed=context.input_pipeline_id)

@@ -3,7 +3,7 @@
     python examples/mnist.py                # one process
     tfdist run -n 2 examples/mnist.py       # the same training on two workers
 
-The data are downloaded on first use.
+The data is downloaded on first use.
 """
 
 import keras

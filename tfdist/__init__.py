@@ -66,7 +66,7 @@ _MODULES = (
     "monitoring",
     "pipeline",
 )
-# These need extras, so they are not in `__all__`.
+# These modules need optional dependencies (extras), so they are not in `__all__`.
 _ENGINES = ("ray", "spark")
 _FUNCTIONS = ("is_chief", "rank", "size")
 _STRATEGIES = {
@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("tfdist._src.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    # First, so that the launcher learns why importing the rest fails.
+    # Called first, so that the launcher learns the reason if one of the later imports fails.
     from tfdist._src.cluster.session.exit_reason import watch_for_launcher
 
     watch_for_launcher()

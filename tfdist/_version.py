@@ -1,4 +1,4 @@
-"""The versions of the package and of the software it was tested with; imports nothing else."""
+"""The version of tfdist, and the newest tested versions of its dependencies. Imports no module."""
 
 __version__ = "0.1.0"
 
@@ -7,7 +7,7 @@ NEWEST_TESTED = {"tensorflow": "2.21", "keras": "3.15"}
 
 
 def is_newer(found: str, tested: str) -> bool:
-    """Whether a version is newer than a release; later patches of the release are not newer.
+    """Whether a version is newer than a release. Patch versions are ignored.
 
     Example:
         >>> is_newer("3.15.4", "3.15"), is_newer("3.16.0", "3.15")

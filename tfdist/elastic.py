@@ -1,4 +1,4 @@
-"""Snapshots and exact resume; recovery when workers are lost or join."""
+"""The group of workers as callbacks see it, when workers are lost or join."""
 
 from tfdist._src.keras.fit.callback import GroupInfo
 

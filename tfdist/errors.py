@@ -41,7 +41,7 @@ class PartitionError(TfdistError, ValueError):
 
 
 class ScheduleError(TfdistError, ValueError):
-    """A pipeline schedule lacks a pass, runs one too early, or would deadlock."""
+    """A pipeline schedule lacks a pass, runs a pass too early, or would deadlock."""
 
 
 class LaunchError(TfdistError, RuntimeError):
@@ -57,4 +57,4 @@ class ReplicaMismatchError(TfdistError):
 
 
 class SnapshotError(TfdistError, ValueError):
-    """A training cannot be resumed from the snapshots of its directory."""
+    """The training cannot be resumed from the snapshots in its directory."""

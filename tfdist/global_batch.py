@@ -1,13 +1,13 @@
-"""Values over the global batch in a custom loop: totals, means and rows.
+"""Totals, means and rows of the global batch, for custom training loops.
 
-In a custom `strategy.run`, a replica sees its own rows. Code that couples rows (a loss that is a
-ratio of sums, or compares each row with all others) uses these functions to get the values of the
-global batch. The results are identical on all replicas. As TensorFlow requires, the objective is
-the sum of the replicas' losses. The functions have the gradient of this sum, so a loss that a
-replica computes from all rows must count its own rows only.
+In a custom `strategy.run`, a replica sees its own rows only. Some losses couple rows, for example a
+ratio of sums, or a comparison of each row with all others. They use these functions to get the
+values of the global batch. The results are identical on all replicas. As TensorFlow requires, the
+objective is the sum of the replicas' losses, and the functions compute gradients of this sum. If a
+replica computes a loss from all rows, the loss must therefore count only the replica's own rows.
 
-A step of `fit` and `evaluate` is a program for the whole batch. There, in a single process, and
-outside of steps, the functions return their arguments unchanged.
+The functions return their arguments unchanged in the steps of `fit` and `evaluate`, because such a
+step is a program for the whole batch. They do the same outside of steps and with a single replica.
 
 Example:
     >>> def step(queries, keys):  # called by `strategy.run`

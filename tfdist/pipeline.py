@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds a part of the model, and microbatches pass through all.
+"""Pipeline parallelism: each rank holds a part of the model; microbatches pass through all ranks.
 
 A *rank* is a process of the pipeline. A *stage* is a contiguous part of the model; with virtual
 stages, a rank holds several. A *schedule* is pure data: the computations of each rank, in order.

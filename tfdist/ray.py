@@ -23,7 +23,8 @@ __all__ = ["ReportCallback", "TfdistConfig", "Trainer"]
 
 
 def __getattr__(name: str) -> Any:
-    # It needs TensorFlow, which must not be imported before a worker has its environment.
+    # `ReportCallback` needs TensorFlow, but a worker must set its environment before it imports
+    # TensorFlow.
     if name != "ReportCallback":
         raise AttributeError(f"module 'tfdist.ray' has no attribute {name!r}")
     from tfdist._src.ray.report import ReportCallback

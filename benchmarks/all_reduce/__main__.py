@@ -2,23 +2,23 @@
 
     python -m benchmarks.all_reduce --ranks=2 --sizes=1KiB,1MiB,64MiB --json=all_reduce.json
 
-The ranks of all backends are started and sleep; then, for each size, the backends have short
-rounds in turns while the others sleep. So a disturbance of the machine hits all alike, and what
-counts is the ratio in the same round. The backends:
+The ranks of all backends are started first, and then sleep. For each size, the backends run short
+rounds in turns, while all others sleep. So a disturbance of the machine affects all backends alike,
+and the meaningful figure is the ratio within the same round. The backends:
 
   native     tfdist's core by its C API
-  native_op  the same as an operation of TensorFlow, in a tf.function
+  native_op  tfdist's core as a TensorFlow operation, in a tf.function
   gloo       torch.distributed over gloo          pip install torch==2.13.0
   mpi        Open MPI                             apt-get install openmpi-bin libopenmpi-dev
   impi       Intel MPI                            pip install impi-rt impi-devel
   tf_ring    TensorFlow's RING collectives
-  memcpy     the limit: all ranks copy at the same time
+  memcpy     the limit: all ranks copy memory at the same time
 
-For each size and backend there are the time (the median of the rounds), algbw = size / time,
+The table shows for each size and backend the time (the median of the rounds), algbw = size / time,
 busbw = algbw * 2 (n - 1) / n on n ranks (algbw for memcpy), the best round's busbw, the number of
-wrong elements, and the ratio of busbw to native's, or to the first backend's without native; all
-bandwidths in 10^9 bytes per second. Beside it stands how many nanoseconds a word took from core to
-core at that time. Backends that cannot run are reported with the reason.
+wrong elements, and the ratio of busbw to native's busbw, or to the first backend's if native is not
+measured. Bandwidths are in 10^9 bytes per second. The last column shows the nanoseconds that a word
+took from core to core at that time. Backends that cannot run are reported with the reason.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ flags.DEFINE_string("plot", None, "picture to draw: a .png file; takes matplotli
 
 
 def at_least_two(counts: list[str]) -> bool:
-    """Whether these are numbers of ranks."""
+    """Whether all texts are integers of at least 2."""
     return all(count.isdigit() and int(count) >= 2 for count in counts)
 
 
 def all_known(names: list[str]) -> bool:
-    """Whether these are backends."""
+    """Whether all names are names of backends."""
     return set(names) <= set(BACKENDS)
 
 
@@ -92,9 +92,9 @@ def main(_: list[str]) -> int:
     """Measures, prints a table for each number of ranks, and writes rows and picture.
 
     Returns:
-        1 where any element came out wrong.
+        1 if any element was wrong, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
     try:
         sizes = list(map(parse_size, FLAGS.sizes))
         hosts = parse_hosts(FLAGS.hosts)
@@ -119,7 +119,10 @@ def main(_: list[str]) -> int:
 
 
 def measure(ranks: int, sizes: list[int], hosts: Hosts, folder: Path) -> list[dict[str, Any]]:
-    """Rows of all backends on some ranks, those of what is missing last; files go to a folder."""
+    """Returns the rows of all backends on some ranks; rows of missing backends are last.
+
+    Writes files to `folder`.
+    """
     rows: list[dict[str, Any]] = []
     missing: dict[str, str] = {}
     with start_teams(ranks, hosts, folder, missing) as teams:
@@ -152,13 +155,13 @@ def measure(ranks: int, sizes: list[int], hosts: Hosts, folder: Path) -> list[di
 def start_teams(
     ranks: int, hosts: Hosts, folder: Path, missing: dict[str, str]
 ) -> Iterator[dict[str, Team]]:
-    """Starts the ranks of all backends, and ends those that are left in the dictionary.
+    """Starts the ranks of all backends; at the end, stops the teams that are in the dictionary.
 
     Args:
-        ranks: how many for each backend.
-        hosts: where.
-        folder: for files.
-        missing: filled for each backend that cannot run with the reason.
+        ranks: the number of ranks of each backend.
+        hosts: the hosts that the ranks run on.
+        folder: the folder for files.
+        missing: receives the reason for each backend that cannot run.
     """
     teams: dict[str, Team] = {}
     try:
@@ -191,7 +194,7 @@ def start_teams(
 
 
 def report(line: str) -> None:
-    """Tells how it goes."""
+    """Prints a line about the progress."""
     print(line, file=sys.stderr, flush=True)
 
 

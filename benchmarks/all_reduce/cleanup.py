@@ -1,4 +1,4 @@
-"""A cleanup that a second Ctrl-C does not cut short."""
+"""Protects cleanups from a second Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignores Ctrl-C and SIGTERM."""
+    """Ignores Ctrl-C and SIGTERM in this context."""
     kept = {s: signal.signal(s, signal.SIG_IGN) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def align(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of cells, each column as wide as its widest cell and flush right."""
+    """Formats lines of cells in right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -20,12 +20,12 @@ def format_rows(
     columns: Mapping[str, str],
     cell: Callable[[str, Any], str],
 ) -> str:
-    """Rows in aligned columns; the reason in place of figures that are missing.
+    """Formats rows in aligned columns; a row without figures shows the reason.
 
     Args:
-        rows: by the columns' names; one that failed says why under `missing`.
-        columns: names, and what stands above.
-        cell: what to write for a name and its value, which is None where a row has none.
+        rows: the values by column name; the reason of a failure is under `missing`.
+        columns: the headings by column name.
+        cell: formats a value, given its column name and the value; None if a row lacks the value.
     """
     lines = [list(columns.values())]
     lines += [[cell(name, row.get(name)) for name in columns] for row in rows]

@@ -1,4 +1,4 @@
-"""The C programs of some backends are compiled when they are needed."""
+"""Compiles the C programs of some backends when they are needed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ RANKS = Path(__file__).parent / "ranks"
 
 
 def build(compiler: str, sources: Sequence[Path], output: Path, *options: str) -> Path:
-    """Compiles sources into one program or library, unless that has been done.
+    """Compiles sources into one program or library, unless the output exists.
 
     Args:
         compiler: a command: `gcc`, `g++`, `mpicc`.
         sources: files in C or C++.
-        output: the file to make.
-        options: more arguments, put behind the sources.
+        output: the file to create.
+        options: further arguments, placed after the sources.
 
     Returns:
-        The file made.
+        The output.
 
     Raises:
-        MissingError: there is no such compiler, or it refuses the sources.
+        MissingError: the compiler is not installed, or cannot compile the sources.
     """
     if output.exists():
         return output

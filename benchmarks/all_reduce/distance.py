@@ -1,7 +1,7 @@
-"""How far apart the cores are, which a virtual machine's host may change at any moment.
+"""Measures the latency between cores, which a virtual machine's host may change at any time.
 
-Where caches are shared by some cores only, the figures of every backend differ by a factor of
-several between near and far; a note of it tells such a change from a change of the program.
+If only some cores share a cache, every backend is several times slower between distant cores than
+between close cores. The latency shows whether a change of the figures has this cause.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from benchmarks.all_reduce.job import MissingError
 
 
 def measure_distance(builds: Path) -> float | None:
-    """The nanoseconds that a word takes from one core to another.
+    """Returns the nanoseconds that a word takes from one core to another.
 
     Args:
-        builds: the folder for programs that are compiled.
+        builds: the folder for compiled programs.
 
     Returns:
-        None where there is no compiler, or one core.
+        The nanoseconds; None without a compiler, or with one core only.
     """
     try:
         program = build("gcc", [RANKS / "distance.c"], builds / "distance")

@@ -1,4 +1,4 @@
-"""Rows and table from the times of the rounds."""
+"""Computes rows and tables from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ COPIES = ("memcpy",)
 def make_rows(
     ranks: int, size: int, times: Mapping[str, Times], cores_ns: float | None
 ) -> list[dict[str, Any]]:
-    """One row per backend.
+    """Returns one row per backend.
 
     Args:
-        ranks: how many.
-        size: bytes that were reduced.
-        times: by backend.
-        cores_ns: from core to core, at that time; None where unknown.
+        ranks: the number of ranks.
+        size: the number of bytes that were reduced.
+        times: the measured times by backend.
+        cores_ns: the nanoseconds from core to core at that time; None if unknown.
 
     Returns:
         Rows with `backend`, `ranks`, `bytes`, `seconds` (the median of the rounds), `busbw_gbps`
-        (of the median, in 10^9 bytes per second), `best_gbps` (of the best round), `wrong`
-        (elements) and `ratio`: the backend's bus bandwidth over that of `native`, or of the first
-        backend where that is missing, the median of the rounds; `cores_ns`.
+        (of the median, in 10^9 bytes per second), `best_gbps` (of the best round), `wrong` (the
+        number of wrong elements), `ratio` and `cores_ns`. The ratio is the median over the rounds
+        of the backend's bus bandwidth divided by that of `native`, or of the first backend if
+        `native` is missing.
     """
     reference = "native" if "native" in times else next(iter(times), "")
     rows = []
@@ -54,16 +55,16 @@ def make_rows(
 
 
 def bus_bytes(backend: str, ranks: int, size: int) -> float:
-    """The bytes that each rank must send or copy, whatever the algorithm.
+    """Returns the bytes that each rank must send or copy with any algorithm.
 
-    An all-reduce of n ranks moves 2 (n - 1) / n of its size through each, as nccl-tests counts; a
-    copy moves its size.
+    In an all-reduce of n ranks, each rank sends 2 (n - 1) / n of the size, as nccl-tests counts. A
+    copy moves the size.
     """
     return float(size) if backend in COPIES else size * 2 * (ranks - 1) / ranks
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of one number of ranks in aligned columns, in the manner of nccl-tests."""
+    """Formats the rows of one number of ranks in aligned columns, like nccl-tests."""
     lines = [
         ["size", "backend", "time us", "algbw", "busbw", "best", "#wrong", "ratio", "cores ns"]
     ]

@@ -1,4 +1,4 @@
-"""Where the ranks run: on this host, or on hosts made of network namespaces on one bridge."""
+"""The hosts that ranks run on: this host, or network namespaces that a bridge connects."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Hosts:
     """Hosts by number.
 
     Attributes:
-        addresses: for each host the address where the others reach it.
-        interface: the name of the network interface that has the address, the same on each.
-        namespaces: for each host its network namespace; empty where the only host is this one.
+        addresses: for each host, the address at which the other hosts reach it.
+        interface: the name of the network interface with this address, the same on all hosts.
+        namespaces: for each host, its network namespace; empty if this host is the only host.
     """
 
     addresses: Sequence[str]
@@ -32,9 +32,9 @@ class Hosts:
         return len(self.addresses)
 
     def prefix(self, host: int) -> list[str]:
-        """What stands before a command so that it runs on a host.
+        """Returns the words that precede a command so that it runs on a host.
 
-        A made host has its own name as well, by which MPI tells hosts apart.
+        A network namespace also gets its own host name, because MPI distinguishes hosts by name.
         """
         if not self.namespaces:
             return []
@@ -47,10 +47,10 @@ HERE = Hosts(["127.0.0.1"], "lo")
 
 
 def parse_hosts(text: str) -> int:
-    """The number of namespaces that `netns:N` asks for; 0 for an empty text, which is this host.
+    """Returns N for `netns:N`, which means N namespaces; 0 for "", which means this host.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     if not text:
         return 0
@@ -64,14 +64,14 @@ def parse_hosts(text: str) -> int:
 
 @contextlib.contextmanager
 def make_hosts(count: int, rate: str) -> Iterator[Hosts]:
-    """Makes hosts of network namespaces on one bridge, and removes them in the end.
+    """Creates network namespaces that a bridge connects, and removes them at the end.
 
     Args:
-        count: how many; 0 gives this host alone, unlimited.
-        rate: what each may send, in the words of `tc`: `1gbit`; empty for no limit.
+        count: the number of hosts; 0 for this host only, without a limit.
+        rate: the rate at which each host may send, as `tc` writes it: `1gbit`; "" for no limit.
 
     Raises:
-        RuntimeError: it takes root and iproute2.
+        RuntimeError: this process is not root, iproute2 is missing, or a command failed.
     """
     if not count:
         yield HERE
@@ -80,7 +80,7 @@ def make_hosts(count: int, rate: str) -> Iterator[Hosts]:
         raise RuntimeError(
             "Network namespaces take root and the commands ip and tc: apt-get install iproute2"
         )
-    # The names tell which process made them; an interface's name has 15 characters at most.
+    # The names contain this process's ID; an interface's name has at most 15 characters.
     names = [f"ar{os.getpid()}h{i}" for i in range(count)]
     switch = f"ar{os.getpid()}switch"
     addresses = [f"10.77.0.{10 + i}" for i in range(count)]
@@ -110,7 +110,7 @@ def run(command: str) -> None:
     """Runs a command of iproute2.
 
     Raises:
-        RuntimeError: it failed; with its message.
+        RuntimeError: the command failed; the error contains its message.
     """
     done = subprocess.run(command.split(), capture_output=True, text=True)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""What a backend is told about a run, and what it answers."""
+"""The input of a backend, a `Job`, and its output, a list of `Process`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Job:
     """The ranks that a backend must start.
 
     Attributes:
-        ranks: how many.
-        hosts: where they run.
-        control: the path of the socket on which the driver waits for each rank.
-        folder: for the files of this backend and these ranks.
-        builds: for programs that are compiled, shared by all.
+        ranks: the number of ranks.
+        hosts: the hosts that the ranks run on.
+        control: the path of the socket on which the driver waits for the ranks.
+        folder: the folder for the files of this backend and number of ranks.
+        builds: the folder for compiled programs, which all backends share.
         torch_python: a Python that has torch.
-        impi_root: where Intel MPI lies; empty to look for it.
-        in_place: whether backends that can do both reduce in place, or into another buffer.
+        impi_root: the folder of Intel MPI; "" to search for it.
+        in_place: whether backends that support both reduce in place or into another buffer.
     """
 
     ranks: int
@@ -40,11 +40,11 @@ class Job:
 
     @property
     def host_of_rank(self) -> list[int]:
-        """For each rank the number of its host: the first ranks are on the first host."""
+        """The number of each rank's host; the first ranks are on the first host."""
         return [rank * self.hosts.count // self.ranks for rank in range(self.ranks)]
 
     def addresses(self) -> list[str]:
-        """For each rank an address of its host with a port that is free."""
+        """Returns for each rank an address of its host with a free port."""
         ports = free_ports(self.ranks)
         return [
             f"{self.hosts.addresses[host]}:{port}"
@@ -52,12 +52,12 @@ class Job:
         ]
 
     def each_rank(self, *arguments: str, env: Mapping[str, str] | None = None) -> list[Process]:
-        """One process per rank on its host.
+        """Returns one process per rank, which runs on the rank's host.
 
         Args:
-            arguments: of all ranks; behind them come the control socket, the rank, the addresses
-                and the hosts of all ranks, the latter two with commas.
-            env: variables to set.
+            arguments: the common arguments. The control socket, the rank, the addresses of all
+                ranks and the hosts of all ranks follow; commas separate addresses and hosts.
+            env: environment variables to set.
         """
         addresses = ",".join(self.addresses())
         hosts = ",".join(map(str, self.host_of_rank))
@@ -72,9 +72,9 @@ class Process:
     """A process to start.
 
     Attributes:
-        command: its arguments.
-        host: the number of the host where it runs.
-        env: variables to set.
+        command: the program and its arguments.
+        host: the number of the host that it runs on.
+        env: environment variables to set.
     """
 
     command: Sequence[str]
@@ -83,7 +83,7 @@ class Process:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free on this host; so they are on hosts that were made for the run."""
+    """Returns ports that are free on this host, and so also in new network namespaces."""
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:

@@ -1,4 +1,4 @@
-"""A picture of the rows: bandwidth over size, and time over size where latency rules."""
+"""Plots the rows: bandwidth over size, and time over size, which shows the latency."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INSTALL = "A plot takes matplotlib: pip install 'tfdist[plot]', or pip install m
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -20,8 +20,8 @@ def plot(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Draws the rows.
 
     Args:
-        rows: of `make_rows`.
-        file: where the picture goes; its ending names the format.
+        rows: the rows of `make_rows`.
+        file: the path of the picture; its extension sets the format.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""Other Pythons and what they have installed."""
+"""Checks that other Python interpreters have a module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.all_reduce.job import MissingError
 
-# The ranks import `benchmarks` and, where they need it, tfdist from this checkout.
+# The ranks import `benchmarks` and, if they need it, tfdist from this checkout.
 ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).parents[2]),
     "PYTHONUNBUFFERED": "1",
@@ -15,15 +15,15 @@ ENVIRONMENT = {
 
 
 def require(python: str, module: str, remedy: str) -> None:
-    """Makes sure that a Python has a module.
+    """Checks that a Python has a module.
 
     Args:
         python: the interpreter.
-        module: its name, without a dot.
-        remedy: what to do where it is missing.
+        module: the module's name, without a dot.
+        remedy: how to install the module.
 
     Raises:
-        MissingError: it is not there; with the remedy.
+        MissingError: the module is missing; the message contains the remedy.
     """
     find = f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"
     try:

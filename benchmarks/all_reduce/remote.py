@@ -1,4 +1,4 @@
-"""A stand-in for ssh, by which MPI's launchers reach hosts made of network namespaces."""
+"""A replacement for ssh, with which MPI's launchers start processes in network namespaces."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.all_reduce.hosts import Hosts
 
 
 def write_agent(path: Path, hosts: Hosts) -> Path:
-    """Writes a script that takes options, an address and a command, as ssh does.
+    """Writes a script that takes options, an address and a command, like ssh.
 
     Args:
-        path: of the script.
-        hosts: made of namespaces.
+        path: the path of the script.
+        hosts: the hosts, which are network namespaces.
 
     Returns:
-        The path.
+        The path of the script.
     """
     cases = [
         f'{address}) exec {shlex.join(hosts.prefix(i))} sh -c "$*" ;;'

@@ -1,4 +1,4 @@
-"""Teams take turns: for each size some short rounds, in each of which every backend has one."""
+"""Measures all backends in turns: each backend is measured once in each short round of a size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MAX_REPETITIONS = 1_000_000
 
 @dataclass
 class Times:
-    """What the rounds of one backend gave.
+    """The measurements of one backend.
 
     Attributes:
-        seconds: of one reduction, for each round.
-        wrong: elements that came out wrong, of all rounds and ranks.
+        seconds: for each round, the seconds of one reduction.
+        wrong: the number of wrong elements in all rounds, on all ranks.
     """
 
     seconds: list[float] = field(default_factory=list)
@@ -34,13 +34,13 @@ def take_rounds(
     """Measures one size with all teams in turns.
 
     Args:
-        teams: by backend.
-        size: bytes to reduce.
-        rounds: how many.
-        drop: told the backend and the reason when a team fails.
+        teams: the teams by backend.
+        size: the number of bytes to reduce.
+        rounds: the number of rounds.
+        drop: called with the backend and the reason when a team fails.
 
     Returns:
-        The times of those that did not fail.
+        The times of the backends that did not fail.
     """
     repetitions: dict[str, int] = {}
     for backend, team in teams.items():
@@ -50,7 +50,7 @@ def take_rounds(
             drop(backend, str(error))
     times = {backend: Times() for backend in repetitions}
     for turn in range(rounds):
-        # There and back, so that nobody always follows the same neighbour.
+        # Every other round is reversed, so that no backend always follows the same backend.
         for backend in list(times)[:: -1 if turn % 2 else 1]:
             try:
                 seconds, wrong = teams[backend].measure(size, repetitions[backend])
@@ -64,13 +64,13 @@ def take_rounds(
 
 
 def calibrate(team: Team, size: int) -> int:
-    """How many repetitions make a round of about `ROUND_SECONDS`."""
+    """Returns the number of repetitions in a round of about `ROUND_SECONDS`."""
     repetitions = 1
     while True:
         seconds, _ = team.measure(size, repetitions)
         spent = seconds * repetitions
         if spent > ROUND_SECONDS / 3 or repetitions == MAX_REPETITIONS:
             return min(MAX_REPETITIONS, max(1, round(ROUND_SECONDS / seconds)))
-        # The first ones are slower than the rest, so it goes by steps.
+        # The first repetitions are slower than later ones, so their number is increased in steps.
         growth = min(50.0, 1.5 * ROUND_SECONDS / spent)
         repetitions = min(MAX_REPETITIONS, math.ceil(repetitions * growth))

@@ -8,13 +8,13 @@ UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def parse_size(text: str) -> int:
-    """The number of bytes that a size means.
+    """Returns the number of bytes of a size.
 
     Args:
         text: digits and a unit of `UNITS`, such as `"64MiB"`.
 
     Raises:
-        ValueError: it is no size, or not a whole number of float32 elements.
+        ValueError: the text is not a size, or not a whole number of float32 elements.
     """
     match = re.fullmatch(r"(\d+) ?(\w*)", text.strip())
     if not match or match[2] not in UNITS:
@@ -31,6 +31,6 @@ def parse_size(text: str) -> int:
 
 
 def format_size(size: int) -> str:
-    """A size in the greatest unit that divides it."""
+    """Formats a size in the largest unit that divides it."""
     unit = max((u for u in UNITS if u and size % UNITS[u] == 0), key=UNITS.__getitem__)
     return f"{size // UNITS[unit]} {unit}"

@@ -1,4 +1,4 @@
-"""The ranks of one backend: started once, asleep in a read until they are asked to measure."""
+"""The ranks of one backend, which are started once and sleep in a read between commands."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from benchmarks.all_reduce.job import Job, Process
 
 
 class TeamError(Exception):
-    """A rank failed or gave no answer; the message says which and why."""
+    """A rank failed or did not answer; the message names the rank and the reason."""
 
 
 class Team:
     """Ranks that wait for commands, each on its own connection to the driver.
 
-    A command is a line. `check BYTES` reduces values that are known, is answered with the number
-    of elements that came out wrong, and leaves a buffer of zeros; `time REPETITIONS` reduces that
-    buffer so many times and is answered with the seconds of all. A failure is answered with
-    `error` and a message. A rank leaves when its connection ends.
+    A command is a line. `check BYTES` reduces known values, and leaves a buffer of zeros; the
+    answer is the number of wrong elements. `time REPETITIONS` reduces this buffer repeatedly; the
+    answer is the total seconds. If a command fails, the answer is `error` and a message. A rank
+    exits when its connection ends.
 
     Args:
-        job: where the ranks run.
-        processes: what to start; a process may start several ranks.
+        job: the hosts and files of the ranks.
+        processes: the processes to start; a process may start several ranks.
         timeout: seconds to wait for an answer.
     """
 
@@ -50,7 +50,7 @@ class Team:
                             stdin=subprocess.DEVNULL,
                             stdout=log,
                             stderr=log,
-                            start_new_session=True,  # Ctrl-C is for the driver alone.
+                            start_new_session=True,  # Ctrl-C must reach only the driver.
                         )
                     )
         except BaseException:
@@ -61,7 +61,7 @@ class Team:
         """Waits until all ranks have connected.
 
         Raises:
-            TeamError: a process ended, or they took too long.
+            TeamError: a process ended, or the ranks did not connect in time.
         """
         end = time.monotonic() + self._timeout
         self._listener.settimeout(0.2)
@@ -84,23 +84,24 @@ class Team:
         self._listener.close()
 
     def measure(self, size: int, repetitions: int) -> tuple[float, int]:
-        """Checks one reduction and times some.
+        """Checks one reduction, and times several.
 
         Args:
-            size: bytes to reduce.
-            repetitions: how often the timed reduction is done.
+            size: the number of bytes to reduce.
+            repetitions: the number of timed reductions.
 
         Returns:
-            Seconds per reduction on the slowest rank; and the wrong elements of all ranks.
+            The seconds per reduction on the slowest rank, and the number of wrong elements on all
+            ranks.
 
         Raises:
-            TeamError: a rank failed or gave no answer.
+            TeamError: a rank failed or did not answer.
         """
         wrong = sum(map(int, self._ask(f"check {size}")))
         return max(map(float, self._ask(f"time {repetitions}"))) / repetitions, wrong
 
     def stop(self) -> None:
-        """Ends the ranks: by themselves if they can, by force otherwise."""
+        """Closes the connections, so that the ranks exit; terminates or kills remaining ranks."""
         self._listener.close()
         for connection in self._ranks.values():
             connection.close()
@@ -115,7 +116,7 @@ class Team:
                     process.wait(max(0.0, limit - time.monotonic()))
 
     def _ask(self, command: str) -> list[str]:
-        with contextlib.suppress(OSError):  # Its last words are read below.
+        with contextlib.suppress(OSError):  # The rank's last output is read below.
             for connection in self._ranks.values():
                 connection.tell(command)
         answers = []
@@ -150,11 +151,11 @@ class Connection:
         self._socket.sendall(f"{line}\n".encode())
 
     def ask(self) -> str:
-        """The next line.
+        """Returns the next line.
 
         Raises:
             ConnectionError: the rank is gone.
-            TimeoutError: it took too long.
+            TimeoutError: no line arrived in time.
         """
         line = self._lines.readline()
         if not line.endswith("\n"):

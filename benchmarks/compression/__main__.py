@@ -1,18 +1,19 @@
-"""Measures training with gradient compression between hosts on slow links, codec by codec.
+"""Measures training with gradient compression between hosts on slow links, for each codec.
 
     python -m benchmarks.compression --rate=100mbit,1gbit --codecs=none,int8,onebit --json=FILE
 
-Hosts are network namespaces on one bridge, which takes root and iproute2, and each may send so much
-a second. Each has one worker, with a thread and, where there are enough, a core for itself. All
-codecs start from the same weights, see the same batches, which can be learnt, and take the same
-number of steps. Their processes sleep and take some steps in turns. So a disturbance of the machine
-hits all alike, and what counts is the ratio in the same round.
+Hosts are network namespaces that a bridge connects, which requires root and iproute2. Each host
+sends at a limited rate, and has one worker with one thread and, if there are enough cores, its own
+core. All codecs start from the same weights, train on the same batches with learnable labels, and
+take the same number of steps. Their processes take some steps in turns, and sleep in between. So a
+disturbance of the machine affects all codecs alike, and the meaningful figure is the ratio within
+the same round.
 
-For each rate and codec there are the time of a step (the median of the rounds, and the best one);
-the time without compression over this one's in the same round; the megabytes that a worker sends in
-a step, as the core counts them; how many gigabytes of float32 a core encodes and decodes in a
-second; the loss in the end, on rows that are not trained on; and the codec that was chosen, where
-the name leaves it open.
+The table shows for each rate and codec the time of a step (the median of the rounds, and the best
+round); the time without compression divided by the codec's time in the same round; the megabytes
+that a worker sends per step, as counted by the core; the gigabytes of float32 that one processor
+core encodes and decodes per second; the final loss on rows that are not trained on; and the chosen
+codec, if the codec is chosen by measurement.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.compression.speed import Speed, measure_speed
 from benchmarks.compression.tasks import TASKS
 from benchmarks.compression.team import Team
 
-FIRST_PORT = 2222  # Nobody else is on hosts that were made for the run.
+FIRST_PORT = 2222  # All ports of new network namespaces are free.
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("hosts", 2, "hosts, with a worker each", lower_bound=2, upper_bound=200)
@@ -92,9 +93,9 @@ def main(_: list[str]) -> int:
     """Measures, prints a table for each rate, and writes rows and picture.
 
     Returns:
-        1 where nothing could be measured.
+        1 if nothing could be measured, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
     if FLAGS.plot and not can_plot():
         report(INSTALL)
     codecs = list(dict.fromkeys(FLAGS.codecs))
@@ -108,7 +109,7 @@ def main(_: list[str]) -> int:
             rows += group
             if FLAGS.json:
                 write_rows(rows, FLAGS.json)
-    except RuntimeError as error:  # Hosts cannot be made, or the core is not there.
+    except RuntimeError as error:  # Hosts cannot be created, or the core is missing.
         report(" ".join(str(error).split()))
         return 1
     if FLAGS.plot and can_plot():
@@ -117,12 +118,12 @@ def main(_: list[str]) -> int:
 
 
 def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str, Any]]:
-    """Rows of all codecs at one rate, in their order.
+    """Returns the rows of all codecs at one rate, in the codecs' order.
 
     Args:
-        rate: what each host may send.
-        hosts: where the workers run.
-        speeds: by codec.
+        rate: the rate at which each host may send.
+        hosts: the hosts of the workers.
+        speeds: the encoding speeds by codec.
     """
     ports = itertools.count(FIRST_PORT)
     plans: list[Plan] = []
@@ -131,7 +132,7 @@ def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str,
         return Team(codec, FLAGS.model, hosts, next(ports), FLAGS.timeout)
 
     def plan(step_seconds: float) -> Plan:
-        if not plans:  # Later groups take as many steps.
+        if not plans:  # Later groups use the same plan.
             plans.append(make_plan(step_seconds, FLAGS.steps, FLAGS.rounds))
         return plans[0]
 
@@ -147,7 +148,7 @@ def measure(rate: str, hosts: Hosts, speeds: dict[str, Speed]) -> list[dict[str,
 
 
 def report(line: str) -> None:
-    """Tells how it goes."""
+    """Prints a line about the progress."""
     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The names of what is compared."""
+"""The names of the codecs to compare."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ USUAL = (NONE, "fp16", "int8", "onebit", "topk", "powersgd", AUTO)
 
 
 def compression_of(name: str) -> str | None:
-    """What `tfdist.MultiWorkerMirroredStrategy` takes as `compression`."""
+    """Returns the argument `compression` of `tfdist.MultiWorkerMirroredStrategy`."""
     return None if name == NONE else name
 
 
 def codec_of(name: str) -> Codec | None:
-    """The codec with its defaults; None where a name stands for none, or for a choice of them."""
+    """Returns the codec with its default settings; None for `none` and `auto`."""
     return CODECS[name]() if name in CODECS else None

@@ -1,4 +1,4 @@
-"""Rows that can be learnt: a fixed teacher gives them their labels."""
+"""Rows that a model can learn: a fixed teacher computes their labels."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Array = np.ndarray[Any, Any]
 
 
 def make_batches(task: Task, workers: int) -> tuple[Array, Array]:
-    """The global batches that are trained on in turn, and their labels; the same every time."""
+    """Returns the global batches that training cycles through, with labels; deterministic."""
     rows = task.rows * workers
     x, y = make_examples(task, BATCHES * rows, 1)
     return x.reshape(BATCHES, rows, task.features), y.reshape(BATCHES, rows)
 
 
 def make_held_out(task: Task) -> tuple[Array, Array]:
-    """Rows and labels that are not trained on."""
+    """Returns rows and labels that are not trained on."""
     return make_examples(task, HELD_OUT, 2)
 
 
 def make_examples(task: Task, count: int, seed: int) -> tuple[Array, Array]:
-    """Rows of a few hidden values, spread over all features, under as much noise.
+    """Returns rows that are mixtures of a few hidden values, plus noise of the same magnitude.
 
-    The teacher, which is the same for all seeds, sees the hidden values alone.
+    The teacher, which is the same for all seeds, computes labels from the hidden values only.
 
     Args:
-        task: what is trained.
-        count: of rows.
-        seed: other rows for another one.
+        task: the task to train.
+        count: the number of rows.
+        seed: the seed of the rows.
 
     Returns:
         Rows, float32, and labels, int32.

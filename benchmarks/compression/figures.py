@@ -1,4 +1,4 @@
-"""Rows and table from the courses."""
+"""Computes rows and tables from the trainings of the codecs."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ COLUMNS = {
 def make_row(
     course: Course, reference: Course | None, steps: int, speed: Speed, names: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What one codec did at one rate.
+    """Returns the row of one codec at one rate.
 
     Args:
-        course: its training.
-        reference: the training without compression in the same rounds; None where there is none.
-        steps: in each round.
-        speed: of the codec alone.
-        names: columns that say what was measured.
+        course: the codec's training.
+        reference: the training without compression in the same rounds; None if it is not measured.
+        steps: the number of steps in each round.
+        speed: the encoding speed of the codec.
+        names: columns that describe the measurement.
 
     Returns:
-        The names and `step_ms` (the median of the rounds), `best_ms`, `ratio` (the reference's time
-        over this one's in the same round, the median over the rounds; None without reference),
-        `wire_bytes` (per step and worker, the median of the rounds), `encode_gbs` and `decode_gbs`,
-        `loss` after all `steps` (None where it is no number), `chosen`; and `seconds` and `losses`,
-        which say how the loss went: both before the first round and after each, where the seconds
-        are those of this codec's rounds so far. Where it failed, the names and `missing`.
+        The names, `step_ms` (the median of the rounds), `best_ms`, `ratio` (the median over the
+        rounds of the reference's time divided by the codec's time; None without a reference),
+        `wire_bytes` (per step and worker, the median of the rounds), `encode_gbs`, `decode_gbs`,
+        `loss` (after all `steps`; None if it is not finite) and `chosen`. `seconds` and `losses`
+        describe the course of the loss, before the first round and after each round; the seconds
+        are the total time of this codec's rounds so far. If the codec failed, the names and
+        `missing`.
     """
     if course.missing or not course.warm_up or not course.turns:
         return {**names, "missing": course.missing or "took no steps"}
@@ -70,7 +71,7 @@ def make_row(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     return format_rows(rows, COLUMNS, _cell)
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Writes files that are never incomplete."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def has_folder(file: str | None) -> bool:
-    """Whether a file, if there is to be one, has a folder to lie in."""
+    """Whether the folder of a file exists; true if the file is None."""
     return file is None or Path(file).absolute().parent.is_dir()
 
 
 def write_rows(rows: Sequence[Any], file: str) -> None:
-    """Writes rows as JSON, in the place of what a file held before."""
+    """Writes rows as JSON; replaces the file atomically."""
     part = f"{file}.part"
     Path(part).write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n")
     os.replace(part, file)

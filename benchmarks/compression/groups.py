@@ -1,4 +1,4 @@
-"""Which codecs' processes are alive at once."""
+"""Divides codecs into groups with processes that are alive at the same time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ WORKER_BYTES = 1 << 30
 
 
 def make_groups(codecs: Sequence[str], together: int) -> list[list[str]]:
-    """Splits codecs in groups; `none`, where it is among them, is the first of each.
+    """Divides codecs into groups; `none`, if given, is the first codec of each group.
 
     Args:
-        codecs: names, each once.
-        together: codecs in a group at most, 2 or more.
+        codecs: distinct names.
+        together: the maximum number of codecs in a group, at least 2.
     """
     first = [NONE] if NONE in codecs else []
     others = [codec for codec in codecs if codec not in first]
@@ -25,16 +25,16 @@ def make_groups(codecs: Sequence[str], together: int) -> list[list[str]]:
 
 
 def fitting(hosts: int) -> int:
-    """How many codecs the memory that is free takes, at least 2.
+    """Returns the number of codecs that fit into the available memory, at least 2.
 
     Args:
-        hosts: workers of each codec.
+        hosts: the number of workers of each codec.
     """
     return max(2, free_memory() // (hosts * WORKER_BYTES))
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping."""
+    """Returns the bytes of memory that are available without swapping."""
     match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     assert match
     return int(match[1]) << 10

@@ -1,4 +1,4 @@
-"""Measures as many steps as it is told to, and stops the process in between."""
+"""Measures the requested numbers of steps, and blocks the process between requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.compression.turn import Turn
 
 
 class Meter(keras.callbacks.Callback):
-    """A worker's end of the driver's pipe: numbers of steps come in, turns go out.
+    """Receives numbers of steps through a worker's pipe to the driver, and sends turns.
 
     Args:
-        pipe: to the driver.
-        count_bytes: gives the bytes that have been sent so far.
-        find_loss: gives the model's loss; its time is not counted.
-        find_chosen: gives the name of the codec that compresses.
+        pipe: the pipe to the driver.
+        count_bytes: returns the bytes that have been sent so far.
+        find_loss: returns the model's loss; this time is not measured.
+        find_chosen: returns the name of the codec in use.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Meter(keras.callbacks.Callback):
         self._left -= 1
         if self._left:
             return
-        float(logs["loss"])  # There when the step is done.
+        float(logs["loss"])  # Waits until the step has ended.
         seconds = time.perf_counter() - self._start
         sent = self._count_bytes() - self._before
         self._pipe.send(Turn(seconds, sent, self._find_loss(), self._find_chosen()))

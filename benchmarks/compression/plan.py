@@ -1,4 +1,4 @@
-"""How many steps are taken; as many by all codecs, so that their losses can be compared."""
+"""Plans the number of steps, the same for all codecs, so that losses can be compared."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ MIN_ROUNDS = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """Rounds of so many steps."""
+    """The number of steps in a round, and the number of rounds."""
 
     steps: int
     rounds: int
 
 
 def make_plan(step_seconds: float, steps: int | None, rounds: int | None) -> Plan:
-    """What the user said, and the rest by how long a step takes without compression.
+    """Returns the user's numbers; derives missing numbers from the time of an uncompressed step.
 
-    A round lasts a second or two. There are so many rounds that a median is worth something and the
-    loss has fallen, but no more than last half a minute, where five do not take longer.
+    A round takes one or two seconds. There are enough rounds for a meaningful median and a lower
+    loss, but no more than fit into half a minute, and at least five.
 
     Args:
-        step_seconds: of one step.
-        steps: in a round; None where the user did not say.
-        rounds: how many; None where the user did not say.
+        step_seconds: the seconds of one step.
+        steps: the user's number of steps in a round; None to derive it.
+        rounds: the user's number of rounds; None to derive it.
     """
     if steps is None:
         steps = min(MAX_STEPS, max(MIN_STEPS, round(ROUND_SECONDS / step_seconds)))

@@ -1,4 +1,4 @@
-"""A picture of the rows: the loss over the seconds of training, for each rate."""
+"""Plots the loss over the seconds of training, for each rate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def plot(rows: Sequence[Mapping[str, Any]], file: str) -> None:
     """Draws a panel for each rate, and in it a line for each codec.
 
     Args:
-        rows: of `make_row`.
-        file: where the picture goes; its ending names the format.
+        rows: the rows of `make_row`.
+        file: the path of the picture; its extension sets the format.
     """
     import matplotlib
 

@@ -1,4 +1,4 @@
-"""What TensorFlow says when it is imported, kept from the terminal."""
+"""Keeps TensorFlow's messages at import out of the terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_tensorflows_words() -> Iterator[None]:
-    """Drops what this process writes to stderr, below Python too; exceptions go their way."""
-    # And later, when absl looks into TensorFlow's modules.
+    """Discards this process's output to stderr, including that of C++ code, in this context."""
+    # Also suppresses later messages, when absl inspects TensorFlow's modules.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,4 +1,4 @@
-"""Codecs take turns: round after round, each some steps while the others sleep."""
+"""Trains with codecs in turns: in each round, each takes some steps while the others sleep."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WARM_UP_STEPS = 3
 
 @dataclass
 class Course:
-    """The training by one codec.
+    """The training with one codec.
 
     Attributes:
-        warm_up: its first steps, the slow first one not among their seconds.
-        turns: for each round what followed.
-        missing: why there is no more; empty where nothing failed.
+        warm_up: the first steps, except for the very first one, which is slow.
+        turns: the following steps, for each round.
+        missing: the reason if the codec failed; else "".
     """
 
     warm_up: Turn | None = None
@@ -36,16 +36,16 @@ def take_rounds(
     plan: Callable[[float], Plan],
     report: Callable[[str], None],
 ) -> dict[str, Course]:
-    """Trains with several codecs, whose workers are all alive until the end.
+    """Trains with several codecs; the workers of all codecs are alive until the end.
 
     Args:
         start: starts the workers of a codec.
-        codecs: their names; the first that runs is the one by which the steps are planned.
-        plan: told the seconds of its step.
-        report: told how it goes.
+        codecs: the codecs' names; the first codec that runs determines the plan.
+        plan: called with the seconds of a step of this codec.
+        report: called with lines about the progress.
 
     Returns:
-        The courses by codec.
+        The trainings by codec.
     """
     courses = {codec: Course() for codec in codecs}
     made: Plan | None = None
@@ -58,7 +58,7 @@ def take_rounds(
                 course.warm_up = teams[codec].steps(WARM_UP_STEPS - 1)
                 made = made or plan(course.warm_up.seconds / (WARM_UP_STEPS - 1))
         for turn in range(made.rounds if made else 0):
-            # There and back, so that nobody always follows the same neighbour.
+            # Every other round is reversed, so that no codec always follows the same codec.
             for codec in list(courses)[:: -1 if turn % 2 else 1]:
                 with noting(courses[codec], teams[codec]):
                     if not courses[codec].missing:
@@ -69,7 +69,7 @@ def take_rounds(
 
 @contextlib.contextmanager
 def ending() -> Iterator[dict[str, Team]]:
-    """Ends the teams that are put into the dictionary, whatever happens."""
+    """Yields a dictionary for teams, and stops these teams at the end, even after an error."""
     teams: dict[str, Team] = {}
     try:
         yield teams
@@ -81,7 +81,7 @@ def ending() -> Iterator[dict[str, Team]]:
 
 @contextlib.contextmanager
 def noting(course: Course, team: Team) -> Iterator[None]:
-    """Notes why a codec fails, and ends what is left of its workers."""
+    """Records why a codec fails, and stops its remaining workers."""
     try:
         yield
     except TeamError as error:

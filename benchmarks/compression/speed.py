@@ -1,4 +1,4 @@
-"""How fast a codec encodes and decodes, on one core and without a network."""
+"""Measures how fast a codec encodes and decodes, on one core and without a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ default threshold of `threshold`."""
 
 @dataclass(frozen=True)
 class Speed:
-    """Bandwidths in 10^9 bytes of float32 per second; None where they are not known."""
+    """Bandwidths in 10^9 bytes of float32 per second; None if unknown."""
 
     encode_gbs: float | None = None
     decode_gbs: float | None = None
@@ -40,16 +40,16 @@ def measure_speed(codec: Codec | None) -> Speed:
     """Encodes and decodes 8 MiB of normal values.
 
     Args:
-        codec: None where there is nothing to encode.
+        codec: the codec; None for no compression.
 
     Returns:
-        The best of some repetitions, which other programs disturb least. A codec that sums what it
-        sends has both in one, as the time to encode.
+        The best of several repetitions, which other programs disturb least. If a codec sums its
+        encoded values, `encode_gbs` includes the time to decode.
     """
     if isinstance(codec, Quantizer):
         return _of_quantizer(codec)
     if isinstance(codec, HierarchicalCodec):
-        # As in a worker; later than this, TensorFlow has its threads.
+        # As in a worker. Set before the first operation, when TensorFlow creates its threads.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
         with closing(alone):
@@ -93,7 +93,7 @@ def _of_quantizer(codec: Quantizer) -> Speed:
 
 
 def _gbs(values: np.ndarray[Any, Any], work: Callable[[], Any]) -> float:
-    work()  # The first one makes the memory.
+    work()  # The first run allocates memory.
     seconds = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What is trained: a model, and the size of what it is fed."""
+"""The tasks: a model, and the size of its input."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Task:
     """A classification of random rows.
 
     Attributes:
-        name: of the model, in `training`.
-        features: values of a row.
-        classes: labels are below this.
-        rows: rows per worker and step.
-        learning_rate: of SGD.
+        name: the name of the model in `training`.
+        features: the number of values in a row.
+        classes: the number of classes.
+        rows: the number of rows per worker and step.
+        learning_rate: the learning rate of SGD.
     """
 
     name: str

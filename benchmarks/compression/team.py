@@ -1,4 +1,4 @@
-"""The workers of one codec, one on each host, started once and asked for some steps at a time."""
+"""The workers of one codec, one on each host, which are started once and train on request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.step_time.members import Members
 
 
 class Team(Members):
-    """Workers of one codec that sleep until they are asked for steps.
+    """Workers of one codec that sleep until steps are requested.
 
     Args:
-        codec: a name of `codecs`.
+        codec: a name in `codecs`.
         model: a key of `TASKS`.
-        hosts: for each worker its own.
-        port: where the workers meet, free on each host.
+        hosts: a host for each worker.
+        port: the port at which the workers meet; it is free on each host.
         timeout: seconds to wait for an answer.
     """
 
@@ -35,14 +35,14 @@ class Team(Members):
         )
 
     def steps(self, count: int) -> Turn:
-        """Takes steps on all workers at once.
+        """Takes steps on all workers concurrently.
 
         Returns:
-            The seconds of the slowest worker, the mean of what each has sent, and what the first
-            one says of the rest, in which they are equal.
+            The seconds of the slowest worker, the mean of the bytes that the workers have sent, and
+            the loss and the codec, which are the same on all workers.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         turns: list[Turn] = self.ask(count)
         return Turn(

@@ -1,4 +1,4 @@
-"""Training by `fit` under tfdist's strategy, from the same weights and by the same batches."""
+"""Trains with `fit` under tfdist's strategy, from the same weights and on the same batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDLESS = 10**9
 
 
 def tiny() -> keras.Model:
-    """Small enough for a test, and just large enough to be compressed."""
+    """Returns a model that is small enough for a test, but large enough to be compressed."""
     return keras.Sequential([keras.Input([64]), layers.Dense(128, "relu"), layers.Dense(4)])
 
 
@@ -27,13 +27,13 @@ BUILDERS = {"tiny": tiny, "mlp": mlp}
 
 
 def train(task: Task, codec: str, workers: int, pipe: Connection) -> None:
-    """Takes as many steps as the driver asks for, until it is gone.
+    """Takes the numbers of steps that the driver requests, until the driver is gone.
 
     Args:
-        task: what to train.
-        codec: a name of `codecs`.
-        workers: how many there are.
-        pipe: to the driver.
+        task: the task to train.
+        codec: a name in `codecs`.
+        workers: the number of workers.
+        pipe: the pipe to the driver.
 
     Raises:
         EOFError: the driver is gone.

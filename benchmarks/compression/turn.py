@@ -1,4 +1,4 @@
-"""What a worker answers when it has taken some steps."""
+"""A worker's answer after it has taken some steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Turn:
     """Some steps of one worker, or of a team.
 
     Attributes:
-        seconds: that they took.
-        sent_bytes: that crossed from this worker's host to others, counted by the core.
-        loss: afterwards, on rows that are not trained on.
-        chosen: the codec that compresses by then.
+        seconds: the time of the steps.
+        sent_bytes: the bytes sent from this worker's host to others, as counted by the core.
+        loss: the loss after the steps, on rows that are not trained on.
+        chosen: the codec in use after the steps.
     """
 
     seconds: float

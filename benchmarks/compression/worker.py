@@ -1,4 +1,4 @@
-"""A worker's process: settings that the frameworks read when they are imported, then steps."""
+"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[st
     """Trains until the driver is gone.
 
     Args:
-        pipe: to the driver.
-        codec: a name of `codecs`.
+        pipe: the pipe to the driver.
+        codec: a name in `codecs`.
         model: a key of `TASKS`.
-        rank: of this worker, which is also the number of its core.
-        addresses: of all workers.
+        rank: the rank of this worker, which is also the number of its core.
+        addresses: the addresses of all workers.
     """
     take_place(rank, addresses)
     from benchmarks.compression.training import train

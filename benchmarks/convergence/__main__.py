@@ -1,16 +1,16 @@
-"""Compares the loss that training with gradient compression reaches with the exact one's.
+"""Compares the final losses of training with gradient compression and of exact training.
 
     python -m benchmarks.convergence --task=char_lm,digits --codecs=none,int8,topk --json=FILE
 
-Two workers of this machine count as two hosts, so that all that crosses between them is compressed.
-For each codec they start from the same weights, see the same batches, and take the same number of
-steps, one codec after the other. Each codec has the settings of `recipes.py`: its
-defaults and the same learning rate, where that is enough.
+Two workers of this machine count as two hosts, so that all gradients between them are compressed.
+For each codec, one after the other, they start from the same weights, train on the same batches,
+and take the same number of steps. Each codec has the settings of `recipes.py`: its defaults and the
+same learning rate, if these are sufficient.
 
-`char_lm` is the example of that name, with its Adam; its loss is that on modules which are not
-trained on. `digits` is a small convolutional network on scikit-learn's pictures of digits, by SGD
-with momentum, with labels that are smoothed; its losses are those on all pictures that are trained
-on, and on those held out.
+`char_lm` is the example of this name, with Adam; its loss is computed on modules that are not
+trained on. `digits` is a small convolutional network for scikit-learn's images of digits, with SGD
+with momentum and label smoothing; its losses are computed on all training images, and on held-out
+images.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def main(_: list[str]) -> int:
     """Trains, prints the table, and writes the rows.
 
     Returns:
-        1 where something could not be trained.
+        1 if a training failed, else 0.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
     rows: list[dict[str, Any]] = []
     with ending() as team:
         for task in dict.fromkeys(FLAGS.task):
@@ -77,12 +77,12 @@ def main(_: list[str]) -> int:
 
 
 def compare(team: Team, task: str, codecs: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
-    """Rows of one task for each codec, the exact training first.
+    """Yields the rows of a task for each codec, beginning with the exact training.
 
     Args:
-        team: that trains.
+        team: the workers.
         task: a key of `TASKS`.
-        codecs: names.
+        codecs: the names of the codecs.
     """
     steps = FLAGS.steps or TASKS[task].steps
     exact: list[Outcome] = []
@@ -101,7 +101,7 @@ def compare(team: Team, task: str, codecs: Sequence[str]) -> Iterator[list[dict[
 
 
 def train(team: Team, job: Job) -> Outcome:
-    """Trains once, and tells how it went."""
+    """Trains once, and reports the losses."""
     start = time.perf_counter()
     outcome = team.train(job)
     text = ", ".join(f"{on} {loss:.4f}" for on, loss in outcome.losses.items())
@@ -112,7 +112,7 @@ def train(team: Team, job: Job) -> Outcome:
 
 @contextlib.contextmanager
 def ending() -> Iterator[Team]:
-    """A team whose workers are ended, whatever happens."""
+    """Yields a team, and stops its workers at the end, even after an error."""
     team = Team(FLAGS.timeout)
     try:
         yield team
@@ -122,7 +122,7 @@ def ending() -> Iterator[Team]:
 
 
 def report(line: str) -> None:
-    """Tells how it goes."""
+    """Prints a line about the progress."""
     print(line, file=sys.stderr, flush=True)
 
 

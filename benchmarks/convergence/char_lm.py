@@ -20,20 +20,20 @@ BATCH = 64
 
 
 def train(strategy: Any, codec: Any, rate: float, steps: int, seed: int) -> Outcome:
-    """Trains by Adam; if the codec brings momentum along, without Adam's own.
+    """Trains with Adam; if the codec applies momentum, without Adam's momentum.
 
     Args:
-        strategy: that compresses by the codec.
-        codec: with its settings; None for none.
-        rate: the learning rate is the example's times this.
-        steps: of the optimizer.
-        seed: of weights and batches.
+        strategy: the strategy, which compresses with the codec.
+        codec: the codec with its settings; None for exact training.
+        rate: the learning rate, as a multiple of the example's.
+        steps: the number of steps.
+        seed: the seed of weights and batches.
 
     Returns:
-        The loss on modules that are not trained on.
+        The loss on modules that are not trained on, and the weights.
     """
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS([sys.argv[0]])  # The example's, which are for another command line.
+        flags.FLAGS([sys.argv[0]])  # Sets the example's flags to their defaults.
     flags.FLAGS.seed = seed
     keras.utils.set_random_seed(seed)
     text = char_lm.read_library()

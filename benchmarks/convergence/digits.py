@@ -1,4 +1,4 @@
-"""A small convolutional network learns scikit-learn's pictures of handwritten digits."""
+"""Trains a small convolutional network on scikit-learn's images of handwritten digits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLASSES = 10
 
 
 def read_digits() -> tuple[Any, Any]:
-    """Pictures, (count, 8, 8, 1) in [0, 1], and labels as probabilities; of train and held out."""
+    """Returns training and held-out data: images, (count, 8, 8, 1) in [0, 1], and label vectors."""
     pictures, numbers = load_digits(return_X_y=True)
     x = (pictures / 16).reshape(-1, 8, 8, 1).astype("float32")
     y = np.eye(CLASSES, dtype="float32")[numbers] * (1 - SMOOTHING) + SMOOTHING / CLASSES
@@ -26,7 +26,7 @@ def read_digits() -> tuple[Any, Any]:
 
 
 def build_model() -> keras.Model:
-    """Pictures to logits; 58 thousand parameters."""
+    """Returns a model that maps images to logits, with 58 thousand parameters."""
     return keras.Sequential(
         [
             keras.Input([8, 8, 1]),
@@ -41,17 +41,17 @@ def build_model() -> keras.Model:
 
 
 def train(strategy: Any, codec: Any, rate: float, steps: int, seed: int) -> Outcome:
-    """Trains by SGD with momentum, in the optimizer or in the codec.
+    """Trains with SGD and momentum, which the optimizer or the codec applies.
 
     Args:
-        strategy: that compresses by the codec.
-        codec: with its settings; None for none.
-        rate: the learning rate is `RATE` times this.
-        steps: of the optimizer.
-        seed: of weights and batches.
+        strategy: the strategy, which compresses with the codec.
+        codec: the codec with its settings; None for exact training.
+        rate: the learning rate, as a multiple of `RATE`.
+        steps: the number of steps.
+        seed: the seed of weights and batches.
 
     Returns:
-        The loss on all pictures that are trained on, and on the others.
+        The losses on all training images and on the held-out images, and the weights.
     """
     keras.utils.set_random_seed(seed)
     seen, unseen = read_digits()

@@ -1,4 +1,4 @@
-"""Rows and table from the losses."""
+"""Computes rows and tables from the losses."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def make_rows(
     exact: Sequence[Outcome],
     names: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What became of one codec.
+    """Returns the rows of one codec.
 
     Args:
-        outcomes: for each seed what came of it.
-        exact: the same without compression; may be empty.
-        names: columns that say what was trained.
+        outcomes: the outcome of each seed.
+        exact: the outcomes of the exact training; may be empty.
+        names: columns that describe the training.
 
     Returns:
-        For each loss the names, `sent` (the bytes over those without compression), `on`, `loss` and
-        `exact_loss` (means over the seeds; None where it is no number), `relative` (the one over
-        the other, less 1), and `losses` and `exact_losses` of each seed.
+        For each loss, the names, `sent` (the bytes, divided by the bytes without compression),
+        `on`, `loss` and `exact_loss` (means over the seeds; None if a loss is not finite),
+        `relative` (`loss / exact_loss - 1`), and `losses` and `exact_losses` of each seed.
     """
     rows = []
     sent = _ratio(_mean([o.sent_bytes for o in outcomes]), _mean([o.sent_bytes for o in exact]))
@@ -55,12 +55,12 @@ def make_rows(
 
 
 def is_beyond(row: Mapping[str, Any]) -> bool:
-    """Whether a loss is more than two percent above the exact one, or is none."""
+    """Whether a loss is more than two percent above the exact loss, or is not finite."""
     return row.get("relative") is None or row["relative"] > TOLERANCE
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     return format_rows(rows, COLUMNS, _cell)
 
 

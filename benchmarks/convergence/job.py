@@ -1,4 +1,4 @@
-"""What is trained, and what comes of it."""
+"""The description of a training, and its outcome."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Job:
 
     Attributes:
         task: a key of `TASKS`.
-        codec: a name, or `none`.
-        steps: of the optimizer.
-        seed: of weights and batches.
+        codec: the name of a codec, or `none`.
+        steps: the number of steps.
+        seed: the seed of weights and batches.
     """
 
     task: str
@@ -25,12 +25,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What comes of a training.
+    """The outcome of a training.
 
     Attributes:
-        losses: in the end, by what they are taken on.
-        weights: all of the model's; or a text that is another one for others.
-        sent_bytes: that crossed from this worker's host to the other meanwhile.
+        losses: the final losses, by the data that they are computed on.
+        weights: all weights of the model, or a hash of them.
+        sent_bytes: the bytes sent from this worker's host to the other host.
     """
 
     losses: dict[str, float]

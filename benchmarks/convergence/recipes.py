@@ -1,4 +1,4 @@
-"""With which settings each codec is trained, where its defaults are not enough."""
+"""The settings of each codec in training, if its defaults are not sufficient."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a codec is trained.
+    """The settings of a codec in a training.
 
     Attributes:
-        settings: of the codec, where they are not its defaults.
-        rate: its learning rate is that of the exact run times this.
+        settings: the settings of the codec that differ from its defaults.
+        rate: the learning rate, as a multiple of the exact training's.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
     rate: float = 1.0
 
     def __str__(self) -> str:
-        """Both, as far as they are not the usual ones."""
+        """Describes the settings and the rate if they are not the defaults."""
         parts = [f"{name}={value}" for name, value in self.settings.items()]
         parts += [f"learning rate * {self.rate:g}"] if self.rate != 1 else []
         return ", ".join(parts) or "defaults"
 
 
 RECIPES: dict[str, dict[str, Recipe]] = {
-    # Adam divides by the usual size of a gradient, and what is sent in one step for many makes it
-    # look large: a higher learning rate makes up for that, or to do without error feedback.
+    # Adam divides by the usual magnitude of a gradient. With error feedback, one step may send the
+    # accumulated values of many steps, which makes this magnitude large. A higher learning rate
+    # compensates for this; the alternative is to omit error feedback.
     "char_lm": {
         "onebit": Recipe({"error_feedback": False}, rate=1.5),
         "ef_signsgd": Recipe({"error_feedback": False}, rate=1.5),
@@ -55,15 +56,15 @@ RECIPES: dict[str, dict[str, Recipe]] = {
 
 
 def recipe_of(task: str, name: str) -> Recipe:
-    """How a codec is trained in a task."""
+    """Returns the settings of a codec in a task."""
     return RECIPES[task].get(name, Recipe())
 
 
 def codec_of(name: str, recipe: Recipe) -> Codec | None:
-    """The codec of this name; None for `none`."""
+    """Returns the codec of this name; None for `none`."""
     return None if name == NONE else CODECS[name](**recipe.settings)
 
 
 def brings_momentum(codec: Codec | None) -> bool:
-    """Whether a codec has momentum of its own, so that the optimizer's is to be none."""
+    """Whether a codec applies momentum, so that the optimizer must not."""
     return isinstance(codec, (DGC, Signum)) and codec.momentum > 0

@@ -1,4 +1,4 @@
-"""What there is to train."""
+"""The tasks to train."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A training whose final loss is compared.
+    """A training with a final loss to compare.
 
     Attributes:
-        module: that has `train`.
-        steps: unless told otherwise.
-        smallest: gradients of fewer values stay exact, as by `Policy`.
+        module: the module that defines `train`.
+        steps: the default number of steps.
+        smallest: gradients with fewer values stay exact; see `Policy`.
     """
 
     module: str

@@ -1,4 +1,4 @@
-"""Workers of this machine that count as hosts, asked for one training at a time."""
+"""Workers of this machine that count as hosts, and run one training at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WORKERS = 2
 
 
 class Team:
-    """Two workers, so each compresses what it sends to the other.
+    """Two workers that count as hosts, so that their gradients are compressed.
 
-    They are started when there is something to train, and again where one has failed.
+    The workers are started for the first training, and again after a failure.
 
     Args:
-        timeout: seconds to wait for a training's end.
+        timeout: seconds to wait for the end of a training.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -25,10 +25,10 @@ class Team:
         self._members: Members | None = None
 
     def train(self, job: Job) -> Outcome:
-        """Trains on all workers at once.
+        """Trains on all workers concurrently.
 
         Raises:
-            TeamError: a worker failed or gave no answer, or not all have the same weights.
+            TeamError: a worker failed or did not answer, or the workers' weights differ.
         """
         self._members = self._members or self._start()
         try:
@@ -42,7 +42,7 @@ class Team:
         return outcome
 
     def stop(self) -> None:
-        """Ends the workers, if there are any."""
+        """Stops the workers, if they are running."""
         if self._members is not None:
             self._members.stop()
         self._members = None

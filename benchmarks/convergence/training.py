@@ -1,4 +1,4 @@
-"""Trains by a codec's recipe."""
+"""Trains with the settings of a codec."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tfdist.compression import Policy
 
 
 def train(job: Job) -> Outcome:
-    """Trains on all workers, which call this together."""
+    """Trains; called by all workers together."""
     task, recipe = TASKS[job.task], recipe_of(job.task, job.codec)
     codec = codec_of(job.codec, recipe)
     policy = None if codec is None else Policy(codec, smallest=task.smallest)
     strategy = tfdist.MultiWorkerMirroredStrategy(compression=policy)
     keras.backend.clear_session()
-    # A task's module is imported where it is trained: an example defines flags of its own.
+    # The task's module is imported only here, because an example defines additional flags.
     module = importlib.import_module(task.module)
     before = tfdist.collective.statistics().sent_bytes
     outcome: Outcome = module.train(strategy, codec, recipe.rate, job.steps, job.seed)

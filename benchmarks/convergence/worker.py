@@ -1,4 +1,4 @@
-"""A worker's process: settings that the frameworks read when they are imported, then trainings."""
+"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.step_time.serving import serve
 
 
 def work(pipe: Connection, rank: int, addresses: list[str]) -> None:
-    """Trains as often as the driver asks, until it is gone.
+    """Runs the trainings that the driver requests, until the driver is gone.
 
     Args:
-        pipe: to the driver.
-        rank: of this worker, which is also the number of its core, and of its host.
-        addresses: of all workers.
+        pipe: the pipe to the driver.
+        rank: the rank of this worker, which is also the number of its core and of its host.
+        addresses: the addresses of all workers.
     """
     take_place(rank, addresses)
     os.environ["TFDIST_HOST"] = str(rank)

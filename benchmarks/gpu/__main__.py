@@ -3,19 +3,20 @@
     python -m benchmarks.gpu --json=gpu.json
     python -m benchmarks.gpu --gpus=8 --json=gpus.json
 
-Takes NVIDIA's driver, a C++ compiler and NVRTC, and no TensorFlow.
+Requires NVIDIA's driver, a C++ compiler and NVRTC, but not TensorFlow.
 
-With one GPU, all ranks are streams of one process and share it, so this says how fast kernels read
-and write memory and how long they wait for each other, and nothing about links between GPUs. `GB/s`
-counts what is read and written; `ratio` compares that with what was measured in the same rounds: a
-copy on the same GPU, mostly. `product` is a kernel bound by fused multiply-adds, which stands for a
-matrix product. Where torch sees the GPU, too, it encodes one bit a value beside (onebit.py).
+With one GPU, all ranks are streams of one process and share the GPU. So the figures show how fast
+kernels read and write memory, and how long they wait for each other, but nothing about links
+between GPUs. `GB/s` counts the bytes that are read and written; `ratio` compares it with another
+figure of the same rounds, usually a copy on the same GPU. `product` is a kernel limited by fused
+multiply-adds, in place of a matrix product. If torch can use the GPU, torch also encodes one bit
+per value, for comparison (onebit.py).
 
-With several GPUs of this host, each has a process of its own, whose communicator runs the
-all-reduces of a job: by own kernels, by NCCL, and through the host's memory, in turns. There are
-copies between each pair, NCCL's collectives by themselves, and a product beside all-reduces. Times
-are those of the slowest rank, medians of the rounds; bandwidths are those of nccl-tests
-(bandwidth.py).
+With several GPUs of this host, each has its own process and communicator. They run the all-reduces
+of a job by tfdist's kernels, by NCCL, and through the host's memory, in turns. The benchmark also
+measures copies between each pair of GPUs, NCCL's collectives alone, and a product that runs
+concurrently with all-reduces. Times are medians over the rounds, on the slowest rank; bandwidths
+are defined as in nccl-tests (bandwidth.py).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _are_sizes(sizes: list[str]) -> bool:
 
 
 def main(_: list[str]) -> None:
-    """Prints a table."""
+    """Measures, prints a table, and writes the figures."""
     if FLAGS.gpus == 1:
         figures = alone.measure(FLAGS.rounds, FLAGS.mib << 20, FLAGS.part)
     else:

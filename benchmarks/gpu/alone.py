@@ -22,12 +22,12 @@ OWN = ("figures", "comparing", "messages", "product")
 
 
 def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str, Any]:
-    """Prints the figures as they come, and returns them.
+    """Prints the figures as they are measured, and returns them.
 
     Args:
-        rounds: how often everything is measured.
-        size: in bytes, of what is large.
-        parts: what is measured.
+        rounds: the number of rounds.
+        size: the bytes of a large tensor.
+        parts: the parts to measure.
     """
     options = Options.from_environment(dict(os.environ))
     try:
@@ -62,11 +62,10 @@ def measure(rounds: int, size: int, parts: Collection[str] = PARTS) -> dict[str,
 
 
 def shown(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Prints a table of figures as they come, and adds what each is in comparison with another.
+    """Prints a table of figures as they are measured, and adds their ratios to other figures.
 
     Args:
-        lines: figures, or what is missing; those that are compared come after what they are
-            compared with.
+        lines: figures and missing parts; each figure follows the figure that it is compared with.
     """
     print(f"{'':38}{'bytes':>12}{'µs':>10}{'GB/s':>8}  ratio")
     known: dict[str, dict[str, Any]] = {}

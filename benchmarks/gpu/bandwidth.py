@@ -1,8 +1,8 @@
-"""Bandwidths as nccl-tests define them.
+"""Bandwidths as nccl-tests defines them.
 
 https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: the algorithm bandwidth is the
-size divided by the time; the bus bandwidth is that times what each GPU has to send of each byte,
-so that it can be compared with the speed of a link, whatever the number of ranks.
+size divided by the time. The bus bandwidth is the algorithm bandwidth times the share of the size
+that each GPU must send. It can be compared with the speed of a link for any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _SHARES = {
 
 
 def algorithm_bandwidth(size: int, seconds: float) -> float:
-    """Bytes per second.
+    """Returns the algorithm bandwidth in bytes per second.
 
     Args:
-        size: the bytes of the whole: what a rank has before an all-reduce or a reduce-scatter, or
-            after an all-gather, a broadcast or a message.
-        seconds: what it has taken.
+        size: the bytes of the whole tensor: of a rank's tensor before an all-reduce or a
+            reduce-scatter, or after an all-gather, a broadcast or a message.
+        seconds: the duration.
     """
     return size / seconds
 
 
 def bus_bandwidth(figure: str, size: int, seconds: float, ranks: int) -> float:
-    """Bytes per second.
+    """Returns the bus bandwidth in bytes per second.
 
     Args:
-        figure: what was measured: a collective, perhaps with words behind its name.
+        figure: the name of the collective, which other words may follow.
         size: as for `algorithm_bandwidth`.
-        seconds: what it has taken.
-        ranks: how many took part.
+        seconds: the duration.
+        ranks: the number of ranks.
 
     Example:
         >>> bus_bandwidth("all-reduce", 1000, 1.0, 8)

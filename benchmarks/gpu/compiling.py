@@ -1,4 +1,4 @@
-"""The C++ programs, and the kernels that they launch."""
+"""Compiles the C++ programs, and the kernels that they launch."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tfdist._src.native.compilation import TensorFlowPackage
 from tfdist.errors import NativeUnavailableError
 
 HERE = Path(__file__).parent
-# Of the C++ tests, which have helpers.
+# The folder of the C++ tests, which provide helper functions.
 TESTS = HERE.parents[1] / "tests"
-# As the core's; see tfdist/_src/native/compilation.py.
+# The same options as for the core; see tfdist/_src/native/compilation.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
 
 
 def sources(own: Sequence[str]) -> list[Path]:
-    """The units of a program: some of this folder, by their names, and those of the core."""
+    """Returns the source files of a program: the named files of this folder, and the core's."""
     core = compilation.read_recipe(TensorFlowPackage(Path(), "")).core
     return [*(HERE / f"{unit}.cc" for unit in own), *(compilation.SOURCE / unit for unit in core)]
 
 
 def build(folder: Path, sources: Sequence[Path]) -> Path:
-    """Compiles a program, from as many units at once as there are cores.
+    """Compiles a program, one source file per core at a time.
 
     Args:
-        folder: for what is made.
-        sources: its units, the first of which names it.
+        folder: the folder for the output.
+        sources: the source files; the program has the name of the first one.
 
     Returns:
-        The program.
+        The path of the program.
     """
     program = folder / sources[0].stem
     objects = [folder / f"{number}.o" for number, _ in enumerate(sources)]
@@ -55,11 +55,12 @@ def kernels(folder: Path, architecture: str) -> tuple[dict[str, str], str]:
     """Compiles the kernels.
 
     Args:
-        folder: for what is made.
-        architecture: such as "sm_90".
+        folder: the folder for the output.
+        architecture: the GPU's architecture, such as "sm_90".
 
     Returns:
-        The variables that tell the programs where they are, and what has compiled them.
+        The environment variables with the kernels' paths for the programs, and a description of the
+        compiler.
     """
     try:
         compiler = gpu_kernels.find_nvrtc()

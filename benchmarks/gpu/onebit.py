@@ -1,8 +1,9 @@
-"""Gradients of one bit a value with error feedback, in torch, as DeepSpeed's 1-bit Adam does it.
+"""Encodes gradients in one bit per value with error feedback, in torch, like 1-bit Adam.
 
-The steps of Tang et al., "1-bit Adam", 2021, in deepspeed/runtime/comm/nccl.py: the error is added,
-the scale is the norm divided by the root of the count, the error is what the signs times the scale
-lack, and the signs are packed, eight to a byte, by CuPy. Without CuPy, torch packs them here.
+The steps are those of Tang et al., "1-bit Adam", 2021, in deepspeed/runtime/comm/nccl.py: the error
+is added, the scale is the norm divided by the square root of the number of values, the new error is
+the difference from the signs times the scale, and CuPy packs the signs, eight per byte. Without
+CuPy, torch packs the signs here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _TIMES = 10
 
 
 def measure(rounds: int, size: int, device: str = "cuda") -> Iterator[dict[str, Any]]:
-    """The figures, beside those of our kernels; or why there are none.
+    """Yields figures to compare with those of tfdist's kernels, or the reason if there are none.
 
     Args:
-        rounds: how often all is measured.
+        rounds: the number of rounds.
         size: the bytes of the gradients.
         device: torch's name of the GPU.
     """
@@ -53,7 +54,7 @@ def measure(rounds: int, size: int, device: str = "cuda") -> Iterator[dict[str, 
 
 
 def encode(torch: Any, values: Any, error: Any, cupy: Any = None) -> tuple[Any, Any]:
-    """The scale and the packed signs; `error` is added, and holds what was lost afterwards."""
+    """Returns the scale and the packed signs; adds `error`, and replaces it by the new error."""
     corrected = values + error
     scale = corrected.norm() / corrected.numel() ** 0.5
     positive = corrected >= 0
@@ -62,7 +63,7 @@ def encode(torch: Any, values: Any, error: Any, cupy: Any = None) -> tuple[Any, 
 
 
 def decode(torch: Any, scale: Any, packed: Any, cupy: Any = None) -> Any:
-    """The values that are left of those that were encoded."""
+    """Returns the decoded values."""
     if cupy:
         bits = torch.from_dlpack(cupy.unpackbits(cupy.from_dlpack(packed)))
     else:
@@ -92,13 +93,13 @@ def _time(torch: Any, run: Callable[[], Any], device: str) -> float:
 
 
 def _found(device: str) -> tuple[Any, str]:
-    """Torch, and why it cannot be used."""
+    """Returns torch, and the reason why it cannot be used; "" if it can."""
     try:
         import torch
     except ImportError as error:
         return None, str(error)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a driver that is too old for it
+        warnings.simplefilter("ignore")  # about a driver that is too old for torch
         if device == "cuda" and not torch.cuda.is_available():
             return None, f"torch {torch.__version__} sees no GPU"
     return torch, ""

@@ -1,4 +1,4 @@
-"""What is measured of one GPU."""
+"""The parts of the measurement of one GPU."""
 
 ONE_BIT = "one_bit"
 PARTS = {

@@ -1,4 +1,4 @@
-"""Several GPUs of this host, each with a process of its own."""
+"""Several GPUs of this host, each with its own process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OWN = ("several", "all_reduces", "copies", "nccl", "product", "products", "rank
 
 
 def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
-    """Prints the figures as they come, and returns them.
+    """Prints the figures as they are measured, and returns them.
 
     Args:
         ranks: the number of GPUs.
-        rounds: how often everything is measured.
-        sizes: in bytes, of what is reduced.
+        rounds: the number of rounds.
+        sizes: the numbers of bytes to reduce.
     """
     options = Options.from_environment(dict(os.environ))
     devices, about = _found(ranks, options)
@@ -52,7 +52,7 @@ def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def _found(ranks: int, options: Options) -> tuple[list[nvidia.Device], dict[str, Any]]:
-    """The GPUs, and what is told of them; ends the program where there are too few."""
+    """Returns the GPUs and their description; ends the program if there are too few."""
     try:
         driver = nvidia.Driver(options.cuda_library)
         devices = driver.devices()

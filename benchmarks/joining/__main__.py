@@ -1,16 +1,17 @@
-"""Measures how long a job takes to start, and what that costs rank 0, by the number of ranks.
+"""Measures the time to start a job, and its cost for rank 0, for several numbers of ranks.
 
     python -m benchmarks.joining --ranks=16,64,256,512 --json=joining.json
 
-The ranks are processes of this machine. Those of tfdist, without TensorFlow, go through the
-rendezvous, connect with all others, open a communicator of the native core, and take part in a
-barrier. `--ranks_per_host` of them at a time count as one host. The peers do the same: Gloo by
+The ranks are processes of this machine. tfdist's ranks, without TensorFlow, perform the rendezvous,
+connect to all other ranks, open a communicator of the native core, and call a barrier.
+`--ranks_per_host` consecutive ranks count as one host. The other libraries do the same: Gloo by
 `torch.distributed.init_process_group` and a barrier, Open MPI by `MPI_Init` and a barrier. The
-ranks have imported or loaded what they need before the clock starts.
+ranks have completed their imports before the clock starts.
 
-For each number of ranks: seconds until all have left the barrier, and of these the rendezvous, the
-full mesh, and the core; then what rank 0 has spent on it: CPU seconds, bytes that its Python code
-has sent, additional memory; and its share of a core while all ranks are idle.
+The table shows, for each number of ranks, the seconds until all ranks have left the barrier, and
+the parts of this time for the rendezvous, the full mesh, and the core. Further columns show the
+cost for rank 0: CPU seconds, bytes that its Python code has sent, additional memory, and its share
+of a core while all ranks are idle.
 """
 
 from __future__ import annotations
@@ -66,18 +67,18 @@ def python(backend: str, interpreter: str, ranks: int) -> dict[str, Any]:
 
 
 def native(ranks: int) -> dict[str, Any]:
-    """tfdist."""
+    """Measures tfdist."""
     return python("native", sys.executable, ranks)
 
 
 def gloo(ranks: int) -> dict[str, Any]:
-    """Gloo, by torch."""
+    """Measures Gloo, by torch."""
     require(FLAGS.torch_python, "torch", "name a Python that has it by --torch_python")
     return python("gloo", FLAGS.torch_python, ranks)
 
 
 def mpi(ranks: int) -> dict[str, Any]:
-    """Open MPI; its launcher has started all processes before the clock starts."""
+    """Measures Open MPI; its launcher has started all processes before the clock starts."""
     mpirun, mpicc = find()
     with tempfile.TemporaryDirectory() as folder:
         program = build(mpicc, [FOLDER / "mpi.c"], Path(folder) / "program")
@@ -95,7 +96,7 @@ def mpi(ranks: int) -> dict[str, Any]:
                 if time.monotonic() > deadline:
                     process.terminate()
                 time.sleep(0.1)
-            time.sleep(0.5)  # the last one has to open it
+            time.sleep(0.5)  # so that the last rank can open the pipe
             try:
                 go = os.open(control / "go", os.O_WRONLY | os.O_NONBLOCK)
             except OSError:
@@ -107,7 +108,7 @@ def mpi(ranks: int) -> dict[str, Any]:
 
 
 def row(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The result row printed by a program."""
+    """Returns the result row that a program prints."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("ROW "):

@@ -1,4 +1,4 @@
-"""Runs ranks as forks of one process, so that they share the memory of what it has imported."""
+"""Runs ranks as forks of one process, so that they share the memory of its imports."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def own_memory_kib() -> int:
 
 
 class Gate:
-    """Holds the ranks until the parent lets all of them go."""
+    """Blocks the ranks until the parent lets all of them proceed."""
 
     def __init__(self) -> None:
         self._wait, self._open = os.pipe()
 
     def wait(self) -> None:
-        """Blocks a rank."""
+        """Blocks a rank until `open`."""
         os.close(self._open)
         os.read(self._wait, 1)
 
     def open(self) -> None:
-        """Lets the ranks go."""
+        """Lets all ranks proceed."""
         os.close(self._open)
 
 
@@ -51,7 +51,7 @@ def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], i
     """Forks the ranks, lets them join at the same moment, and measures it.
 
     Args:
-        ranks: how many.
+        ranks: the number of ranks.
         join: starts a rank; returns its measurements, and a function that shuts it down.
         idle: seconds for which the ranks stay idle.
 
@@ -66,7 +66,7 @@ def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], i
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * ranks + SPARE)), hard))
     gc.collect()
-    gc.freeze()  # or a collection would copy what the ranks share
+    gc.freeze()  # Otherwise a garbage collection would copy the shared memory.
     reports = []
     pids = []
     for rank in range(ranks):
@@ -114,7 +114,7 @@ def _rank(
     gates: list[Gate],
     report: int,
 ) -> None:
-    """The life of a rank; does not return."""
+    """Runs a rank; does not return."""
 
     def say(row: Row) -> None:
         os.write(report, json.dumps(row).encode() + b"\n")

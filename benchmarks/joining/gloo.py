@@ -16,7 +16,7 @@ from benchmarks.joining.forked import Row, measure
 
 
 def join(rank: int, ranks: int, port: int, timeout: float) -> tuple[Row, Callable[[], None]]:
-    """One rank's start: the store of rank 0, the full mesh, a barrier."""
+    """Starts one rank: connects to rank 0's store and to all ranks, and calls a barrier."""
     begin = time.monotonic()
     dist.init_process_group(
         "gloo",
@@ -30,7 +30,7 @@ def join(rank: int, ranks: int, port: int, timeout: float) -> tuple[Row, Callabl
 
 
 def main() -> None:
-    """Prints the figures of one number of ranks."""
+    """Prints the figures for one number of ranks."""
     ranks, idle, timeout = int(sys.argv[1]), float(sys.argv[3]), float(sys.argv[4])
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]

@@ -22,7 +22,7 @@ _SECRET = "joining"
 
 
 class Sent:
-    """Bytes that Python sends on sockets of this process."""
+    """Counts the bytes that Python code sends on sockets of this process."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -44,7 +44,7 @@ class Sent:
 def join(
     rank: int, addresses: list[str], ranks_per_host: int, timeout: float, core: ctypes.CDLL
 ) -> tuple[Row, Callable[[], None]]:
-    """One rank's start; returns its measurements, and a function that shuts it down."""
+    """Starts one rank; returns its measurements, and a function that shuts it down."""
     sent = Sent() if rank == 0 else None
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
     options = Options(start_timeout=timeout, secret=_SECRET, host=f"host {rank // ranks_per_host}")
@@ -72,7 +72,7 @@ def join(
 
 
 def main() -> None:
-    """Prints the figures of one number of ranks."""
+    """Prints the figures for one number of ranks."""
     parser = argparse.ArgumentParser()
     parser.add_argument("ranks", type=int)
     parser.add_argument("ranks_per_host", type=int)

@@ -1,24 +1,25 @@
-"""Measures what watching a training costs its steps, in turns.
+"""Measures how much longer training steps take if they are watched, in turns.
 
     python -m benchmarks.observing --workers=2 --models=mlp,gpt --json=observing.json
 
 The ways to watch:
 
   none        the recorder is off, and its marks are left out of the step: for this benchmark only
-  none_again  the same once more: by how much equal steps differ
+  none_again  the same again, which shows by how much equal steps differ
   recorder    as tfdist always runs
   throughput  with tfdist.callbacks.ThroughputLogger()
   straggler   with tfdist.callbacks.StragglerMonitor(every=10)
   timeline    the steps inside the window of a tfdist.callbacks.Timeline
-  metrics     with TFDIST_METRICS_PORT, where the metrics are read once a second
+  metrics     with TFDIST_METRICS_PORT; the metrics are read once a second
   all         all of these together, with a timeline outside its window
 
-One `fit` of the same worker processes takes some steps watched in one way, then in another, round
-after round, so that a disturbance of the machine hits all alike, and processes that differ by some
-percent do not matter. The order is reversed in every other round. `none` is always measured. The
-step is traced twice, with the recorder's marks and without, and both use the same weights. What
-counts is the ratio in the same round; on a machine with other work, the ratio of the quick steps
-(the 10th percentile of all single ones), which lacks what a callback does in few steps only.
+One `fit` of the same worker processes takes some steps that are watched in one way, then in
+another, round after round. So a disturbance of the machine affects all ways alike, and differences
+of some percent between processes do not matter. The order is reversed in every other round. `none`
+is always measured. The step is traced twice, with the recorder's marks and without; both versions
+use the same weights. The meaningful figure is the ratio within the same round. On a machine with
+other work, it is the ratio of the quick steps (the 10th percentile of all steps), which excludes
+work that a callback does in few steps only.
 """
 
 from __future__ import annotations
@@ -81,11 +82,11 @@ def main(_: list[str]) -> None:
 def measure(
     model: str, watches: list[str]
 ) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Trains a model, watched in turns.
+    """Trains a model that is watched in all ways in turns.
 
     Returns:
-        For each way to watch the seconds of each step in each round, and how many inputs and
-        collectives have been recorded in a step.
+        For each way to watch, the seconds of each step in each round, and the number of recorded
+        inputs and collectives per step.
     """
     steps = FLAGS.steps or max(MIN_STEPS, MODELS[model].steps)
     metrics = any(WATCHES[watch].scraped for watch in watches)

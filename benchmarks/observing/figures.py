@@ -1,4 +1,4 @@
-"""Rows and table from the times of the rounds."""
+"""Computes rows and tables from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def make_rows(
     recorded: Mapping[str, float],
     missing: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """One row per way to watch.
+    """Returns one row per way to watch.
 
     Args:
-        model: its name.
-        workers: how many.
-        rounds: for each way to watch, `none` among them, the seconds of each step in each round.
-        recorded: for each of them how many inputs and collectives a step's record has.
-        missing: for each that could not run, why.
+        model: the model's name.
+        workers: the number of workers.
+        rounds: for each way to watch, including `none`, the seconds of each step in each round.
+        recorded: for each way to watch, the number of recorded inputs and collectives per step.
+        missing: for each way to watch that could not run, the reason.
 
     Returns:
-        Rows with `step_ms` (the median) between its quartiles `low_ms` and `high_ms`,
-        and `ratio` (time / none's time), taken round by round: the median over the rounds, between
-        its quartiles. `quick_ms` is the 10th percentile of all single steps, and `quick_ratio` that
-        of it: what other work on the machine has disturbed least.
+        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`, and `ratio`, the
+        median over the rounds of the time divided by that of `none`, and its quartiles. `quick_ms`
+        is the 10th percentile of all single steps, which other work on the machine disturbs least;
+        `quick_ratio` is its ratio to that of `none`.
     """
     rows: list[dict[str, Any]] = []
     quick = {watch: quantiles(chain(*times), n=10)[0] for watch, times in rounds.items()}
@@ -65,5 +65,5 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)

@@ -1,4 +1,4 @@
-"""The callback by which a worker takes rounds of steps, each watched as it is told."""
+"""The callback with which a worker takes rounds of steps, each watched in the requested way."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tfdist._src.native.api import Activity
 
 
 class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
-    """Waits for orders, a way to watch and a number of steps, and answers with two things.
+    """Executes orders, each of a way to watch and a number of steps.
 
-    They are the seconds that each step took, and how many inputs and collectives the recorder has
-    counted in all. All orders are carried out by one `fit` of one model: a step has been traced
-    twice, with the recorder's marks and without, and a way to watch that is ordered again and again
-    goes on.
+    The answer consists of the seconds of each step, and the number of inputs and collectives that
+    the recorder has counted in these steps. One `fit` of one model executes all orders. A step is
+    traced twice, with the recorder's marks and without. If consecutive orders have the same way to
+    watch, its callbacks continue.
 
     Args:
-        pipe: a `multiprocessing` connection.
-        folder: for files that are written.
+        pipe: a `multiprocessing` connection to the driver.
+        folder: the folder for files.
     """
 
     def __init__(self, pipe: Any, folder: Path) -> None:
@@ -77,7 +77,7 @@ class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def count() -> int:
-    """The inputs and collectives that the recorder has counted."""
+    """Returns the number of inputs and collectives that the recorder has counted."""
     activity = Activity()
     native.load().library.tfd_get_activity(ctypes.byref(activity))
     return int(activity.steps) + sum(getattr(activity, kind) for kind in KINDS)

@@ -1,4 +1,4 @@
-"""The processes of one training, started once and asked for some steps at a time."""
+"""The processes of one training, which are started once and take steps on request."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERVAL = 1.0  # seconds between scrapes
 
 
 class Team(Members):
-    """Workers of tfdist that sleep until they are asked for steps.
+    """Workers of tfdist that sleep until steps are requested.
 
     Args:
         model: a key of `MODELS`.
-        workers: how many processes; worker i runs on core i alone, with one thread to compute.
-        metrics: whether they serve their metrics.
+        workers: the number of processes; worker i runs on core i only, with one compute thread.
+        metrics: whether the workers serve metrics.
         timeout: seconds to wait for an answer.
     """
 
@@ -42,18 +42,18 @@ class Team(Members):
         )
 
     def steps(self, watch: str, count: int) -> tuple[list[float], int]:
-        """Takes steps on all workers at once, after one that is not timed.
+        """Takes steps on all workers concurrently, after one step that is not timed.
 
         Args:
             watch: a key of `WATCHES`.
             count: the number of steps.
 
         Returns:
-            The seconds that each step took on the worker that was slowest in all, and what the
-            recorder of the first one has counted.
+            The seconds of each step on the worker with the longest total time, and the count of the
+            first worker's recorder.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         self.ask([watch, 1])
         with self._scraping() if WATCHES[watch].scraped else contextlib.nullcontext():
@@ -61,13 +61,13 @@ class Team(Members):
         return max((times for times, _ in answers), key=sum), answers[0][1]
 
     def stop(self) -> None:
-        """Ends the processes, and removes what they have written."""
+        """Stops the processes, and removes their files."""
         super().stop()
         self._folder.cleanup()
 
     @contextlib.contextmanager
     def _scraping(self) -> Iterator[None]:
-        """All workers' metrics are read now and then once a second."""
+        """Reads all workers' metrics immediately, and then once a second, in this context."""
         done = threading.Event()
 
         def scrape() -> None:
@@ -88,7 +88,7 @@ class Team(Members):
 
 
 def free_port(count: int) -> int:
-    """The first of so many free ports of this machine in a row."""
+    """Returns the first of `count` consecutive free ports of this machine."""
     while True:
         with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
             first = 0

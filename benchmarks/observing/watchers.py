@@ -1,4 +1,4 @@
-"""What a worker runs to be watched in each way: the callbacks, between their begin and end."""
+"""The callbacks and contexts of each way to watch a worker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Callbacks = Sequence[keras.callbacks.Callback]
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """The recorder is off, and a step that is traced here has no marks for it."""
+    """Turns off the recorder; steps that are traced in this context have no marks for it."""
     core = native.load().library
     with (
         mock.patch.object(native, "has_ops", lambda: False),
@@ -38,7 +38,7 @@ def unrecorded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def running(model: keras.Model, callbacks: Callbacks) -> Iterator[None]:
-    """These callbacks' training has begun, and ends with this context."""
+    """Calls the methods of callbacks for the begin and the end of training around this context."""
     for callback in callbacks:
         callback.set_model(model)
         callback.on_train_begin()
@@ -50,20 +50,20 @@ def running(model: keras.Model, callbacks: Callbacks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def timing_steps() -> Iterator[None]:
-    """The metrics count the durations of steps, as they do in every `fit` if they are served."""
+    """Makes the metrics count the durations of steps, as every `fit` does if they are served."""
     record.epoch_begins()
     yield
     record.fit_ends()
 
 
 def make(watch: str, folder: Path) -> tuple[Callbacks, Callable[[], AbstractContextManager[Any]]]:
-    """Makes the callbacks of a way to watch, and what else has to be entered around its steps.
+    """Returns the callbacks of a way to watch, and a function that returns a context for its steps.
 
     Args:
         watch: a key of `WATCHES`.
-        folder: for the timeline.
+        folder: the folder for the timeline.
     """
-    # Only the steps inside the timeline's window are timed, and not that it is written.
+    # The window of `timeline` never ends, so that steps in the window are timed, but not writing.
     timeline, outside = (
         Timeline(folder / "trace.json", (first, NEVER + 1)) for first in (1, NEVER)
     )

@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    """A way to watch; what it runs is in `watchers`.
+    """A way to watch; its callbacks are in `watchers`.
 
     Attributes:
-        recorded: whether the recorder is on, as it always is outside of this benchmark.
+        recorded: whether the recorder is on, as always outside of this benchmark.
         scraped: whether the metrics are scraped once a second.
     """
 

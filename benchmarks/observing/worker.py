@@ -1,4 +1,4 @@
-"""A worker's process: settings that are read when tfdist is imported, then steps."""
+"""A worker's process: sets the variables that tfdist reads at import, and then trains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def work(
     """Trains until the driver is gone.
 
     Args:
-        pipe: to the driver.
+        pipe: the pipe to the driver.
         model: a key of `MODELS`.
-        rank: of this worker, which is also the number of its core.
-        addresses: of all workers; empty for a single one.
-        metrics_port: of the first worker; 0 for no metrics.
-        folder: for files that are written.
+        rank: the rank of this worker, which is also the number of its core.
+        addresses: the addresses of all workers; empty for a single worker.
+        metrics_port: the metrics port of the first worker; 0 for no metrics.
+        folder: the folder for files.
     """
     take_place(rank, addresses)
     if metrics_port:

@@ -1,4 +1,4 @@
-"""Measures training steps of a model in stages against one process, torch and the simulator.
+"""Compares the training steps of a model in stages with one process, torch and the simulator.
 
     python -m benchmarks.pipeline --stages=2 --microbatches=8 \\
         --schedules=gpipe,1f1b,zb_h1,zbv --json=pipeline.json
@@ -6,22 +6,22 @@
 
 The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of 32. The backends:
 
-  tfdist        fit under tfdist.PipelineStrategy, a stage or two on each worker
+  tfdist        fit under tfdist.PipelineStrategy, with one or two stages on each worker
   torch         torch.distributed.pipelining over gloo; pip install torch==2.13.0
   single        plain fit of the whole model in one process
-  torch_single  a plain loop over torch's
+  torch_single  a plain loop with torch's whole model in one process
   tfdist_xla    with --jit: tfdist with jit_compile=True
   single_xla    with --jit: single with jit_compile=True
 
-Every worker has a core and a thread for itself, where there are enough. The processes of all
-backends are started and sleep; then, round after round, each takes some steps while the others
-sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the same
-round.
+Every worker has one thread and, if there are enough cores, its own core. The processes of all
+backends are started first, and then sleep. In each round, each backend takes some steps while all
+others sleep. So a disturbance of the machine affects all backends alike, and the meaningful figure
+is the ratio within the same round.
 
-With --padded the stages wait instead of computing, all equally long: --pass_ms for the forward
-pass of a microbatch through all stages of a worker, and for each half of the backward pass. So
-more workers than cores run truly, and what the step takes beyond the simulator's time is what
-tfdist adds. With --pass_ms=0 nothing else is left.
+With --padded, the stages wait instead of computing, all for the same time: --pass_ms for the
+forward pass of a microbatch through all stages of a worker, and also for each half of the backward
+pass. So there can be more workers than cores, and the time of a step beyond the simulator's time is
+tfdist's overhead. With --pass_ms=0, only this overhead remains.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ flags.DEFINE_string("png", None, "folder for pictures of what tfdist ran; takes 
 
 
 def are_counts(counts: list[str]) -> bool:
-    """Whether these are numbers of something."""
+    """Whether all texts are positive integers."""
     return all(count.isdigit() and int(count) for count in counts)
 
 
@@ -95,7 +95,7 @@ class Run:
     """The measurement with one number of workers.
 
     Args:
-        stages: the workers of each pipeline.
+        stages: the number of workers of each pipeline.
     """
 
     def __init__(self, stages: int) -> None:
@@ -142,7 +142,7 @@ class Run:
         print(f"{self._stages} workers, set {start + 1} done", file=sys.stderr)
 
     def rows(self) -> list[dict[str, object]]:
-        """What was measured."""
+        """Returns the measured rows."""
         times = {entry: self._times[entry] for entry in self._left()}
         return make_rows(self._stages, times, self._missing, self._simulated, self._first)
 
@@ -166,7 +166,7 @@ class Run:
 
     @contextlib.contextmanager
     def _noting(self, entry: Entry) -> Iterator[None]:
-        """Notes why an entry fails; what else its processes were to do is lost with them."""
+        """Records why an entry fails; all entries of its backend, which share processes, fail."""
         try:
             yield
         except (MissingError, TeamError) as error:

@@ -1,4 +1,4 @@
-"""The ways to train that are compared, and what each is measured against."""
+"""The backends to compare, and the backends that each is compared with."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Backend:
     """A way to train; its trainer is in the module `<framework>_trainer`.
 
     Attributes:
-        framework: what the model is written in, `"keras"` or `"torch"`.
-        in_stages: whether it is a pipeline; otherwise one process has the whole model.
-        alone: the same framework's one process.
-        peer: the other framework's pipeline, or "".
-        compiled: whether XLA compiles it.
+        framework: the framework of the model, `"keras"` or `"torch"`.
+        in_stages: whether it is a pipeline; otherwise, one process has the whole model.
+        alone: the backend with one process of the same framework.
+        peer: the backend with a pipeline of the other framework, or "".
+        compiled: whether XLA compiles the model.
     """
 
     framework: str
@@ -41,7 +41,7 @@ TORCH_SCHEDULES = (
     "zbv",
     "dualpipev",
 )
-WHOLE = "whole"  # What stands for a schedule where there is none.
+WHOLE = "whole"  # The schedule of backends that are no pipeline.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Entry:
 
     Attributes:
         backend: a key of `BACKENDS`.
-        schedule: its name, or `WHOLE`.
-        microbatches: their number; 1 where the batch is not cut.
+        schedule: the name of the schedule, or `WHOLE`.
+        microbatches: the number of microbatches; 1 if the batch is not divided.
     """
 
     backend: str
@@ -60,7 +60,7 @@ class Entry:
 
 
 def entries(backends: list[str], schedules: list[str], microbatches: list[int]) -> list[Entry]:
-    """What is to be measured with some number of workers."""
+    """Returns the entries to measure."""
     found = []
     for backend in backends:
         if BACKENDS[backend].in_stages:

@@ -1,4 +1,4 @@
-"""What the models are: their sizes, and the batch that each step is fed."""
+"""The sizes of the models, and of the batch of each step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Workload:
     """A GPT and its batch.
 
     Attributes:
-        blocks: of attention and a hidden layer.
-        width: of the values between them.
-        length: characters in a row.
-        rows: in a batch.
-        vocabulary: different characters.
+        blocks: the number of blocks, each with attention and a hidden layer.
+        width: the number of values per character between the blocks.
+        length: the number of characters in a row.
+        rows: the number of rows in a batch.
+        vocabulary: the number of different characters.
     """
 
     blocks: int

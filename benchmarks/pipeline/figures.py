@@ -1,4 +1,4 @@
-"""Rows and table from the times of the rounds."""
+"""Computes rows and tables from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def make_rows(
     simulated: Mapping[Entry, float],
     first: Mapping[Entry, float],
 ) -> list[dict[str, Any]]:
-    """One row per entry.
+    """Returns one row per entry.
 
     Args:
-        stages: how many workers the pipelines have.
-        rounds: for each entry its seconds per step in each round.
-        missing: for each entry that could not run, why.
+        stages: the number of workers of the pipelines.
+        rounds: for each entry, its seconds per step in each round.
+        missing: for each entry that could not run, the reason.
         simulated: seconds per step, by the simulator.
         first: seconds to build the model and take the first step.
 
     Returns:
-        Rows with `step_ms` (the median) between its quartiles `low_ms` and `high_ms`; what the
-        simulator says, `simulated_ms`, and what the step takes beyond that per action of a worker,
-        `overhead_us`; where one process of the same framework ran, `speedup` over it and its
-        `limit`, workers times the share of the time in which the schedule has no bubble if F, I
-        and W take equally long; and where torch's same schedule ran, `ratio`. Ratios are taken
-        round by round: the median over the rounds, between its quartiles.
+        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`; `simulated_ms`,
+        the simulator's time; and `overhead_us`, the rest of the step's time per action of a worker.
+        If one process of the same framework ran, `speedup` over it, and its `limit`: the number of
+        workers times the share of the time without bubbles, if F, I and W take equally long. If
+        torch ran the same schedule, `ratio`. Ratios are computed in each round; the rows contain
+        the median over the rounds and its quartiles.
     """
     rows: list[dict[str, Any]] = []
     for entry, times in rounds.items():
@@ -90,17 +90,17 @@ def make_rows(
 
 
 def limit(entry: Entry, stages: int) -> float:
-    """The speed-up of a schedule without overhead, if F, I and W take equally long."""
+    """Returns the speed-up of a schedule without overhead, if F, I and W take equally long."""
     return stages * (1 - simulate(make_schedule(entry.schedule, stages, entry.microbatches)).bubble)
 
 
 def actions(entry: Entry, stages: int) -> int:
-    """The most that a worker has of a schedule."""
+    """Returns the largest number of actions of a worker in a schedule."""
     return max(map(len, make_schedule(entry.schedule, stages, entry.microbatches).actions))
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     used = {name for row in rows for name in row}
     return format_rows(rows, {k: v for k, v in COLUMNS.items() if k in used}, _cell)
 

@@ -10,7 +10,7 @@ from benchmarks.pipeline.waiting import Wait
 
 
 def gpt(size: Workload) -> keras.Model:
-    """A causal transformer that returns logits."""
+    """Returns a causal transformer that outputs logits."""
     tokens = keras.Input([size.length], dtype="int32")
     positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
     x = layers.Embedding(size.vocabulary, size.width)(tokens)
@@ -25,11 +25,13 @@ def gpt(size: Workload) -> keras.Model:
 
 
 def padded(stages: int, seconds: float) -> keras.Model:
-    """Stages that only wait, all equally long; a first weight makes the first one do all passes.
+    """Returns a model with stages that only wait, all for the same time.
+
+    The model begins with a weight, so that the first stage also computes its input gradient.
 
     Args:
-        stages: their number; the layers with which they end are `wait_0`, `wait_1`, ...
-        seconds: of each of a stage's three passes.
+        stages: the number of stages; their last layers are `wait_0`, `wait_1`, ...
+        seconds: the wait of each of a stage's three passes.
     """
     waits = [Wait(seconds, name=f"wait_{i}") for i in range(stages)]
     return keras.Sequential([keras.Input([1]), keras.layers.Dense(1), *waits])

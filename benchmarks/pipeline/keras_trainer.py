@@ -1,4 +1,4 @@
-"""Training in Keras: in stages by tfdist, or in one process."""
+"""Trains in Keras: in stages with tfdist, or in one process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from benchmarks.pipeline.keras_models import gpt, padded
 
 
 class Trainer:
-    """Trains models by `fit`, one for each schedule and number of microbatches.
+    """Trains models with `fit`, one for each schedule and number of microbatches.
 
     Args:
-        addresses: of the workers of the pipeline; empty for one process.
-        rank: of this worker.
-        model: a key of `WORKLOADS`; not used where `pass_seconds` is given.
-        pass_seconds: of models that only wait: what the forward pass of a microbatch takes of all
-            stages of a worker, and each half of the backward pass; None for a real model.
+        addresses: the addresses of the pipeline's workers; empty for one process.
+        rank: the rank of this worker.
+        model: a key of `WORKLOADS`; not used if `pass_seconds` is given.
+        pass_seconds: for models that only wait, the seconds of the forward pass of a microbatch
+            through all stages of a worker, and of each half of the backward pass; None for a real
+            model.
         jit: whether XLA compiles the models.
     """
 
@@ -44,19 +45,19 @@ class Trainer:
         self._data = endless(*(_columns(self._size) if waits else _characters(self._size)))
 
     def begin(self) -> None:
-        """Answers once the framework is there."""
+        """Does nothing; the answer to the driver shows that the framework is imported."""
 
     def steps(self, schedule: str, microbatches: int, count: int) -> float:
-        """Takes steps; returns their seconds."""
+        """Takes steps; returns their total seconds."""
         watch = Stopwatch(count)
         model = self._model(schedule, microbatches)
         model.fit(self._data, steps_per_epoch=count, verbose=0, callbacks=[watch])
         return watch.seconds
 
     def timeline(self, schedule: str, microbatches: int) -> list[list[tuple[float, float]]]:
-        """Start and end of each action of a step, for each rank in its order."""
+        """Returns start and end of each action of a step, for each rank in the rank's order."""
         batch = next(iter(self._data))
-        for _ in range(2):  # The first one traces.
+        for _ in range(2):  # The first step traces.
             timeline = self._model(schedule, microbatches).timeline_on_batch(*batch)
         return [[(span.start, span.end) for span in own] for own in timeline.spans]
 
@@ -92,10 +93,10 @@ class Trainer:
 
 
 class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Times the steps of an epoch, from the begin of the first to the end of the last.
+    """Times the steps of an epoch, from the beginning of the first to the end of the last.
 
     Args:
-        count: of steps.
+        count: the number of steps.
     """
 
     def __init__(self, count: int) -> None:
@@ -104,19 +105,19 @@ class Stopwatch(keras.callbacks.Callback):  # type: ignore[misc]
         self.seconds = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts."""
+        """Starts at the first step."""
         if batch == 0:
             self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stops."""
+        """Stops at the last step."""
         if batch == self._last:
             float(logs["loss"])
             self.seconds = time.perf_counter() - self._start
 
 
 def endless(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
-    """The same batch for ever, which costs next to nothing to read."""
+    """Returns a dataset that repeats one batch forever, and takes almost no time to read."""
     return tf.data.Dataset.from_tensors((x, y)).repeat()
 
 

@@ -1,4 +1,4 @@
-"""A worker of the measurement of memory: trains a few steps and answers with its peak."""
+"""A worker of the memory benchmark: takes a few steps, and answers with its peak memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ MIB = 2**20
 def work(
     pipe: Connection, rank: int, addresses: list[str], size: dict[str, int], **order: Any
 ) -> None:
-    """Measures whenever it is asked.
+    """Measures on each request.
 
     Args:
-        pipe: to the driver.
-        rank: of this worker.
-        addresses: of all workers; empty for one process, which has the layers of one worker.
+        pipe: the pipe to the driver.
+        rank: the rank of this worker.
+        addresses: the addresses of all workers; empty for one process with the layers of one
+            worker.
         size: the number of layers, their width, and so on.
-        order: as of `train`.
+        order: further arguments of `train`.
     """
     take_place(rank, addresses)
     while True:
         pipe.recv()
-        # What a process needs once is there after a small model.
+        # A small model first allocates the memory that a process needs once.
         train({**size, "width": TINY}, **order)
         gc.collect()
         before = resident("VmRSS")
@@ -46,11 +47,11 @@ def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
 
     Args:
         size: the number of layers, their width, and so on.
-        schedule: the name of one, or `single` for one process without a pipeline.
-        optimizer: a name that Keras knows.
+        schedule: the name of a schedule, or `single` for one process without a pipeline.
+        optimizer: the name of a Keras optimizer.
 
     Returns:
-        The model; the values of those that it holds are this process's alone.
+        The model. Its variables are those that this process holds.
     """
     import numpy as np
     import tensorflow as tf
@@ -72,7 +73,7 @@ def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
 
 
 def chain(width: int, layers: int) -> Any:
-    """Equal layers, which are nearly all weights."""
+    """Returns a model of equal layers; almost all of its memory is weights."""
     import keras
 
     dense = [keras.layers.Dense(width, use_bias=False) for _ in range(layers)]
@@ -80,7 +81,7 @@ def chain(width: int, layers: int) -> Any:
 
 
 def resident(name: str) -> int:
-    """Bytes of this process in memory, now (`VmRSS`) or at most so far (`VmHWM`)."""
+    """Returns this process's resident bytes, currently (`VmRSS`) or at the peak (`VmHWM`)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     return kib * 2**10

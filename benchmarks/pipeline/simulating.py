@@ -1,4 +1,4 @@
-"""What the simulator says of a schedule, by the passes that were measured or by given ones."""
+"""Simulates schedules with measured or given durations of the passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist._src.pipeline.simulation import Span, Timeline, draw, simulate
 
 
 def measured(entry: Entry, stages: int, times: Times) -> Timeline:
-    """What a pipeline ran."""
+    """Returns the measured timeline of a pipeline."""
     schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     spans = (
         tuple(Span(action, *span) for action, span in zip(actions, own, strict=True))
@@ -22,19 +22,19 @@ def measured(entry: Entry, stages: int, times: Times) -> Timeline:
 
 
 def resimulated(timeline: Timeline) -> Timeline:
-    """The same schedule as the simulator runs it, with the measured medians of its passes."""
+    """Simulates the same schedule with the measured medians of its passes."""
     return simulate(timeline.schedule, timeline.costs())
 
 
 def padded(entry: Entry, stages: int, pass_ms: float) -> Timeline:
-    """A schedule of stages that wait."""
+    """Simulates a schedule of stages that wait."""
     seconds = pass_ms / 1e3
     schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     return simulate(schedule, Costs(seconds, seconds, seconds))
 
 
 def picture(timeline: Timeline, entry: Entry, folder: str) -> None:
-    """Draws what ran into a folder."""
+    """Draws a timeline, to a file in a folder."""
     os.makedirs(folder, exist_ok=True)
     ranks = len(timeline.spans)
     name = f"{entry.schedule}_{ranks}x{entry.microbatches}.png"

@@ -1,4 +1,4 @@
-"""The processes of one backend, started once and asked for some steps at a time."""
+"""The processes of one backend, which are started once and take steps on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Times = list[list[tuple[float, float]]]
 
 
 class Team(Members):
-    """Workers of one backend that sleep until they are asked; each on a core, with one thread.
+    """Workers of one backend that sleep between requests; each has one core and one thread.
 
     Args:
         backend: a key of `BACKENDS`.
-        workers: how many processes.
+        workers: the number of processes.
         model: a key of `WORKLOADS`.
-        pass_seconds: as of `keras_trainer.Trainer`.
-        torch_python: a Python that has torch, where the backend takes one.
+        pass_seconds: see `keras_trainer.Trainer`.
+        torch_python: a Python that has torch, for backends that need it.
         timeout: seconds to wait for an answer.
 
     Raises:
@@ -63,28 +63,28 @@ class Team(Members):
             raise
 
     def steps(self, entry: Entry, count: int) -> float:
-        """Takes steps on all workers at once; returns the seconds of the slowest.
+        """Takes steps on all workers concurrently; returns the seconds of the slowest.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         return max(self.ask(("steps", (entry.schedule, entry.microbatches, count))))
 
     def first_step(self, entry: Entry) -> float:
-        """Builds a model and takes a step; returns the seconds of both.
+        """Builds a model and takes a step; returns the total seconds.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         start = time.perf_counter()
         self.steps(entry, 1)
         return time.perf_counter() - start
 
     def timeline(self, entry: Entry) -> Times:
-        """Start and end of each action of a step, for each rank in its order.
+        """Returns start and end of each action of a step, for each rank in the rank's order.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         times: Times = self.ask(("timeline", (entry.schedule, entry.microbatches)))[0]
         return times

@@ -1,4 +1,4 @@
-"""The GPT in torch, layer by layer that of `keras_models`, whole or in stages."""
+"""The GPT of `keras_models` in torch, with the same layers, whole or in stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.step_time.torch_models import Block
 
 
 class Embed(nn.Module):
-    """Characters and their positions."""
+    """The embeddings of characters and positions."""
 
     def __init__(self, size: Workload) -> None:
         super().__init__()
@@ -22,10 +22,10 @@ class Embed(nn.Module):
 
 
 def stage(size: Workload, index: int, stages: int) -> nn.Module:
-    """One of the stages; they have equally many blocks.
+    """Returns one of the stages; all stages have the same number of blocks.
 
     Raises:
-        ValueError: the blocks do not divide into so many stages.
+        ValueError: the number of blocks is not a multiple of the number of stages.
     """
     if size.blocks % stages:
         raise ValueError(f"{size.blocks} blocks do not divide into {stages} stages")

@@ -1,4 +1,4 @@
-"""Training in torch: in stages by `torch.distributed.pipelining`, or in one process."""
+"""Trains in torch: in stages with `torch.distributed.pipelining`, or in one process."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from benchmarks.pipeline.torch_models import stage
 
 
 def one(rank: int, ranks: int) -> list[int]:
-    """A stage for each rank."""
+    """Returns the stage of a rank, if each rank has one stage."""
     return [rank]
 
 
 def loop(rank: int, ranks: int) -> list[int]:
-    """Two stages, the second ones in the order of the first."""
+    """Returns the two stages of a rank; first and second stages are in the order of the ranks."""
     return [rank, rank + ranks]
 
 
 def there_and_back(rank: int, ranks: int) -> list[int]:
-    """Two stages, the second ones in the reverse order."""
+    """Returns the two stages of a rank; second stages are in the reverse order of the ranks."""
     return [rank, 2 * ranks - 1 - rank]
 
 
@@ -42,13 +42,13 @@ SCHEDULES = {
 
 
 class Trainer:
-    """Trains models by SGD, one for each schedule and number of microbatches.
+    """Trains models with SGD, one for each schedule and number of microbatches.
 
     Args:
-        addresses: of the workers of the pipeline; empty for one process.
-        rank: of this worker.
+        addresses: the addresses of the pipeline's workers; empty for one process.
+        rank: the rank of this worker.
         model: a key of `WORKLOADS`.
-        pass_seconds: has to be None.
+        pass_seconds: must be None.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Trainer:
         self._models: dict[tuple[str, int], Callable[[], None]] = {}
 
     def begin(self) -> None:
-        """Answers once the framework is there."""
+        """Does nothing; the answer to the driver shows that the framework is imported."""
 
     def steps(self, schedule: str, microbatches: int, count: int) -> float:
-        """Takes steps; returns their seconds."""
+        """Takes steps; returns their total seconds."""
         key = (schedule, microbatches)
         if key not in self._models:
             make = self._whole if schedule == WHOLE else self._in_stages
@@ -123,5 +123,5 @@ class Trainer:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """The mean over rows and characters."""
+    """Returns the mean cross-entropy over rows and characters."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -1,4 +1,4 @@
-"""A layer whose passes wait instead of computing, so that many stages share few cores."""
+"""A layer that waits in its passes instead of computing, so that many stages share few cores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Wait(keras.layers.Layer):  # type: ignore[misc]
     """Multiplies by a weight and waits, in each of its three passes.
 
     Args:
-        seconds: that the forward pass, the gradient of the input and the gradient of the weight
-            wait, each.
-        **kwargs: as of `keras.layers.Layer`.
+        seconds: the wait of each pass: the forward pass, the input gradient and the weight
+            gradient.
+        **kwargs: arguments of `keras.layers.Layer`.
     """
 
     def __init__(self, seconds: float, **kwargs: Any) -> None:
@@ -24,18 +24,18 @@ class Wait(keras.layers.Layer):  # type: ignore[misc]
         self.seconds = seconds
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weight."""
+        """Creates the weight."""
         self.weight = self.add_weight(shape=[1], initializer="ones")
 
     def call(self, x: Any) -> Any:
-        """`[rows, 1]` to `[rows, 1]`."""
+        """Maps `[rows, 1]` to `[rows, 1]`."""
         seconds = self.seconds
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def multiply(x: Any, weight: Any) -> Any:
             def gradient(upstream: Any) -> Any:
                 of_input = wait(upstream * weight, seconds)
-                with tf.control_dependencies([of_input]):  # One after the other, on one core.
+                with tf.control_dependencies([of_input]):  # One after the other, as on one core.
                     of_weight = wait(upstream * x, seconds)
                 return of_input, tf.reshape(tf.reduce_sum(of_weight), [1])
 
@@ -45,9 +45,10 @@ class Wait(keras.layers.Layer):  # type: ignore[misc]
 
 
 class _Clock:
-    """Sleeps as long as asked for on average: what one sleep is late, the next is shorter.
+    """Sleeps for the requested time on average: after a late end, the next sleep is shorter.
 
-    By little: one that comes much too late, on a busy machine, is not made up for.
+    Compensates at most a twentieth of the requested time. So a long delay, as on a busy machine, is
+    not compensated.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ _clock = _Clock()
 
 
 def wait(x: tf.Tensor, seconds: float) -> tf.Tensor:
-    """The same values, later."""
+    """Returns the same values after a wait."""
     if seconds == 0:
         return tf.identity(x)
 

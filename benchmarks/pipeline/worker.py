@@ -1,4 +1,4 @@
-"""A worker's process: settings that the frameworks read when they are imported, then orders."""
+"""A worker's process: sets the variables that the frameworks read at import, then runs orders."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def work(
     model: str,
     pass_seconds: float | None,
 ) -> None:
-    """Does what it is asked until the driver is gone.
+    """Runs orders until the driver is gone.
 
     Args:
-        pipe: to the driver, which asks for a method of the trainer and gives its arguments.
+        pipe: the pipe to the driver, which sends the name and arguments of a trainer's method.
         backend: a key of `BACKENDS`.
-        rank: of this worker, which is also the number of its core.
-        addresses: of all workers; empty for one process.
-        model: as of `Trainer`.
-        pass_seconds: as of `Trainer`.
+        rank: the rank of this worker, which is also the number of its core.
+        addresses: the addresses of all workers; empty for one process.
+        model: see `Trainer`.
+        pass_seconds: see `Trainer`.
     """
     take_place(rank, addresses)
     module = importlib.import_module(f"benchmarks.pipeline.{BACKENDS[backend].framework}_trainer")

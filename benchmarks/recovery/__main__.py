@@ -1,36 +1,36 @@
-"""Measures what it costs to be able to recover, and what recovering from a fault takes.
+"""Measures the cost of being able to recover, and the time to recover from a fault.
 
     python -m benchmarks.recovery --json=recovery.json
     python -m benchmarks.recovery --workers=2,3 --faults=kill,stop --json=faults.json
 
-The features, of which each step bears the cost:
+The features that add to the cost of each step:
 
-  none        a step that fails leaves whatever it has written: for this benchmark only
-  none_again  the same once more: by how much equal steps differ
-  agreement   as tfdist always runs with several workers: a step counts, or leaves no trace
-  snapshots   besides, `BackupAndRestore` saves once in each round, whose time includes the writing
-  elastic     agreement, and `Elastic`, with which workers may be lost and others come
+  none        a failed step may leave state that is torn: for this benchmark only
+  none_again  the same again, which shows by how much equal steps differ
+  agreement   as tfdist always runs with several workers: a step is committed, or has no effect
+  snapshots   agreement; `BackupAndRestore` also saves once in each round, and its time is included
+  elastic     agreement, and `Elastic`, with which workers may be lost or join
   sharded     elastic, with `shard_optimizer=True`
-  copies      sharded, with `Elastic(copies=1)`: each worker keeps a copy of another one's shards
+  copies      sharded, with `Elastic(copies=1)`: each worker keeps a copy of another worker's shards
 
-One `fit` of the same worker processes takes some steps of one kind, then of another, round after
-round, so that a disturbance of the machine hits all alike, and processes that differ by some
-percent do not matter. The last three concern a whole `fit`, and have processes of their own, to
-which that does not apply. The order is reversed in every other round. `none` is always measured.
-What counts is the ratio in the same round; on a machine with other work, the ratio of the quick
-steps (the 10th percentile of all single ones), and that of the time that the workers' processors
-have spent.
+One `fit` of the same worker processes takes some steps with one feature, then with another, round
+after round. So a disturbance of the machine affects all features alike, and differences of some
+percent between processes do not matter. The last three features apply to a whole `fit`. They run in
+separate processes, and differences between processes affect them. The order is reversed in every
+other round. `none` is always measured. The meaningful figure is the ratio within the same round. On
+a machine with other work, these are the ratios of the quick steps (the 10th percentile of all
+steps) and of the workers' CPU time.
 
 With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
-training goes on by one of the backends:
+training continues with one of the backends:
 
   elastic   tfdist.callbacks.Elastic under `tfdist run --elastic`: in the same processes
   restart   tfdist.callbacks.BackupAndRestore under `tfdist run --max-restarts 1`
-  torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun, which loads what
-            rank 0 has saved; pip install torch==2.13.0
+  torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun; the new processes load
+            the state that rank 0 has saved; pip install torch==2.13.0
 
-A stopped worker is noticed after --silence seconds: TFDIST_HEARTBEAT_TIMEOUT and the timeout of
-torch's process group. The backends take turns, each in a new job. Those that cannot run are
+A stopped worker is detected after --silence seconds: TFDIST_HEARTBEAT_TIMEOUT, and the timeout of
+torch's process group. The backends take turns, each in a new job. Backends that cannot run are
 reported with the reason.
 """
 
@@ -86,7 +86,7 @@ flags.DEFINE_string("json", None, "file to write the rows to")
 
 
 def are_counts(counts: list[str]) -> bool:
-    """Whether these are numbers of several workers."""
+    """Whether all texts are integers of at least 2."""
     return bool(counts) and all(count.isdigit() and int(count) > 1 for count in counts)
 
 
@@ -110,7 +110,7 @@ flags.register_multi_flags_validator(
 
 def main(_: list[str]) -> None:
     """Measures, prints a table for each model and each fault, and writes the rows."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # With all cleanups.
     rows: list[dict[str, Any]] = []
     for group, table in measurements():
         print(table, end="\n\n", flush=True)
@@ -120,7 +120,7 @@ def main(_: list[str]) -> None:
 
 
 def measurements() -> Iterator[tuple[list[dict[str, Any]], str]]:
-    """Rows with their tables, of what the flags name."""
+    """Yields the rows and the table of each measurement that the flags select."""
     asked = FLAGS.features if FLAGS.features is not None else [] if FLAGS.faults else FEATURES
     for workers in map(int, FLAGS.workers):
         for model in FLAGS.models if asked else ():
@@ -143,8 +143,8 @@ def measure(
     """Trains a model with the features in turns.
 
     Returns:
-        For each feature the seconds of each step in each round, of the slower worker; and in each
-        round the seconds of processors per step, of all workers.
+        For each feature, the seconds of each step in each round, on the slowest worker; and for
+        each round, the CPU seconds per step, of all workers together.
     """
     times: dict[str, list[list[float]]] = {feature: [] for feature in features}
     used: dict[str, list[float]] = {feature: [] for feature in features}
@@ -164,7 +164,7 @@ def feature_turns(
     """Trains a model in one set of processes.
 
     Yields:
-        A feature, the seconds of each of its steps in a round, and of processors per step.
+        A feature, the seconds of each of its steps in a round, and the CPU seconds per step.
     """
     teams: dict[str, Members] = {}
     alone = {feature: feature if feature in ALONE else "" for feature in features}
@@ -186,7 +186,7 @@ def feature_turns(
 
 
 def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
-    """Worker processes that train a model; see `benchmarks.recovery.worker`."""
+    """Starts worker processes that train a model; see `benchmarks.recovery.worker`."""
     order = {
         "model": model,
         "addresses": free_addresses(workers),
@@ -200,7 +200,7 @@ def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
 
 
 def find_missing() -> dict[Case, str]:
-    """The cases that cannot run here, and why."""
+    """Returns the cases that cannot run here, and the reasons."""
     missing = {}
     for case in cases(FLAGS.backends, FLAGS.respawn):
         try:
@@ -212,12 +212,12 @@ def find_missing() -> dict[Case, str]:
 
 
 def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[str, Any]]:
-    """A row for each case with a fault.
+    """Returns a row for each case with a fault.
 
     Args:
         fault: a key of `FAULTS`.
-        workers: how many.
-        missing: those that cannot run, and why.
+        workers: the number of workers.
+        missing: the cases that cannot run, and the reasons.
     """
     results = {case: Results() for case in cases(FLAGS.backends, FLAGS.respawn)}
     experiment = Experiment(
@@ -244,7 +244,7 @@ def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[
 
 
 def report(line: str) -> None:
-    """Tells how it goes."""
+    """Prints a line about the progress."""
     print(line, file=sys.stderr, flush=True)
 
 

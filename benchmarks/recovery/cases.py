@@ -1,4 +1,4 @@
-"""What is compared after a fault: ways to survive, and how each is started."""
+"""The ways to continue after a fault, which are compared, and how each is started."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 FAULTS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 VICTIMS = ("last", "chief")
 RESPAWN = ("yes", "no")
-# By whether the launcher replaces a worker that is lost.
+# The key is whether the launcher replaces a lost worker.
 ELASTIC_FLAGS = {"yes": ["--elastic"], "no": ["--elastic", "--max-restarts", "0"]}
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a worker's script is told.
+    """The argument of a worker's script.
 
     Attributes:
         backend: a key of `BACKENDS`.
-        model: one of `sizes.HIDDEN`.
-        workers: how many there are at first.
-        folder: for notes and for saved states.
-        save_every: steps between two saved states.
-        silence: seconds after which a worker that says nothing counts as lost, for torch; tfdist
-            reads its variables.
+        model: a key of `sizes.HIDDEN`.
+        workers: the initial number of workers.
+        folder: the folder for notes and for saved states.
+        save_every: the number of steps between two saved states.
+        silence: for torch, seconds without a sign of life after which a worker counts as lost;
+            tfdist reads environment variables instead.
     """
 
     backend: str
@@ -51,18 +51,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Case:
-    """One of those that take turns.
+    """One of the cases that are measured in turns.
 
     Attributes:
         backend: a key of `BACKENDS`.
-        respawn: whether a lost worker is replaced: "yes" or "no"; "" where there is no choice.
+        respawn: whether a lost worker is replaced: "yes" or "no"; "" for backends without a choice.
     """
 
     backend: str
     respawn: str = ""
 
     def command(self, order: Order, torch_python: str) -> list[str]:
-        """What starts the launcher of a job."""
+        """Returns the command that starts the launcher of a job."""
         return [
             torch_python if self.backend == "torchrun" else sys.executable,
             *BACKENDS[self.backend],
@@ -74,7 +74,7 @@ class Case:
         ]
 
 
-# The launchers, each in its Python.
+# The launchers, as arguments of their Python interpreters.
 BACKENDS = {
     "elastic": ["-m", "tfdist", "run"],
     "restart": ["-m", "tfdist", "run"],
@@ -83,7 +83,7 @@ BACKENDS = {
 
 
 def cases(backends: Sequence[str], respawn: Sequence[str]) -> list[Case]:
-    """Those to compare: `elastic` with each kind of respawning, the others once."""
+    """Returns the cases to compare: `elastic` with each value of `respawn`, the others once."""
     return [
         case
         for backend in dict.fromkeys(backends)
@@ -96,10 +96,10 @@ def cases(backends: Sequence[str], respawn: Sequence[str]) -> list[Case]:
 
 
 def settings(silence: float) -> dict[str, str]:
-    """Variables for all workers.
+    """Returns the environment variables of all workers.
 
     Args:
-        silence: seconds after which a worker that says nothing counts as lost.
+        silence: seconds without a sign of life after which a worker counts as lost.
     """
     return {
         "TFDIST_HEARTBEAT_TIMEOUT": str(silence),

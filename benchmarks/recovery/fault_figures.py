@@ -1,4 +1,4 @@
-"""Rows and table of what faults have cost."""
+"""Computes rows and tables of the costs of faults."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ COLUMNS = {
 
 
 def make_row(case: Case, fault: str, workers: int, results: Results) -> dict[str, Any]:
-    """The row of a case with a fault.
+    """Returns the row of a case with a fault.
 
     Returns:
-        The median over the rounds of each of `FIGURES`, with the lowest and the highest as
-        `detect_low` and so on; what nobody has noted is left out. Where no round went on after
-        the fault, `missing` says why.
+        The median over the rounds of each of `FIGURES`, with the lowest and the highest value as
+        `detect_low` and so on; unknown figures are left out. If training has not continued in any
+        round, `missing` contains the reason.
     """
     row: dict[str, Any] = {"backend": case.backend, "fault": fault, "workers": workers}
     if case.respawn:
@@ -56,12 +56,12 @@ def make_row(case: Case, fault: str, workers: int, results: Results) -> dict[str
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)
 
 
 def format_cell(name: str, value: Any) -> str:
-    """A figure as the table shows it; nothing for None."""
+    """Formats a figure for the table; "" for None."""
     if value is None:
         return ""
     if name == "steps_lost":

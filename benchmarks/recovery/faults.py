@@ -1,4 +1,4 @@
-"""A fault in a training, and what it costs."""
+"""Causes a fault in a training, and measures its cost."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from benchmarks.step_time.backends import INSTALL_TORCH
 
 @dataclass(frozen=True)
 class Experiment:
-    """What all cases have in common.
+    """The settings of all cases.
 
     Attributes:
-        model: one of `sizes.HIDDEN`.
+        model: a key of `sizes.HIDDEN`.
         victim: one of `cases.VICTIMS`.
-        step: after which the fault comes.
-        save_every: steps between two saved states.
-        silence: seconds after which a worker that says nothing counts as lost.
-        timeout: seconds to wait for the fault's step, and for a new one after it.
+        step: the step after which the fault occurs.
+        save_every: the number of steps between two saved states.
+        silence: seconds without a sign of life after which a worker counts as lost.
+        timeout: seconds to wait for the fault's step, and for a new step after the fault.
         torch_python: a Python that has torch.
     """
 
@@ -40,11 +40,11 @@ class Experiment:
 
 @dataclass
 class Results:
-    """Of one case with one fault.
+    """The results of one case with one fault.
 
     Attributes:
-        recoveries: of the rounds that went on after the fault.
-        failures: why the others did not.
+        recoveries: the rounds in which training continued after the fault.
+        failures: the reasons why training did not continue in the other rounds.
     """
 
     recoveries: list[Recovery] = field(default_factory=list)
@@ -52,20 +52,20 @@ class Results:
 
 
 def check(case: Case, torch_python: str) -> None:
-    """Makes sure that a backend can run.
+    """Checks that a backend can run.
 
     Raises:
-        MissingError: it cannot; with the reason.
+        MissingError: the backend cannot run; the message contains the reason.
     """
     if case.backend == "torchrun":
         require(torch_python, "torch", INSTALL_TORCH)
 
 
 def strike(case: Case, fault: str, workers: int, experiment: Experiment) -> Recovery:
-    """Trains, lets a worker fail, and waits until the training has come further than before.
+    """Trains, causes a fault, and waits until the training has passed the steps before the fault.
 
     Raises:
-        TeamError: it does not.
+        TeamError: the training does not pass these steps in time.
     """
     with tempfile.TemporaryDirectory() as folder:
         order = Order(
@@ -94,7 +94,7 @@ def strike(case: Case, fault: str, workers: int, experiment: Experiment) -> Reco
 
 
 def find_victim(lives: Mapping[int, Life], workers: int, rank: int, step: int) -> int | None:
-    """The process of a rank, once it has ended a step and all workers train."""
+    """Returns the process of a rank after it has ended a step, and all workers train; else None."""
     training = {life.rank: process for process, life in lives.items() if life.last_step}
     if len(training) < workers or lives[training[rank]].last_step < step:
         return None
@@ -102,6 +102,6 @@ def find_victim(lives: Mapping[int, Life], workers: int, rank: int, step: int) -
 
 
 def turns(cases: Sequence[Case], rounds: int) -> list[Case]:
-    """The cases in each round, another one first each time."""
+    """Returns the cases of all rounds in order; each round begins with another case."""
     firsts = (turn % max(1, len(cases)) for turn in range(rounds))
     return [case for first in firsts for case in (*cases[first:], *cases[:first])]

@@ -1,4 +1,4 @@
-"""What is compared: steps with a feature, and steps without it."""
+"""The features to compare: steps with a feature, and steps without it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-# `none_again` tells by how much equal steps differ.
+# `none_again` shows by how much equal steps differ.
 FEATURES = ("none", "none_again", "agreement", "snapshots", "elastic", "sharded", "copies")
-# Those that concern a whole `fit`, and have processes of their own.
+# The features that apply to a whole `fit`, and so have separate processes.
 ALONE = ("elastic", "sharded", "copies")
 
 
 def make_backup(folder: str) -> Any:
-    """A `BackupAndRestore` that saves at the end of a batch before which it was asked to."""
+    """Returns a `BackupAndRestore` that saves at the end of a batch if `asked` is set before it."""
     import tfdist
 
     class OnRequest(tfdist.callbacks.BackupAndRestore):
@@ -31,7 +31,7 @@ def make_backup(folder: str) -> Any:
 
 
 def tracing(feature: str) -> AbstractContextManager[Any]:
-    """Within this context, a step is traced with the feature, and without the others."""
+    """Returns a context in which steps are traced with the feature, and without the others."""
     from tfdist._src.keras.fit import atomic_step
 
     if not feature.startswith("none"):

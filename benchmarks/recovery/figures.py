@@ -1,4 +1,4 @@
-"""Rows and table from the times of the rounds."""
+"""Computes rows and tables from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def make_rows(
     rounds: Mapping[str, Sequence[Sequence[float]]],
     used: Mapping[str, Sequence[float]],
 ) -> list[dict[str, Any]]:
-    """One row per feature.
+    """Returns one row per feature.
 
     Args:
-        model: its name.
-        rounds: for each feature, `none` among them, the seconds of each step in each round.
-        used: for each of them in each round the processors' seconds per step.
+        model: the model's name.
+        rounds: for each feature, including `none`, the seconds of each step in each round.
+        used: for each feature, the CPU seconds per step in each round.
 
     Returns:
-        Rows with `step_ms`, the median over the rounds, and `ratio` (time / none's time), taken
-        round by round: the median over the rounds, between its quartiles. `quick_ms` is the 10th
-        percentile of all single steps, and `quick_ratio` that of it: what other work on the
-        machine has disturbed least. `cpu_ms` and `cpu_ratio` are the same of processors' time.
+        Rows with `step_ms`, the median over the rounds, and `ratio`, the median over the rounds of
+        the time divided by that of `none`, and its quartiles. `quick_ms` is the 10th percentile of
+        all single steps, which other work on the machine disturbs least; `quick_ratio` is its ratio
+        to that of `none`. `cpu_ms` and `cpu_ratio` are like `step_ms` and `ratio`, for CPU time.
     """
     rows: list[dict[str, Any]] = []
     quick = {feature: quantiles(chain(*times), n=10)[0] for feature, times in rounds.items()}
@@ -60,5 +60,5 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns."""
+    """Formats the rows in aligned columns."""
     return format_rows(rows, COLUMNS, format_cell)

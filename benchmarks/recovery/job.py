@@ -1,4 +1,4 @@
-"""A job whose workers take notes, and of which nothing is left."""
+"""Runs a job with workers that write notes, and ends all its processes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from benchmarks.recovery.timeline import Life
 from benchmarks.step_time.members import LAST_LINES, MAX_TEXT, TeamError
 
 T = TypeVar("T")
-# Every process of a job has it in its environment, whoever has started it.
+# All processes of a job have this variable, regardless of the process that has started them.
 TOKEN = "RECOVERY_BENCHMARK_JOB"
-LOOK = 0.005  # seconds between two looks at the notes
-KILLED = 30.0  # seconds for a process to be gone after SIGKILL
+LOOK = 0.005  # seconds between two reads of the notes
+KILLED = 30.0  # seconds to wait for the end of a process after SIGKILL
 
 
 class Job:
-    """The launcher of a job and what its workers have noted.
+    """The launcher of a job, and the notes of its workers.
 
     Args:
-        command: that starts the launcher.
+        command: the command that starts the launcher.
         notes: the folder of the notes.
-        environment: variables for all processes.
+        environment: environment variables of all processes.
     """
 
     def __init__(self, command: Sequence[str], notes: str, environment: Mapping[str, str]) -> None:
@@ -49,18 +49,18 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            start_new_session=True,  # Ctrl-C is for the driver alone.
+            start_new_session=True,  # Ctrl-C must reach only the driver.
         )
 
     def wait(self, find: Callable[[Mapping[int, Life]], T | None], timeout: float) -> T:
-        """Waits until something can be read from the notes.
+        """Waits until the notes contain a result.
 
         Args:
-            find: takes the processes' lives; what it returns is awaited unless it is None.
-            timeout: seconds.
+            find: returns the result in the processes' lives; None if they do not contain it yet.
+            timeout: the maximum seconds to wait.
 
         Raises:
-            TeamError: the job has ended, or time is up.
+            TeamError: the job has ended, or the timeout has passed.
         """
         end = time.monotonic() + timeout
         while True:
@@ -75,7 +75,7 @@ class Job:
             time.sleep(LOOK)
 
     def signal(self, process: int, number: signal.Signals) -> float:
-        """Sends a signal to a worker; returns when, on the clock of the notes."""
+        """Sends a signal to a worker; returns the time, on the clock of the notes."""
         now = time.monotonic()
         signal.pidfd_send_signal(self._handles[process], number)
         return now
@@ -114,19 +114,19 @@ class Job:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]
-        # Torchrun's last words are a summary without the cause.
+        # Torchrun's last lines are a summary without the cause.
         error = re.compile(r"(\[rank\d+\]: )?\w*(Error|Exception): ")
         causes = [line for line in words if error.match(line)]
         return " | ".join([*causes[-1:], *words[-LAST_LINES:]])[:MAX_TEXT] or "without a word"
 
 
 def processes_with(variable: str) -> list[int]:
-    """The processes that have a NAME=VALUE in their environment and are no zombies."""
+    """Returns the processes, except zombies, that have a NAME=VALUE in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except (OSError, ValueError):
-            pass  # It is gone, or another user's.
+            pass  # The process has ended, or belongs to another user.
     return found

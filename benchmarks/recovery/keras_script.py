@@ -17,8 +17,8 @@ def main(order: Order, notes: Notes) -> None:
     """Trains until the driver ends the job.
 
     Args:
-        order: what to train, and with what to survive.
-        notes: told of each step.
+        order: the model to train, and the backend.
+        notes: records each step.
     """
     import keras
     import tensorflow as tf
@@ -27,7 +27,7 @@ def main(order: Order, notes: Notes) -> None:
     from benchmarks.recovery import models
 
     class Noting(keras.callbacks.Callback):  # type: ignore[misc]
-        """Notes the end of each step, and each that raises, which `Elastic` would hide."""
+        """Notes the end of each step, and each failed step, which `Elastic` would hide."""
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             step = self.model.train_function
@@ -35,7 +35,7 @@ def main(order: Order, notes: Notes) -> None:
                 self.model.train_function = noting(step)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            float(logs["loss"])  # The step has ended.
+            float(logs["loss"])  # Waits until the step has ended.
             notes.write(STEP, int(self.model.optimizer.iterations.numpy()))
 
     def noting(step: Any) -> Any:
@@ -43,7 +43,7 @@ def main(order: Order, notes: Notes) -> None:
             try:
                 return step(iterator)
             except Exception as error:
-                # The data ends like this.
+                # These exceptions report the end of the data.
                 if not isinstance(error, (StopIteration, tf.errors.OutOfRangeError)):
                     notes.write(FAILED)
                 raise
@@ -68,7 +68,7 @@ def main(order: Order, notes: Notes) -> None:
 
 if __name__ == "__main__":
     told = Order(**json.loads(sys.argv[1]))
-    # Before the imports, which are a part of what a restart takes.
+    # Created before the imports, because the time of a restart includes them.
     mine = Notes(told.notes, json.loads(os.environ["TF_CONFIG"])["task"]["index"])
     try:
         main(told, mine)

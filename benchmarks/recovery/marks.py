@@ -1,4 +1,4 @@
-"""What workers note while they train: one small file for each process, a line for each event."""
+"""The notes of workers during training: a file for each process, with a line for each event."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Mark:
     """An event.
 
     Attributes:
-        time: on the monotonic clock, which all processes of a machine share.
+        time: the time on the monotonic clock, which all processes of a machine share.
         event: `START`, with the rank; `STEP`, with the number of the step that has ended; or
-            `FAILED`, when a step raises.
-        number: rank or step.
+            `FAILED`, if a step has failed.
+        number: the rank or the step.
     """
 
     time: float
@@ -27,11 +27,11 @@ class Mark:
 
 
 class Notes:
-    """The file of this process. What is written survives any end of it.
+    """The file of this process. Written lines remain if the process ends in any way.
 
     Args:
-        folder: for the files of all processes.
-        rank: of this worker when it starts.
+        folder: the folder for the files of all processes.
+        rank: the initial rank of this worker.
     """
 
     def __init__(self, folder: str, rank: int) -> None:
@@ -40,12 +40,12 @@ class Notes:
         self.write(START, rank)
 
     def write(self, event: str, number: int = 0) -> None:
-        """Notes that something has just happened."""
+        """Writes an event that has just happened."""
         os.write(self._file, f"{time.monotonic():.6f} {event} {number}\n".encode())
 
 
 def parse(text: str) -> tuple[Mark, ...]:
-    """The marks of a file, but for a last line that is not whole yet."""
+    """Returns the marks of a file; ignores an incomplete last line."""
     lines = text.split("\n")[:-1]
     return tuple(
         Mark(float(moment), event, int(number)) for moment, event, number in map(str.split, lines)

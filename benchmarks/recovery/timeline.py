@@ -1,4 +1,4 @@
-"""What a fault has cost, from what the workers have noted."""
+"""Computes the cost of a fault from the workers' notes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from benchmarks.recovery.marks import FAILED, STEP, Mark
 
 @dataclass(frozen=True)
 class Life:
-    """What is known of a process.
+    """The known events of a process.
 
     Attributes:
-        marks: in their order; the first is its start.
-        ended: when it was found to be gone, on the same clock; None if it runs.
+        marks: the marks in order; the first one is the start.
+        ended: the time on the same clock at which the process was found to be gone; None if it
+            runs.
     """
 
     marks: tuple[Mark, ...]
@@ -22,30 +23,30 @@ class Life:
 
     @property
     def rank(self) -> int:
-        """With which it has started."""
+        """The rank with which the process started."""
         return self.marks[0].number
 
     @property
     def began(self) -> float:
-        """When it started."""
+        """The time at which the process started."""
         return self.marks[0].time
 
     @property
     def last_step(self) -> int:
-        """The last step that it has noted; 0 before the first."""
+        """The last step that the process has noted; 0 before the first step."""
         return next((mark.number for mark in reversed(self.marks) if mark.event == STEP), 0)
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What a fault has cost. Seconds count from the signal.
+    """The cost of a fault. Seconds count from the signal.
 
     Attributes:
-        detect_s: until a step raises on another worker, or its process ends; None if nothing shows
-            that another worker has noticed.
-        first_step_s: to the end of the first step after the failure.
-        next_step_s: to the end of the first step beyond all that were trained before.
-        steps_lost: that were trained again.
+        detect_s: the seconds until a step fails on another worker, or its process ends; None if no
+            other worker has shown a reaction.
+        first_step_s: the seconds until the end of the first step after the failure.
+        next_step_s: the seconds until the end of the first step beyond all earlier steps.
+        steps_lost: the number of steps that were trained again.
     """
 
     detect_s: float | None
@@ -55,16 +56,16 @@ class Recovery:
 
 
 def recovery(lives: Mapping[int, Life], victim: int, signalled: float) -> Recovery | None:
-    """What a fault has cost; None as long as there is no step beyond those before it.
+    """Returns the cost of a fault; None until a step beyond all earlier steps has ended.
 
-    A worker's steps are of the time after the failure once a step of its process has failed, or if
-    its process has been started after the signal. So those that others still end after the signal
-    are of the time before.
+    A step counts as trained after the failure if a step of its process has failed before it, or if
+    its process was started after the signal. So steps that other workers end after the signal, but
+    before they fail, count as earlier steps.
 
     Args:
-        lives: by the processes' numbers.
-        victim: the number of the one that got the signal.
-        signalled: when.
+        lives: the lives by process ID.
+        victim: the ID of the process that got the signal.
+        signalled: the time of the signal.
     """
     noticed: list[float] = []
     before: list[Mark] = []

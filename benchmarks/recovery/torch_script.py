@@ -1,7 +1,7 @@
 """The script of a worker that a fault may hit, under torchrun.
 
-The loop, and saving by rank 0, are those of PyTorch's tutorial of fault-tolerant training with
-torchrun; besides, the state of the optimizer is saved, and a file that is read is whole.
+The loop and the saving by rank 0 follow PyTorch's tutorial of fault-tolerant training with
+torchrun. In addition, the state of the optimizer is saved, and the file is replaced atomically.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def main(order: Order, notes: Notes) -> None:
     """Trains until the driver ends the job.
 
     Args:
-        order: what to train.
-        notes: told of each step.
+        order: the model to train.
+        notes: records each step.
     """
     import torch
     import torch.distributed as dist
@@ -30,14 +30,15 @@ def main(order: Order, notes: Notes) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    # Torch 2.13 keeps its store at a restart, where gloo finds the addresses of those before.
+    # Torch 2.13 keeps its store at a restart. Without a prefix, gloo would find the addresses of
+    # the previous processes in it.
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.PrefixStore(
         os.environ["TORCHELASTIC_RESTART_COUNT"], dist.TCPStore(address, port, is_master=False)
     )
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    # The limit is for the steps; all start before.
+    # This timeout applies to the steps only, not to the start.
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=order.silence))
     width, layers = SHAPES[order.model][0], []
     for _ in range(HIDDEN[order.model]):
@@ -82,7 +83,7 @@ def main(order: Order, notes: Notes) -> None:
 
 if __name__ == "__main__":
     told = Order(**json.loads(sys.argv[1]))
-    # Before the imports, which are a part of what a restart takes.
+    # Created before the imports, because the time of a restart includes them.
     mine = Notes(told.notes, int(os.environ["RANK"]))
     try:
         main(told, mine)

@@ -1,4 +1,4 @@
-"""A worker's process: one `fit`, whose step is switched between the features."""
+"""A worker's process: one `fit` that switches its step between the features."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def work(
     """Trains until the driver is gone.
 
     Args:
-        pipe: to the driver, which sends a feature and a number of steps, again and again, and is
-            sent the seconds that each step took, and those of the processor in all of them.
-        model: one of `models.SHAPES`.
-        rank: of this worker, which is also the number of its core.
-        addresses: of all workers.
-        folder: for snapshots.
-        alone: one of `features.ALONE`, if `fit` is of that one alone.
+        pipe: the pipe to the driver. Each order is a feature and a number of steps; the answer is
+            the seconds of each step, and the total CPU seconds.
+        model: a key of `sizes.SHAPES`.
+        rank: the rank of this worker, which is also the number of its core.
+        addresses: the addresses of all workers.
+        folder: the folder for snapshots.
+        alone: the feature of `features.ALONE` that applies to the whole `fit`; else "".
     """
     take_place(rank, addresses)
     import keras
@@ -35,7 +35,7 @@ def work(
     from benchmarks.recovery.features import make_backup, tracing
 
     class Turns(keras.callbacks.Callback):  # type: ignore[misc]
-        """Each feature's step is traced once; all of them use the same weights."""
+        """Traces the step of each feature once; all steps use the same weights."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             self._steps: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def work(
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             float(logs["loss"])
             if len(self._times) + 1 == self._ordered:
-                backup.wait()  # The writing is of this round.
+                backup.wait()  # The round's time includes the writing.
             now = time.perf_counter()
             self._times.append(now - self._last)
             self._last = now
@@ -59,7 +59,7 @@ def work(
         def _await_order(self) -> None:
             feature, self._ordered = pipe.recv()
             self._saves = feature == "snapshots"
-            self._turn.close()  # A step may be traced when it is run.
+            self._turn.close()  # Not earlier, because a step is traced when it first runs.
             self._turn.enter_context(tracing(feature))
             if feature not in self._steps:
                 self._steps[feature] = self.model.make_train_function(force=True)

@@ -1,38 +1,37 @@
-"""Measures how long a training step takes under tfdist and under its peers, in turns.
+"""Measures the time of a training step with tfdist and with its peers, in turns.
 
     python -m benchmarks.step_time --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
 
 The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
-  tfdist_loop        a custom loop under that strategy; several workers only
-  tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
-                     workers only
-  tfdist_mse         the same as tfdist with a mean squared error as its loss; several workers only
-  tfdist_rmse        its root instead; several workers only
-  tfdist_dice        the Dice loss of the batch instead; several workers only
-  tfdist_f1          the mean squared error, and F1 as a metric; several workers only
-  tfdist_xla         the same with jit_compile=True
-  tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
-  tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
+  tfdist_loop        a custom loop under the same strategy; several workers only
+  tfdist_replica_statistics  tfdist with TFDIST_BATCH_STATISTICS=replica; several workers only
+  tfdist_mse         tfdist with the mean squared error as the loss; several workers only
+  tfdist_rmse        tfdist with the root mean squared error; several workers only
+  tfdist_dice        tfdist with the Dice loss of the batch; several workers only
+  tfdist_f1          tfdist with the mean squared error, and F1 as a metric; several workers only
+  tfdist_xla         tfdist with jit_compile=True
+  tfdist_tensorflow  tfdist with TensorFlow's collectives; several workers only
+  tfdist_sharded     tfdist with shard_optimizer=True; several workers only
   keras              plain fit, the limit of one worker
   stock              a loop under TensorFlow's MultiWorkerMirroredStrategy; several workers only
-  unconnected        plain fit in each worker at the same time, the limit of several
+  unconnected        plain fit in each worker concurrently, the limit of several workers
   keras_xla          keras with jit_compile=True
   unconnected_xla    unconnected with jit_compile=True
   ddp                torch's DistributedDataParallel over gloo; pip install torch==2.13.0
-  ddp_unconnected    the same loop in each worker without it, the limit of ddp
-  jax                fit of Keras on JAX under its DataParallel; pip install jax keras
-  jax_unconnected    the same in each worker without it, the limit of jax
+  ddp_unconnected    the same loop in each worker without communication, the limit of ddp
+  jax                fit of Keras on JAX with DataParallel; pip install jax keras
+  jax_unconnected    the same in each worker without communication, the limit of jax
 
-Every worker has a core and its rows for itself, however many there are. The processes of all
-backends are started and sleep; then, round after round, each backend takes some steps while the
-others sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the
-same round. All is done with several sets of processes, since two processes that run the same
-program differ by some percent; and another backend's are started first in each set, since those
-compute 1 to 2 % slower than the same ones started later. Backends that cannot run are reported
-with the reason. With --rate each worker is on a host of its own, a network namespace, which may
-send so much a second; that takes root and iproute2.
+Every worker has its own core and its own rows, for any number of workers. The processes of all
+backends are started first, and then sleep. In each round, each backend takes some steps while all
+others sleep. So a disturbance of the machine affects all backends alike, and the meaningful figure
+is the ratio within the same round. The rounds are repeated with several sets of processes, because
+two processes that run the same program differ by some percent. Each set starts with another
+backend, because the processes that are started first compute 1 to 2 % slower. Backends that cannot
+run are reported with the reason. With --rate, each worker is on a separate host, a network
+namespace that sends at this rate; this requires root and iproute2.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ flags.DEFINE_string("json", None, "file to write the rows to")
 
 
 def are_counts(counts: list[str]) -> bool:
-    """Whether these are numbers of workers."""
+    """Whether all texts are positive integers."""
     return all(count.isdigit() and int(count) for count in counts)
 
 
@@ -112,7 +111,8 @@ def measure(
     """Runs some backends in turns.
 
     Returns:
-        For each backend its seconds per step in each round; and for each that failed, why.
+        For each backend, its seconds per step in each round; and for each failed backend, the
+        reason.
     """
     steps = FLAGS.steps or MODELS[model].steps
     times: dict[str, list[float]] = {backend: [] for backend in backends}
@@ -143,14 +143,14 @@ def measure(
 
 
 def rotated(backends: list[str], start: int) -> list[str]:
-    """The same ones in order, each first in its turn."""
+    """Returns the backends in the same cyclic order, beginning with another one in each set."""
     first = start % len(backends)
     return backends[first:] + backends[:first]
 
 
 @contextlib.contextmanager
 def noting(backend: str, missing: dict[str, str]) -> Iterator[None]:
-    """Notes why a backend fails."""
+    """Records why a backend fails."""
     try:
         yield
     except (MissingError, TeamError) as error:

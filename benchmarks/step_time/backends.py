@@ -1,4 +1,4 @@
-"""The ways to train that are compared, and what each is measured against."""
+"""The backends to compare, and the backends that each is compared with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Backend:
     """A way to train; the functions are in `keras_training` and `torch_training`.
 
     Attributes:
-        framework: what trains, `"keras"` (on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
+        framework: the framework: `"keras"` (on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
         compiled: whether XLA compiles the step.
-        connected: whether its workers talk to each other.
+        connected: whether its workers communicate.
         alone: whether it runs with one worker.
-        several: whether it runs with more.
-        of_losses: whether it has another loss or metric than the others.
+        several: whether it runs with several workers.
+        of_losses: whether its loss or metric differs from the usual one.
     """
 
     framework: str
@@ -52,7 +52,7 @@ BACKENDS = {
     "jax_unconnected": Backend("jax", compiled=True),
 }
 INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
-# The frameworks that may need a Python of their own, which are packages of these names.
+# The frameworks that may need a separate Python. Each name is also the name of the package.
 INSTALL = {
     "torch": INSTALL_TORCH,
     "jax": "pip install jax keras, or name a Python that has them by --jax_python",
@@ -60,12 +60,12 @@ INSTALL = {
 
 
 def possible(backends: list[str], workers: int) -> list[str]:
-    """Those that run with so many workers."""
+    """Returns the backends that run with this number of workers."""
     return [b for b in backends if (BACKENDS[b].alone if workers == 1 else BACKENDS[b].several)]
 
 
 def limit(backend: str, workers: int) -> str:
-    """The same model in the same framework, as many times, each alone."""
+    """Returns the backend without communication for the same model, framework and workers."""
     found = BACKENDS[backend]
     if found.framework in INSTALL:
         return {"torch": "ddp_unconnected", "jax": "jax_unconnected"}[found.framework]
@@ -73,7 +73,7 @@ def limit(backend: str, workers: int) -> str:
 
 
 def peer(backend: str, workers: int) -> str:
-    """The other way to train the same Keras model; "" where the model is not Keras's."""
+    """Returns the backend that trains the same Keras model in another way; "" for torch."""
     if BACKENDS[backend].framework == "torch":
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
@@ -88,14 +88,14 @@ def peer(backend: str, workers: int) -> str:
 
 
 def find_python(backend: str, pythons: Mapping[str, str]) -> str:
-    """The Python that runs a backend.
+    """Returns the Python that runs a backend.
 
     Args:
         backend: a key of `BACKENDS`.
-        pythons: a Python for each framework; this one for those that are not named.
+        pythons: a Python for each framework; this Python by default.
 
     Raises:
-        MissingError: it lacks the framework; with what installs it.
+        MissingError: the Python lacks the framework; the message contains the remedy.
     """
     framework = BACKENDS[backend].framework
     python = pythons.get(framework, sys.executable)

@@ -1,4 +1,4 @@
-"""Times as many steps as it is told to, and stops the process in between."""
+"""Times the requested numbers of steps, and blocks the process between requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Clock:
-    """A worker's end of the driver's pipe: numbers of steps come in, seconds go out.
+    """Receives numbers of steps through a worker's pipe to the driver, and sends seconds.
 
     Args:
         pipe: a `multiprocessing` connection.
@@ -18,10 +18,10 @@ class Clock:
         self._await_orders()
 
     def tick(self, result: Any) -> None:
-        """A step has been taken.
+        """Counts a step that has been taken.
 
         Args:
-            result: a scalar that the step gave; reading it waits until the step is done.
+            result: a scalar result of the step; reading it waits until the step has ended.
         """
         self._left -= 1
         if not self._left:

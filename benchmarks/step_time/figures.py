@@ -1,4 +1,4 @@
-"""Rows and table from the times of the rounds."""
+"""Computes rows and tables from the times of the rounds."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def make_rows(
     limits: Mapping[str, str],
     peers: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """One row per backend.
+    """Returns one row per backend.
 
     Args:
-        model: its name.
-        workers: how many.
-        rounds: for each backend its seconds per step in each round.
-        missing: for each backend that could not run, why.
-        limits: for each backend the one that does the same without connection.
-        peers: for each backend the one that it is compared with, or "".
+        model: the model's name.
+        workers: the number of workers.
+        rounds: for each backend, its seconds per step in each round.
+        missing: for each backend that could not run, the reason.
+        limits: for each backend, the backend that does the same without communication.
+        peers: for each backend, the backend that it is compared with, or "".
 
     Returns:
-        Rows with `step_ms` (the median) between its quartiles `low_ms` and `high_ms`, and
-        `best_ms`; where the limit ran, `efficiency` (limit's time / time) and, where the peer ran,
-        `ratio` (time / peer's time). Both are taken round by round: the median over the rounds,
-        between its quartiles.
+        Rows with `step_ms` (the median) and its quartiles `low_ms` and `high_ms`, and `best_ms`. If
+        the limit ran, `efficiency` (limit's time / time), and if the peer ran, `ratio` (time /
+        peer's time). Both are computed in each round; the rows contain the median over the rounds
+        and its quartiles.
     """
     rows: list[dict[str, Any]] = []
     for backend, times in rounds.items():
@@ -72,23 +72,23 @@ def make_rows(
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows in aligned columns; the reason in place of figures that are missing."""
+    """Formats the rows in aligned columns; a row without figures shows the reason."""
     return format_rows(rows, COLUMNS, format_cell)
 
 
 def divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
-    """Ratios round by round."""
+    """Returns the ratio of each round."""
     return [a / b for a, b in zip(upper, lower, strict=True)]
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
+    """Returns the first quartile, the median and the third quartile."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return low, median(values), high
 
 
 def format_cell(name: str, value: Any) -> str:
-    """A figure as the tables show it; nothing for None."""
+    """Formats a figure for the tables; "" for None."""
     if value is None:
         return ""
     if isinstance(value, float):

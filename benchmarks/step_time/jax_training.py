@@ -1,4 +1,4 @@
-"""Training of the Keras models on JAX: each function takes steps for ever and tells a clock."""
+"""Trains the Keras models on JAX; each function takes steps forever and reports them to a clock."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ENDLESS = 10**9
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Plain `fit`, without connection to anything."""
+    """Trains with plain `fit`, without communication."""
     fit(workload, clock)
 
 
 def data_parallel(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` with Keras's own distribution, over JAX's collectives for CPUs, gloo."""
+    """Trains with `fit` and Keras's `DataParallel`, over gloo, JAX's collectives for CPUs."""
     if addresses:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         keras.distribution.initialize(addresses[0], len(addresses), rank)
@@ -36,7 +36,7 @@ def data_parallel(workload: Workload, rank: int, addresses: list[str], clock: Cl
 
 
 def fit(workload: Workload, clock: Clock) -> None:
-    """Trains by `model.fit` with loss and accuracy; each worker feeds its own rows."""
+    """Trains with `model.fit`, with loss and accuracy; each worker has its own rows."""
     model = BUILDERS[workload.name]()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(workload.optimizer, loss, metrics=["accuracy"])
@@ -48,7 +48,7 @@ def fit(workload: Workload, clock: Clock) -> None:
 
 
 def endless(workload: Workload) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same batch for ever."""
+    """Yields the same batch forever."""
     random = np.random.default_rng(0)
     if workload.integers:
         x = random.integers(workload.classes, size=(workload.rows, *workload.shape))

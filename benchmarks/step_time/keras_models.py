@@ -7,24 +7,24 @@ from keras import layers
 
 
 def tiny() -> keras.Model:
-    """Small enough for a test."""
+    """A model that is small enough for a test."""
     return keras.Sequential([keras.Input([8]), layers.Dense(4)])
 
 
 def mlp() -> keras.Model:
-    """8.4 million parameters and little to compute: the gradients' way decides."""
+    """8.4 million parameters and little computation, so that communication dominates."""
     hidden = [layers.Dense(2048, "relu") for _ in range(2)]
     return keras.Sequential([keras.Input([2048]), *hidden, layers.Dense(10)])
 
 
 def convolve(x: keras.KerasTensor, filters: int, stride: int = 1) -> keras.KerasTensor:
-    """Convolution, batch normalisation, ReLU."""
+    """Convolution, batch normalization, ReLU."""
     x = layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
     return layers.ReLU()(layers.BatchNormalization()(x))
 
 
 def cnn() -> keras.Model:
-    """A residual network of seven convolutions for images of 32x32, with batch normalisation."""
+    """A residual network of seven convolutions for images of 32x32, with batch normalization."""
 
     images = keras.Input([32, 32, 3])
     x = convolve(images, 32)
@@ -35,7 +35,7 @@ def cnn() -> keras.Model:
 
 
 def resnet() -> keras.Model:
-    """ResNet-20 for images of 32x32: 19 convolutions of 3x3 with batch normalisation each."""
+    """ResNet-20 for images of 32x32: 19 convolutions of 3x3, each with batch normalization."""
     images = keras.Input([32, 32, 3])
     x = convolve(images, 16)
     for filters in (16, 32, 64):

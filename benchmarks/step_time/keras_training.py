@@ -1,4 +1,4 @@
-"""Training of the Keras models: each function takes steps for ever and tells a clock of them."""
+"""Trains the Keras models; each function takes steps forever and reports them to a clock."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ENDLESS = 10**9
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Plain Keras, without connection to anything."""
+    """Trains with plain Keras, without communication."""
     fit(workload, workload.rows, None, clock)
 
 
 def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` under tfdist's strategy as it comes."""
+    """Trains with `fit` under tfdist's strategy with its defaults."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -32,7 +32,7 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
 
 
 def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """A custom loop under tfdist's strategy."""
+    """Trains in a custom loop under tfdist's strategy."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -42,28 +42,28 @@ def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Cloc
 def tfdist_replica_statistics(
     workload: Workload, rank: int, addresses: list[str], clock: Clock
 ) -> None:
-    """`fit` under tfdist's strategy that normalizes with the statistics of each worker's rows."""
+    """Trains like `tfdist_native`; normalizes with the statistics of each worker's rows."""
     os.environ["TFDIST_BATCH_STATISTICS"] = "replica"
     tfdist_native(workload, rank, addresses, clock)
 
 
 def tfdist_mse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` under tfdist's strategy with the mean squared error of probabilities as its loss."""
+    """Trains under tfdist's strategy with the mean squared error of probabilities as the loss."""
     fit_probabilities(workload, addresses, clock, mean_square)
 
 
 def tfdist_rmse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """The same with its root, which is no mean over the rows."""
+    """Trains with the root mean squared error, which is not a mean over the rows."""
     fit_probabilities(workload, addresses, clock, lambda y, p: keras.ops.sqrt(mean_square(y, p)))
 
 
 def tfdist_dice(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """The same with the Dice loss of the whole batch."""
+    """Trains with the Dice loss of the whole batch."""
     fit_probabilities(workload, addresses, clock, lambda y, p: 1 - overlap(y, p))
 
 
 def tfdist_f1(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """The mean squared error, and a metric function that is a ratio of sums over the batch."""
+    """Trains with the mean squared error, and a metric that is a ratio of sums over the batch."""
     rounded = of_probabilities(lambda y, p: overlap(y, keras.ops.round(p)))
     fit_probabilities(workload, addresses, clock, mean_square, rounded)
 
@@ -79,7 +79,7 @@ def overlap(y: Any, p: Any) -> Any:
 
 
 def of_probabilities(compute: Any) -> Any:
-    """A function of labels and logits that computes with one-hot vectors and probabilities."""
+    """Returns a function of labels and logits that passes one-hot vectors and probabilities on."""
 
     def function(labels: Any, logits: Any) -> Any:
         return compute(keras.ops.one_hot(labels, logits.shape[-1]), keras.ops.softmax(logits))
@@ -90,14 +90,14 @@ def of_probabilities(compute: Any) -> Any:
 def fit_probabilities(
     workload: Workload, addresses: list[str], clock: Clock, loss: Any, *metrics: Any
 ) -> None:
-    """`fit` under tfdist's strategy.
+    """Trains with `fit` under tfdist's strategy.
 
     Args:
         workload: the model.
-        addresses: of the workers.
-        clock: told of each step.
-        loss: of one-hot vectors and probabilities.
-        metrics: functions of labels and logits, besides the accuracy.
+        addresses: the addresses of the workers.
+        clock: counts the steps.
+        loss: a function of one-hot vectors and probabilities.
+        metrics: functions of labels and logits, in addition to the accuracy.
     """
     import tfdist
 
@@ -107,7 +107,7 @@ def fit_probabilities(
 
 
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` under tfdist's strategy, compiled."""
+    """Trains with `fit` under tfdist's strategy, compiled."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -115,12 +115,12 @@ def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock
 
 
 def alone_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """Plain Keras, compiled."""
+    """Trains with plain Keras, compiled."""
     fit(workload, workload.rows, None, clock, jit_compile=True)
 
 
 def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` under tfdist's strategy, where each worker updates a share of the weights."""
+    """Trains with `fit` under tfdist's strategy; each worker updates a share of the weights."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
@@ -128,7 +128,7 @@ def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: C
 
 
 def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` under tfdist's strategy with TensorFlow's collectives."""
+    """Trains with `fit` under tfdist's strategy with TensorFlow's collectives."""
     import tfdist
 
     strategy = tfdist.MultiWorkerMirroredStrategy(communication="tensorflow")
@@ -136,14 +136,14 @@ def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock
 
 
 def fit(workload: Workload, rows: int, strategy: Any, clock: Clock, **settings: Any) -> None:
-    """Trains by `model.fit` with loss and accuracy.
+    """Trains with `model.fit`, with loss and accuracy.
 
     Args:
         workload: the model.
-        rows: the global batch.
+        rows: the rows of the global batch.
         strategy: a tf.distribute strategy, or None.
-        clock: told of each step.
-        settings: of `fit_with`.
+        clock: counts the steps.
+        settings: keyword arguments of `fit_with`.
     """
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
@@ -161,7 +161,7 @@ def fit_with(
     loss: Any = None,
     metrics: Sequence[Any] = (),
 ) -> None:
-    """The same with a callback instead of the clock, and perhaps another loss and more metrics."""
+    """Trains like `fit`, with a callback instead of the clock, and optional loss and metrics."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = BUILDERS[workload.name]()
         model.compile(
@@ -175,7 +175,7 @@ def fit_with(
 
 
 def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """A training loop of one's own under TensorFlow's strategy, whose `fit` fails on Keras 3."""
+    """Trains in a custom loop under TensorFlow's strategy, with which Keras 3's `fit` fails."""
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
@@ -184,7 +184,7 @@ def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock
 
 
 def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
-    """Trains by `strategy.run`, as TensorFlow's guides do; see `fit`."""
+    """Trains with `strategy.run`, like TensorFlow's guides; see `fit`."""
     with strategy.scope():
         model = BUILDERS[workload.name]()
         optimizer = keras.optimizers.get(workload.optimizer)
@@ -214,12 +214,12 @@ def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
 
 
 def loss_function(**options: Any) -> Any:
-    """What all models are trained on."""
+    """Returns the loss function of all models."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
 
 
 def endless(workload: Workload, rows: int) -> tf.data.Dataset:
-    """The same batch for ever, which costs next to nothing to read."""
+    """Returns a dataset that repeats one batch forever, and takes almost no time to read."""
     random = np.random.default_rng(0)
     if workload.integers:
         x = random.integers(workload.classes, size=(rows, *workload.shape)).astype("int32")

@@ -1,4 +1,4 @@
-"""Processes that sleep until they are asked, each at its own pipe."""
+"""Processes that sleep between requests, each with a pipe to the driver."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAX_TEXT = 500
 
 
 class TeamError(Exception):
-    """A worker failed or gave no answer; the message says which and why."""
+    """A worker failed or did not answer; the message names the worker and the reason."""
 
 
 class Members:
-    """Workers, each of which answers what it is sent; an answer that is a text says why it failed.
+    """Workers that answer requests. A text as the answer is the reason for which a worker failed.
 
     Args:
-        commands: for each worker its arguments. One more is added: its order as JSON, with the
-            number of the file that leads to the driver as `file`.
-        orders: for each worker the rest of its order.
+        commands: for each worker, the program and its arguments. A further argument is added: the
+            order as JSON, with the descriptor of the pipe to the driver as `file`.
+        orders: for each worker, the rest of its order.
         timeout: seconds to wait for an answer.
     """
 
@@ -48,19 +48,19 @@ class Members:
             raise
 
     def ask(self, question: Any) -> list[Any]:
-        """Asks all workers at once.
+        """Sends a request to all workers concurrently.
 
         Returns:
-            Their answers, in the workers' order.
+            The answers, in the order of the workers.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         try:
             for member in self._members:
                 member.pipe.send(question)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # Its last words are read below.
+            pass  # The worker's last output is read below.
         waiting = {member.pipe: rank for rank, member in enumerate(self._members)}
         answers = {}
         end = time.monotonic() + self._timeout
@@ -69,14 +69,14 @@ class Members:
             if not ready:
                 ranks = ", ".join(map(str, waiting.values()))
                 raise TeamError(f"worker {ranks} gave no answer within {self._timeout:.0f} s")
-            # A worker that failed is heard while those that wait for it are silent.
+            # A failed worker answers, although the workers that wait for it do not.
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 answers[rank] = self._read(rank)
         return [answers[rank] for rank in sorted(answers)]
 
     def stop(self) -> None:
-        """Ends the processes, if they have not been ended yet."""
+        """Kills the processes, if they have not been killed yet."""
         for member in self._members:
             member.process.kill()
         for member in self._members:
@@ -99,7 +99,7 @@ class Members:
 
 
 class Member:
-    """One process, its pipe, and what it writes."""
+    """One process, its pipe, and its output."""
 
     def __init__(self, command: Sequence[str], order: Mapping[str, Any]) -> None:
         self.pipe: Connection
@@ -114,7 +114,7 @@ class Member:
                 stdout=self.log,
                 stderr=self.log,
                 pass_fds=[file],
-                start_new_session=True,  # Ctrl-C is for the driver alone.
+                start_new_session=True,  # Ctrl-C must reach only the driver.
             )
         except BaseException:
             self.pipe.close()
@@ -124,7 +124,7 @@ class Member:
             theirs.close()
 
     def last_words(self) -> str:
-        """The last lines that it wrote, as one."""
+        """Returns the last lines of the output, joined to one line."""
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]

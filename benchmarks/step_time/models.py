@@ -1,4 +1,4 @@
-"""The models that are timed: what a step is fed. Each is built in Keras and in torch."""
+"""The models that are timed, and the input of a step. Each is built in Keras and in torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """What one worker feeds a model in a step: random inputs and labels, the same every time.
+    """The input of a worker's step: random values and labels, the same in each step.
 
     Attributes:
-        name: of the model, in `keras_models` and `torch_models`.
-        shape: one row of the input.
-        labels: one row of the labels.
-        classes: labels, and input where it is integers, are below this.
-        rows: rows per worker and step.
-        steps: steps in a round, unless the user says otherwise.
-        integers: whether the input is integers.
+        name: the name of the model, in `keras_models` and `torch_models`.
+        shape: the shape of one row of the input.
+        labels: the shape of one row of the labels.
+        classes: the number of values of the labels, and of the input if it consists of integers.
+        rows: the number of rows per worker and step.
+        steps: the default number of steps in a round.
+        integers: whether the input consists of integers.
         optimizer: one of `OPTIMIZERS`.
     """
 
@@ -30,7 +30,7 @@ class Workload:
     optimizer: str = "sgd"
 
 
-# With Keras's learning rates.
+# The optimizers, with Keras's default learning rates.
 OPTIMIZERS = {"sgd": 0.01, "adam": 0.001}
 
 MODELS = {

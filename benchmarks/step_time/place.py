@@ -1,4 +1,4 @@
-"""Where a worker computes: on one core, with one thread, and without a GPU."""
+"""Makes a worker compute on one core, with one thread, and without a GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 
 def take_place(rank: int, addresses: Sequence[str]) -> None:
-    """Settles this process, before any framework is imported.
+    """Configures this process; call it before any framework is imported.
 
     Args:
-        rank: of this worker, which is also the number of its core; where there are fewer cores,
-            they are counted through again.
-        addresses: of all workers; empty where they do not talk.
+        rank: the rank of this worker, which is also the number of its core, modulo the number of
+            cores.
+        addresses: the addresses of all workers; empty if they do not communicate.
     """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
@@ -22,7 +22,7 @@ def take_place(rank: int, addresses: Sequence[str]) -> None:
         CUDA_VISIBLE_DEVICES="",
         GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
-        TF_CPP_MIN_LOG_LEVEL="2",  # So that what a worker says last is no information.
+        TF_CPP_MIN_LOG_LEVEL="2",  # So that a worker's last lines do not hide its error.
         TF_NUM_INTRAOP_THREADS="1",
         TF_NUM_INTEROP_THREADS="2",
     )

@@ -1,4 +1,4 @@
-"""A worker's process that `Members` has started: it works by its order, and says why it fails."""
+"""Runs a worker's process that `Members` has started, and reports its failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.step_time.members import MAX_TEXT
 
 
 def serve(work: Callable[..., None]) -> None:
-    """Works until the driver is gone.
+    """Calls a function with the worker's order, and returns when the driver is gone.
 
     Args:
-        work: takes the pipe to the driver and the rest of the order, by name. It raises `EOFError`
-            when it reads from the pipe and the driver is gone.
+        work: takes the pipe to the driver, and the rest of the order as keyword arguments. It
+            raises `EOFError` when it reads from the pipe and the driver is gone.
     """
     order = json.loads(sys.argv[1])
     pipe = Connection(order.pop("file"))

@@ -1,4 +1,4 @@
-"""The processes of one backend, started once and asked for some steps at a time."""
+"""The processes of one backend, which are started once and take steps on request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Team", "TeamError"]
 
 
 class Team(Members):
-    """Workers of one backend that sleep until they are asked for steps.
+    """Workers of one backend that sleep until steps are requested.
 
     Args:
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
-        workers: how many processes; worker i runs on core i alone, with one thread to compute.
-        optimizer: one of `OPTIMIZERS`.
-        pythons: as for `find_python`.
+        workers: the number of processes; worker i runs on core i only, with one compute thread.
+        optimizer: a key of `OPTIMIZERS`.
+        pythons: see `find_python`.
         timeout: seconds to wait for an answer.
-        hosts: for each worker its own; by default all are on this host.
+        hosts: a host for each worker; by default, all workers are on this host.
 
     Raises:
         MissingError: the backend cannot run here.
@@ -56,19 +56,19 @@ class Team(Members):
         )
 
     def steps(self, count: int) -> float:
-        """Takes steps on all workers at once.
+        """Takes steps on all workers concurrently.
 
         Returns:
             The seconds that the slowest worker took.
 
         Raises:
-            TeamError: a worker failed or gave no answer.
+            TeamError: a worker failed or did not answer.
         """
         return max(map(float, self.ask(count)))
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of this machine with ports that are free."""
+    """Returns addresses of this machine with free ports."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in sockets]
     for s in sockets:

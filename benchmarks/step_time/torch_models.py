@@ -1,4 +1,4 @@
-"""The models in torch, layer by layer those of `keras_models`; they return logits."""
+"""The models of `keras_models` in torch, with the same layers; they return logits."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch.nn import functional
 
 
 def tiny() -> nn.Module:
-    """Small enough for a test."""
+    """A model that is small enough for a test."""
     return nn.Linear(8, 4)
 
 
 def mlp() -> nn.Module:
-    """8.4 million parameters and little to compute."""
+    """8.4 million parameters and little computation."""
     hidden = [layer for _ in range(2) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(2048, 10))
 
 
 def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
-    """Convolution, batch normalisation with Keras's constants, ReLU."""
+    """Convolution, batch normalization with Keras's constants, ReLU."""
     return nn.Sequential(
         nn.Conv2d(before, filters, 3, stride, padding=1, bias=False),
         nn.BatchNorm2d(filters, eps=1e-3, momentum=0.01),
@@ -28,7 +28,7 @@ def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside one of 1x1, which halves the image, or beside nothing."""
+    """The sum of two convolutions and a 1x1 convolution that halves the image, or the identity."""
 
     def __init__(self, before: int, filters: int, stride: int = 2) -> None:
         super().__init__()
@@ -40,14 +40,14 @@ class Residual(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """A residual network of seven convolutions for images of 32x32, with batch normalisation."""
+    """A residual network of seven convolutions for images of 32x32, with batch normalization."""
     blocks = [Residual(before, filters) for before, filters in ((32, 32), (32, 64), (64, 128))]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
     return nn.Sequential(convolve(3, 32), *blocks, *head)
 
 
 def resnet() -> nn.Module:
-    """ResNet-20 for images of 32x32: 19 convolutions of 3x3 with batch normalisation each."""
+    """ResNet-20 for images of 32x32: 19 convolutions of 3x3, each with batch normalization."""
     blocks = [Residual(16, 16, 1) for _ in range(3)]
     for filters in (32, 64):
         blocks += [Residual(filters // 2, filters), *(Residual(filters, filters, 1) for _ in "12")]
@@ -56,7 +56,7 @@ def resnet() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Causal attention and a hidden layer, each behind a normalisation."""
+    """Causal attention and a hidden layer, each after a normalization."""
 
     def __init__(self, width: int, heads: int = 8) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class GPT(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Two recurrent layers of 256 over 64 tokens; torch's have a second bias."""
+    """Two recurrent layers of 256 over 64 tokens; torch's layers have a second bias."""
 
     def __init__(self) -> None:
         super().__init__()

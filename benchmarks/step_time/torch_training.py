@@ -1,4 +1,4 @@
-"""Training of the torch models: each function takes steps for ever and tells a clock of them."""
+"""Trains the torch models; each function takes steps forever and reports them to a clock."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchmarks.step_time.torch_models import BUILDERS
 
 
 def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """A plain loop, without connection to anything."""
+    """Trains in a plain loop, without communication."""
     torch.set_num_threads(1)
     train(BUILDERS[workload.name](), workload, clock)
 
 
 def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """The same loop over `DistributedDataParallel` with its defaults, by gloo."""
+    """Trains in the same loop with `DistributedDataParallel` and its defaults, over gloo."""
     torch.set_num_threads(1)
     if addresses:
         start = f"tcp://{addresses[0]}"
@@ -30,7 +30,7 @@ def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> No
 
 
 def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
-    """Trains with loss and accuracy, as Keras's `fit` does it."""
+    """Trains with loss and accuracy, like Keras's `fit`."""
     x, y = data(workload)
     optimizer = CLASSES[workload.optimizer](model.parameters(), lr=OPTIMIZERS[workload.optimizer])
     loss_function = nn.CrossEntropyLoss()
@@ -47,7 +47,7 @@ def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
 
 
 def data(workload: Workload) -> tuple[Tensor, Tensor]:
-    """A random batch of one worker; images with the channels first, labels flat."""
+    """Returns a random batch of one worker: images with the channels first, and flat labels."""
     torch.manual_seed(0)
     rows, shape = workload.rows, workload.shape
     if workload.integers:

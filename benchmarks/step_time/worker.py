@@ -1,4 +1,4 @@
-"""A worker's process: settings that the frameworks read when they are imported, then steps."""
+"""A worker's process: sets the variables that the frameworks read at import, and then trains."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def work(
     """Trains until the driver is gone.
 
     Args:
-        pipe: to the driver.
+        pipe: the pipe to the driver.
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
-        optimizer: one of `OPTIMIZERS`.
-        rank: of this worker, which is also the number of its core.
-        addresses: of all workers; empty where they do not talk.
+        optimizer: a key of `OPTIMIZERS`.
+        rank: the rank of this worker, which is also the number of its core.
+        addresses: the addresses of all workers; empty if they do not communicate.
     """
     take_place(rank, addresses)
     training = importlib.import_module(

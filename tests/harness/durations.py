@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-# Assumed for a test whose duration is not recorded.
+# The assumed seconds of a test without a recorded duration.
 UNKNOWN_SECONDS = 2.0
 RECORDED = pathlib.Path(__file__).with_name("durations.json")
-# The processor time in which the reference machine imports TensorFlow during the tests: the default
-# tests take 6:42 on two cores of it.
+# The processor seconds that the reference machine takes to import TensorFlow during the tests. On
+# two of its cores, the default tests take 6:42.
 _IMPORT_SECONDS = 4.6
 
 

@@ -2,8 +2,9 @@
 
 The libraries that replace CUDA's driver and NCCL are those of the C++ tests; streams are threads. A
 TensorFlow built without CUDA (tensorflow-cpu) gets a GPU with its own memory and stream from a
-plugin. A TensorFlow built with CUDA has kernels for GPUs, which could not run on such a GPU. There,
-strategies treat the CPU as a GPU, and the collectives' kernels for GPUs take tensors of the CPU.
+plugin. A TensorFlow built with CUDA has kernels for GPUs, which could not run on such a GPU. With
+such a TensorFlow, strategies treat the CPU as a GPU, and the collectives' kernels for GPUs take
+tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from tfdist._src.options import NativeOptions
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
-# With these settings, ranks can share a GPU since NCCL 2.30. Without the last two, they could
-# deadlock, because each needs part of the GPU that another one occupies.
+# With these settings, ranks can share a GPU since NCCL 2.30. Without the last two settings, ranks
+# could deadlock, because each needs a part of the GPU that another rank occupies.
 NCCL_SHARES = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_NVLS_ENABLE": "0",

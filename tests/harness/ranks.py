@@ -49,7 +49,7 @@ class Ranks:
         native: whether they may use the native collectives.
         hosts: the number of hosts that they appear to run on, in rank order; or the host of each.
         tls: whether each appears to run on its own host, with TLS between them.
-        strategy: whether each creates a strategy of all of them when it starts.
+        strategy: whether each process creates a strategy of all processes when it starts.
         gpus: how sums are computed on simulated GPUs: by "p2p" kernels, by "nccl" or through the
             "host", or "" to decide by their size; None for no simulated GPUs.
         real_gpus: for each process, the real GPUs that it uses instead, as in
@@ -199,11 +199,11 @@ class Ranks:
 
 
 def serve(pipe: Any, communication: str | None, devices: int) -> None:
-    """A rank's main loop.
+    """Runs the main loop of a rank.
 
     Args:
         pipe: the connection to the test's process.
-        communication: an argument of its strategy; None for no strategy.
+        communication: an argument of the rank's strategy; None for no strategy.
         devices: the number of replicas on CPUs.
     """
     import tensorflow as tf

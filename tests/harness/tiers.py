@@ -141,7 +141,7 @@ def in_part(nodeid: str, part: str) -> bool:
         part: "I/N": part I of N, from 1 to N.
 
     Raises:
-        ValueError: `part` is something else.
+        ValueError: `part` does not have this form.
     """
     index, _, count = part.partition("/")
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):

@@ -20,7 +20,7 @@ class Child:
     """A process that a zygote has forked.
 
     Attributes:
-        pipe: the connection to it.
+        pipe: the connection to the process.
     """
 
     def __init__(self, zygote: Zygote, pid: int, pipe: Connection) -> None:

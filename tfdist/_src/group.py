@@ -1,4 +1,7 @@
-"""The group of workers that the strategies of a process share: joined once, changed together."""
+"""The group of workers that all strategies of a process share.
+
+A process joins it once. Later, all workers change it together (`Group.regroup`).
+"""
 
 import contextlib
 import dataclasses
@@ -38,7 +41,7 @@ from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 _COLORS = re.compile(r"\x1b\[[\d;]*m")
 # Keras reports the location first, and the cause on the next line.
 _KERAS_PREFIX = "Exception encountered when calling"
-# Precedes a traceback, whose last line is the error.
+# Precedes a traceback. The last line of the traceback is the error.
 _AUTOGRAPH_PREFIX = "in user code:"
 
 
@@ -399,7 +402,7 @@ class Group:
             compressor.renew()
 
     def serve_tensorflow(self) -> None:
-        """Starts TensorFlow's server, which connects its collectives to the other workers.
+        """Starts TensorFlow's server, which connects TensorFlow's collectives to other workers.
 
         Raises:
             UnsupportedError: TensorFlow has already run an operation.
@@ -499,7 +502,7 @@ class Group:
         return sorted(filter(None, found), key=lambda cause: cause.at_ns)
 
     def cause_of(self, error: BaseException, since_ns: int = 0) -> Cause | None:
-        """Returns why an operation failed if its communicator was aborted; None otherwise.
+        """Returns the cause of an error if the communicator was aborted; None otherwise.
 
         Args:
             error: the operation's error.

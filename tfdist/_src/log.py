@@ -21,13 +21,14 @@ logger = logging.getLogger("tfdist")
 class StderrHandler(logging.Handler):
     """Writes messages to stderr, in whole lines and without blocking.
 
-    If nobody reads stderr, a caller waits 0.2 s once. The lines are kept until a later message, or
-    the end of the process, finds stderr writable. Beyond 1000 lines, messages are dropped, and a
-    later line reports their number. A forked child begins without lines.
+    If stderr is full because its reader has stopped, the first message waits for 0.2 s, and later
+    messages do not wait. Their lines are kept, and written with a later message or at exit, once
+    stderr is writable. Beyond 1000 lines, messages are dropped, and a later line reports how many.
+    A forked child does not inherit the kept lines.
 
-    A message is left to the application if one of its own handlers prints it on the terminal, as
+    This handler skips a message if a handler of the application prints it to stdout or stderr, as
     after `logging.basicConfig()` or in `absl.app.run`. If the application has replaced
-    `sys.stderr`, the replacement gets the lines at once, and may block.
+    `sys.stderr`, the replacement gets each line immediately, and may block.
     """
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class StderrHandler(logging.Handler):
         self._write_pending(descriptor, 0.0 if self._stalled else _PATIENCE_SECONDS)
 
     def flush(self) -> None:
-        """Writes the pending lines, for at most one second. Called at exit."""
+        """Writes the pending lines, waiting at most one second. Called at exit."""
         try:
             self._count_dropped()
             if self._pending and sys.__stderr__ is not None:
@@ -91,7 +92,7 @@ class StderrHandler(logging.Handler):
 
     def _write_pending(self, descriptor: int, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        # A message of a signal handler that interrupts a write is written after that.
+        # If a signal handler logs a message during a write, the line is written after that write.
         while self._pending and not self._writing:
             self._writing = True
             try:
@@ -123,7 +124,7 @@ class StderrHandler(logging.Handler):
         source: logging.Logger | None = logging.getLogger(record.name)
         while source is not None:
             for handler in source.handlers:
-                # A handler of absl has the one that prints as an attribute.
+                # absl's handler has an attribute with the handler that prints.
                 stream = getattr(getattr(handler, "python_handler", handler), "stream", None)
                 prints = any(stream is terminal for terminal in terminals)
                 if prints and handler is not self and record.levelno >= handler.level:
@@ -142,11 +143,11 @@ class _Formatter(logging.Formatter):
 def _write(descriptor: int, data: bytes) -> int:
     """Writes to a descriptor that is ready.
 
-    Another process may fill a pipe in the meantime. So the write does not block, and is atomic up
-    to `PIPE_BUF` bytes.
+    Another process may fill the pipe just before the write. So the write does not block, and is
+    atomic up to `PIPE_BUF` bytes.
 
     Args:
-        descriptor: the descriptor. Its flags are kept, since other processes share them.
+        descriptor: the descriptor. Its flags are not changed, since other processes share them.
         data: at most `PIPE_BUF` bytes.
 
     Returns:
@@ -176,6 +177,6 @@ def _write(descriptor: int, data: bytes) -> int:
 if logger.level == logging.NOTSET:
     try:
         logger.setLevel(log_level().upper())
-    except ValueError:  # The launcher and the strategies raise it.
+    except ValueError:  # The launcher and the strategies report the invalid level.
         logger.setLevel(logging.INFO)
 logger.addHandler(StderrHandler())

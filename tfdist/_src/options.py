@@ -1,6 +1,6 @@
 """Settings from the environment, the names of all TFDIST_* variables, and exit codes.
 
-Nothing else reads these variables, and no other module spells their names.
+Other modules refer to the variables by these constants, and spell the names in messages only.
 """
 
 from __future__ import annotations
@@ -56,9 +56,11 @@ class InternalVariable:
     """The names of variables that tfdist sets for processes that it starts; not settings.
 
     Attributes:
-        GENERATION: see `LauncherOptions`, as for the next two.
+        GENERATION: see `LauncherOptions`.
+        ELASTIC: see `LauncherOptions`.
+        WITNESS: see `LauncherOptions`.
         PROGRESS_FILE: see `progress_path`.
-        SPARK_ROWS: the location of the rows of a worker on Spark, and the length of their arrays.
+        SPARK_ROWS: the path and schema of a Spark worker's rows, and the lengths of their arrays.
     """
 
     GENERATION = "TFDIST_GENERATION"
@@ -92,7 +94,8 @@ class LauncherOptions:
     """Variables that the launcher sets for its workers.
 
     Attributes:
-        generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
+        generation: the number of times that the launcher has restarted the job
+            (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a failed worker while the others continue
             (`TFDIST_ELASTIC`, 1 or 0).
         witness: the address at which the launcher of this worker's host reports its dead workers
@@ -112,7 +115,7 @@ class LauncherOptions:
         """Reads the variables that are set.
 
         Raises:
-            ValueError: the generation or the switch is invalid.
+            ValueError: `TFDIST_GENERATION` or `TFDIST_ELASTIC` is invalid.
         """
         return cls(**_read(cls, InternalVariable, environment))
 
@@ -135,8 +138,8 @@ class Options:
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shm, one_shot,
             two_shot, ring or hierarchical; "" selects by size, ranks and hosts.
         device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): p2p, by
-            tfdist's kernels, which read the memory of other GPUs; nccl; host; or by_size, the usual
-            choice; "" measures which is faster.
+            tfdist's kernels, which read the memory of other GPUs; nccl; host, through the host's
+            memory; or by_size, p2p up to 256 KiB and nccl above; "" measures which is faster.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
@@ -154,7 +157,7 @@ class Options:
         metrics_host: the address at which metrics are served (`TFDIST_METRICS_HOST`).
         xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
             `jit_compile` counts as False.
-        batch_statistics: the rows whose statistics `BatchNormalization` uses in training
+        batch_statistics: the rows from which `BatchNormalization` computes statistics in training
             (`TFDIST_BATCH_STATISTICS`), if a strategy does not specify them: global, the whole
             batch, or replica, each replica's own rows.
         save: the workers that write model files (`TFDIST_SAVE`): the chief and all workers that do
@@ -250,7 +253,7 @@ class Options:
 
 
 def xla_processor_limit(environment: Mapping[str, str] | None = None) -> str:
-    """The flag that makes XLA compile for older processors; "" without one.
+    """Returns the flag that makes XLA compile for older processors; "" if it is not set.
 
     Args:
         environment: variables to read; this process's environment by default.
@@ -328,22 +331,23 @@ def log_level() -> str:
 def progress_path() -> str:
     """The path of the memory that the launcher has made for this worker (`TFDIST_PROGRESS_FILE`).
 
-    Not a part of `Options`, because it is needed even if another setting is invalid: to report this
-    to the launcher.
+    Not a field of `Options`, because a worker needs it even if another setting is invalid, to
+    report that error to the launcher.
     """
     return os.environ.get(InternalVariable.PROGRESS_FILE, "")
 
 
 def environment_of_programs() -> dict[str, str]:
-    """The environment for the programs that this process starts.
+    """Returns the environment for the programs that this process starts.
 
-    It has a `PATH` even if none is set, because a compiler uses it to find its own programs.
+    It contains `PATH` even if this process has no `PATH`, because a compiler uses `PATH` to find
+    its own programs.
     """
     return {"PATH": os.defpath, **os.environ}
 
 
 def _read(options: type, names: type, source: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the fields of a dataclass whose variables are set."""
+    """Returns the values of those fields of a dataclass for which a variable is set."""
     values = {}
     for setting in fields(options):
         name = getattr(names, setting.name.upper(), "")

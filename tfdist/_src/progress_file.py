@@ -1,9 +1,9 @@
-"""A worker's report to its launcher through a small shared memory: its steps, and how it ended.
+"""A worker's report to its launcher, in shared memory: its steps, and the exception that ended it.
 
-The launcher makes the memory, and reads it after the worker has ended for any reason. The first
+The launcher creates the memory, and reads it after the worker has ended for any reason. The first
 process that opens the memory owns it, so that the worker's child processes do not write to it. The
-memory starts with the process ID and the steps, 8 bytes each. The exception that ended the process
-follows, as JSON with its length in front.
+memory starts with the owner's process ID and the number of steps, 8 bytes each. The exception that
+ended the process follows, as JSON preceded by its length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UncaughtException:
 
     Attributes:
         classes: the names of its class and of the class's bases, without their modules.
-        chained: the names of the exceptions that it was raised from or while handling.
+        chained: the class names of its chained exceptions (`__cause__` and `__context__`).
         message: the first line of its message.
 
     Example:
@@ -68,8 +68,8 @@ class Progress:
 
     Attributes:
         steps: the training steps that its job had completed, including steps of earlier processes;
-            None if it has counted none.
-        raised: the exception that ended it, if any.
+            None if the worker has counted none.
+        raised: the exception that ended the worker, if any.
     """
 
     steps: int | None = None
@@ -103,7 +103,7 @@ class ProgressFile:
         path: the path from the launcher.
 
     Raises:
-        OSError: it cannot be opened, or belongs to another process.
+        OSError: the memory cannot be opened, or belongs to another process.
     """
 
     def __init__(self, path: str) -> None:

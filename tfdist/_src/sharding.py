@@ -89,7 +89,7 @@ class Bucket:
         return self.shard_size * self.ranks - self.size
 
     def elements(self, rank: int) -> tuple[int, int]:
-        """The index of the first element of a rank's shard, and its end index; without padding."""
+        """The start and end indices of a rank's shard in the bucket, without padding."""
         ends = rank * self.shard_size, (rank + 1) * self.shard_size
         return min(ends[0], self.size), min(ends[1], self.size)
 
@@ -158,7 +158,7 @@ def check_elementwise(optimizer: Any) -> None:
 
 
 def is_stateless(optimizer: Any) -> bool:
-    """Whether an optimizer has no state to shard, such as plain SGD."""
+    """Whether an optimizer, such as plain SGD, has no state to shard."""
     optimizer = inner_optimizer(optimizer)
     state = ("momentum", "use_ema", "gradient_accumulation_steps")
     return type(optimizer) is keras.optimizers.SGD and not any(
@@ -216,7 +216,7 @@ class Shard(keras.Variable):  # type: ignore[misc]
         return flat[self.range.start : self.range.stop]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """Returns this shard's elements of slices, whose indices may repeat."""
+        """Returns this shard's elements of slices. The slices' indices may repeat."""
         row = int(self.variable.shape[1:].num_elements())
         start, stop = self.range.start, self.range.stop
         rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
@@ -242,7 +242,7 @@ def local_variables(device: str) -> Iterator[None]:
 
 
 class PreviousRankCopies:
-    """A copy of the previous rank's slots, from which they are recovered if that rank is lost.
+    """A copy of the previous rank's slots, used to restore the slots if that rank is lost.
 
     Rank 0 copies the last rank's slots.
 
@@ -254,8 +254,8 @@ class PreviousRankCopies:
         communicator: the communicator over the ranks.
 
     Attributes:
-        rank: the rank whose slots are copied.
-        stale: whether slots have changed since the copy, other than by a step.
+        rank: the previous rank.
+        stale: whether slots have been changed since the last copy, other than by a step.
     """
 
     def __init__(
@@ -300,7 +300,7 @@ class PreviousRankCopies:
         self.stale = False
 
     def of(self, kind: int, bucket: int) -> tf.Tensor:
-        """Returns the other rank's slots of a kind in a bucket, concatenated."""
+        """Returns the previous rank's slots of a kind in a bucket, concatenated."""
         dtype, begin, end = self._ranges[kind, bucket]
         return self._copies[dtype][begin:end]
 
@@ -333,7 +333,7 @@ class ShardedVariables:
         buckets: the buckets, each with the numbers of its shards.
         ranks: the number of ranks that the variables are sharded among.
         rank: this rank.
-        copies: a copy of another rank's slots; None if none is kept.
+        copies: the copy of the previous rank's slots; None if this rank keeps no copy.
         unbuilt: the variables that the optimizer had before it was built for the shards.
     """
 
@@ -408,7 +408,7 @@ class ShardedVariables:
         return results
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """Returns for each of `shards` its elements of its variable's full value, None for None."""
+        """Returns each shard's elements of its variable's full value; None if that is None."""
         results: list[Any] = []
         for shard in self.shards:
             value = values[shard.range.variable]
@@ -543,7 +543,7 @@ def trained_by(optimizer: Any) -> list[Any]:
 
 
 class FullSlot:
-    """The slot of a full variable, of which this rank holds some shards.
+    """The slot of a full variable. This rank holds only some shards of it.
 
     Args:
         sharded: the variables that the optimizer is built for.
@@ -564,7 +564,8 @@ class FullSlot:
         """This rank's shards of the flattened slot.
 
         Returns:
-            For each shard, the index of its first element, its variable, and a function to assign.
+            For each shard, the index of its first element, the variable that holds the shard of
+            the slot, and a function that assigns to this variable.
         """
 
         def assigns(slot: Any) -> Callable[[Any], None]:
@@ -597,8 +598,8 @@ class FullState:
         optimizer: a sharded optimizer that is built.
 
     Attributes:
-        blank: the unsharded counterpart, whose variables have no values.
-        blanks: its variables.
+        blank: the unsharded counterpart. Its variables have no values.
+        blanks: the variables of `blank`.
         variables: for each of `blanks`, a `FullSlot` or a variable of `optimizer`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What is compared: for each backend a function from a `Job` to the processes to start."""
+"""The backends: for each of them, a function that returns the processes to start for a `Job`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def gloo(job: Job) -> list[Process]:
-    """One process per rank."""
+    """Returns one process per rank."""
     remedy = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
     require(job.torch_python, "torch", remedy)
     program = [job.torch_python, "-m", "benchmarks.all_reduce.ranks.gloo"]

@@ -13,7 +13,7 @@ PARTS = ("bin/mpiexec.hydra", "lib/libmpi.so", "include/mpi.h")
 
 
 def impi(job: Job) -> list[Process]:
-    """One `mpiexec` for all ranks."""
+    """Returns one `mpiexec` process for all ranks."""
     root = find(job)
     library = root / "lib"
     program = build(
@@ -24,7 +24,7 @@ def impi(job: Job) -> list[Process]:
         "I_MPI_ROOT": str(root),
         "LD_LIBRARY_PATH": str(library),
         "I_MPI_FABRICS": "shm",
-        "I_MPI_PIN": "off",  # As the ranks of every other backend.
+        "I_MPI_PIN": "off",  # The ranks of other backends are not pinned either.
     }
     command = [str(root / PARTS[0]), "-n", str(job.ranks)]
     if job.hosts.namespaces:
@@ -44,15 +44,15 @@ def impi(job: Job) -> list[Process]:
 
 
 def find(job: Job) -> Path:
-    """The folder of Intel MPI: the one named, or this Python's, or torch's Python's.
+    """Returns the folder of Intel MPI: `impi_root`, or the environment of this or torch's Python.
 
     Raises:
-        MissingError: it lies in none.
+        MissingError: Intel MPI is in none of these folders.
     """
     if job.impi_root:
         roots = [Path(job.impi_root)]
     else:
-        # A virtual environment's interpreter is a link to another's, so it is not resolved.
+        # The interpreter of a virtual environment links to another one, so it is not resolved.
         roots = [Path(sys.prefix), Path(job.torch_python).absolute().parent.parent]
     for root in roots:
         if all((root / part).exists() for part in PARTS):

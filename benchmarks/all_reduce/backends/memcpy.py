@@ -1,4 +1,4 @@
-"""The machine's limit: every rank copies, without connection to anything."""
+"""The machine's limit: every rank copies memory, without communication."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from benchmarks.all_reduce.job import Job, Process
 
 
 def memcpy(job: Job) -> list[Process]:
-    """One process per rank."""
+    """Returns one process per rank."""
     program = build("gcc", [RANKS / "memcpy.c"], job.builds / "memcpy")
     return job.each_rank(str(program))

@@ -14,7 +14,7 @@ INSTALL = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def mpi(job: Job) -> list[Process]:
-    """One `mpirun` for all ranks."""
+    """Returns one `mpirun` process for all ranks."""
     mpirun, mpicc = find()
     program = build(mpicc, [RANKS / "mpi.c"], job.builds / "mpi")
     command = launcher(mpirun, job.ranks)
@@ -28,17 +28,17 @@ def mpi(job: Job) -> list[Process]:
 
 
 def launcher(mpirun: str, ranks: int) -> list[str]:
-    """The command that starts ranks; they are not pinned, and may be more than there are cores."""
+    """Returns the command that starts ranks. They are not pinned, and may outnumber the cores."""
     return [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
 
 
 def find() -> tuple[str, str]:
-    """The commands `mpirun` and `mpicc` of Open MPI.
+    """Returns the paths of Open MPI's commands `mpirun` and `mpicc`.
 
     Raises:
-        MissingError: they are not there, or another MPI's.
+        MissingError: a command is not installed, or belongs to another MPI.
     """
-    # Where several are installed, Debian adds the name of each.
+    # If several MPIs are installed, Debian adds their names to the commands.
     found = [shutil.which(f"{c}.openmpi") or shutil.which(c) for c in ("mpirun", "mpicc")]
     if not all(found):
         raise MissingError(f"there is no mpirun with mpicc; {INSTALL}")

@@ -11,7 +11,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT
 
 
 def native(job: Job) -> list[Process]:
-    """One process per rank."""
+    """Returns one process per rank."""
     core, headers = find_core()
     loop = build(
         "gcc", [RANKS / "native.c"], job.builds / "loop.so",
@@ -22,10 +22,10 @@ def native(job: Job) -> list[Process]:
 
 
 def find_core() -> tuple[Path, Path]:
-    """The library that tfdist itself loads, compiled where that has not been done, and its headers.
+    """Returns the core's library, which is compiled if necessary, and the folder of its headers.
 
     Raises:
-        MissingError: tfdist is not installed, or has no core here.
+        MissingError: tfdist is not installed, or its core is not available.
     """
     try:
         from tfdist._src import native as package

@@ -10,7 +10,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def native_op(job: Job) -> list[Process]:
-    """One process per rank."""
+    """Returns one process per rank."""
     require(sys.executable, "tensorflow", "pip install tensorflow")
     find_core()
     env = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}

@@ -9,7 +9,7 @@ from benchmarks.all_reduce.python import ENVIRONMENT, require
 
 
 def tf_ring(job: Job) -> list[Process]:
-    """One process per rank."""
+    """Returns one process per rank."""
     require(sys.executable, "tensorflow", "pip install tensorflow")
     env = {**ENVIRONMENT, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
     return job.each_rank(sys.executable, "-m", "benchmarks.all_reduce.ranks.tf_ring", env=env)

@@ -1,4 +1,4 @@
-"""Connects the native ranks of one run, which trust each other: by TCP, and by shared memory."""
+"""Connects the native ranks of a run by TCP and by shared memory, without authentication."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ KINDS = ("control", "data")
 
 @dataclass(frozen=True)
 class Mesh:
-    """How a rank reaches the others; the fields are those of `tfd_setup`.
+    """A rank's connections to the other ranks; the fields are those of `tfd_setup`.
 
     Attributes:
-        name: of the group.
-        rank: of this process.
-        size: ranks in the group.
-        ranks: what messages call each rank.
-        hosts: for each rank a number that its host alone has.
-        control: for each rank a connected socket; -1 for this process.
-        data: for each rank of another host a connected socket; else -1.
-        segment: a descriptor of the memory shared by this host's ranks; -1 if alone.
-        segment_bytes: its size.
+        name: the name of the group.
+        rank: the rank of this process.
+        size: the number of ranks in the group.
+        ranks: the name of each rank in messages.
+        hosts: for each rank, the number of its host.
+        control: for each rank, a connected socket; -1 for this process.
+        data: for each rank of another host, a connected socket; else -1.
+        segment: a descriptor of the memory shared by this host's ranks; -1 for a single rank.
+        segment_bytes: the size of this memory.
     """
 
     name: str
@@ -44,16 +44,17 @@ class Mesh:
 
 
 def connect(arguments: Arguments, segment_bytes: Callable[[int], int]) -> Mesh:
-    """Connects this rank with all others.
+    """Connects this rank to all other ranks.
 
     Args:
-        arguments: of the command line.
-        segment_bytes: the size of the shared memory for so many ranks of one host.
+        arguments: the arguments of the command line.
+        segment_bytes: returns the size of the shared memory for a number of ranks of one host.
     """
     rank, hosts = arguments.rank, arguments.hosts
     neighbours = hosts.count(hosts[rank])
     bytes_ = segment_bytes(neighbours) if neighbours > 1 else 0
-    # Each opens it by its name, which goes once all have connected and so have opened it.
+    # Each rank opens the memory by its name. The name is removed after all ranks have connected,
+    # because by then they have opened the memory.
     path = f"/dev/shm/{arguments.control.strip('/').replace('/', '-')}-{hosts[rank]}"
     segment = -1
     if bytes_:
@@ -82,7 +83,7 @@ def connect(arguments: Arguments, segment_bytes: Callable[[int], int]) -> Mesh:
 
 
 def listen(address: str) -> socket.socket:
-    """A listener on this rank's address."""
+    """Returns a listener on this rank's address."""
     host, _, port = address.rpartition(":")
     listener = socket.create_server((host, int(port)), backlog=256)
     listener.settimeout(60)
@@ -90,7 +91,7 @@ def listen(address: str) -> socket.socket:
 
 
 def dial(address: str, rank: int, kind: int) -> int:
-    """A connection to a rank that may not listen yet; it is told who calls and for what."""
+    """Connects to a rank, which may not listen yet, and sends it this rank and the kind."""
     host, _, port = address.rpartition(":")
     end = time.monotonic() + 60
     while True:

@@ -1,4 +1,4 @@
-"""tfdist's core without TensorFlow: connects the ranks, then makes and measures all in C."""
+"""tfdist's core without TensorFlow: connects the ranks, and then measures in C."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from benchmarks.all_reduce.ranks.mesh import connect
 
 
 def main() -> None:
-    """Joins the group and serves.
+    """Joins the group, and executes the driver's commands.
 
-    Before the usual arguments come the core, the loop, and 1 for a reduction in place.
+    The paths of the core and of the loop, and 1 for a reduction in place, precede the usual
+    arguments.
     """
     core_path, loop_path, in_place = sys.argv[1:4]
     arguments = rank.read_arguments()

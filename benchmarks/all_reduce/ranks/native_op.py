@@ -14,7 +14,7 @@ from tfdist._src.options import Options
 
 
 def main() -> None:
-    """Joins the group and serves."""
+    """Joins the group, and executes the driver's commands."""
     arguments = rank.read_arguments()
     connected = connect(arguments, native.load().library.tfd_segment_bytes)
     communicator = open_mesh(Mesh(**vars(connected)), Options.from_environment())

@@ -1,4 +1,4 @@
-"""A rank in Python: connects to the driver and does what it says, asleep in a read in between."""
+"""A rank in Python: executes the driver's commands, and sleeps in a read between them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# Small whole numbers, so that sums are exact; a prime period, so that no displacement fits.
+# The values are small integers, so that sums are exact. Their period is prime, so that shifted
+# values are detected.
 PERIOD = 251
 
 
 class Arguments(NamedTuple):
-    """What the command line tells a rank.
+    """The arguments of a rank's command line.
 
     Attributes:
         control: the path of the driver's socket.
-        rank: of this process.
-        addresses: of all ranks.
-        hosts: for each rank the number of its host.
+        rank: the rank of this process.
+        addresses: the addresses of all ranks.
+        hosts: for each rank, the number of its host.
     """
 
     control: str
@@ -33,23 +34,24 @@ class Arguments(NamedTuple):
 
     @property
     def factor(self) -> int:
-        """What comes out is the pattern times this."""
+        """The factor between the pattern and the expected sum."""
         return self.size * (self.size + 1) // 2
 
 
 def read_arguments() -> Arguments:
-    """The last four arguments of the command line."""
+    """Returns the last four arguments of the command line."""
     control, rank, addresses, hosts = sys.argv[-4:]
     return Arguments(control, int(rank), addresses.split(","), list(map(int, hosts.split(","))))
 
 
 def serve(arguments: Arguments, check: Callable[[int], int], time: Callable[[int], float]) -> None:
-    """Serves until the driver hangs up, then ends the process.
+    """Executes commands until the driver closes the connection, and then ends the process.
 
     Args:
-        arguments: of the command line.
-        check: takes bytes, reduces known values, returns the number of wrong elements.
-        time: takes repetitions, returns the seconds of all.
+        arguments: the arguments of the command line.
+        check: takes a number of bytes, reduces known values, and returns the number of wrong
+            elements.
+        time: takes a number of repetitions, and returns their total seconds.
     """
     orders: dict[str, Callable[[int], Any]] = {"check": check, "time": time}
     driver = socket.socket(socket.AF_UNIX)
@@ -62,5 +64,5 @@ def serve(arguments: Arguments, check: Callable[[int], int], time: Callable[[int
         except Exception as error:
             answer = "error " + f"{type(error).__name__}: {error}".splitlines()[0]
         driver.sendall(f"{answer}\n".encode())
-    # Frameworks take their time to say goodbye to peers that leave too.
+    # The frameworks' own shutdown would wait for peers that are also ending.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A reduction of TensorFlow tensors, repeated in a graph, so that Python's calls do not count."""
+"""Repeats a reduction of TensorFlow tensors in a graph, so that Python's calls are not measured."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from benchmarks.all_reduce.ranks import rank
 def serve_reduction(
     arguments: rank.Arguments, reduce: Callable[[Any, Any], Any], device: str
 ) -> None:
-    """Serves the driver by an operation.
+    """Executes the driver's commands by an operation.
 
     Args:
-        arguments: of the command line.
-        reduce: takes a tensor and a number that is new for every call, the same on all ranks;
-            returns the sum.
-        device: where the operation runs.
+        arguments: the arguments of the command line.
+        reduce: takes a tensor, and a number that differs in every call but is the same on all
+            ranks; returns the sum.
+        device: the device that the operation runs on.
     """
     spec = tf.TensorSpec([None], tf.float32)
     number = tf.TensorSpec([], tf.int32)
@@ -57,13 +57,13 @@ def serve_reduction(
         if len(pattern) != count:
             pattern = np.resize(np.arange(1, rank.PERIOD + 1, dtype=np.float32), count)
             data = tf.zeros([count])
-        repeat(data, new_key(), tf.constant(1))  # Traced now, where no clock runs.
+        repeat(data, new_key(), tf.constant(1))  # Traced here, so that tracing is not timed.
         result = once(tf.constant(pattern * np.float32(arguments.rank + 1)), new_key())
         return int(np.count_nonzero(result.numpy() != pattern * np.float32(arguments.factor)))
 
     def measure(repetitions: int) -> float:
         first, following = new_key(), new_key(repetitions)
-        once(tf.zeros([1]), first)  # All begin together.
+        once(tf.zeros([1]), first)  # All ranks begin together.
         start = time.perf_counter()
         repeat(data, following, tf.constant(repetitions)).numpy()
         return time.perf_counter() - start

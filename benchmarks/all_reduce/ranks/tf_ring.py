@@ -12,7 +12,7 @@ from tfdist._src.internals.tensorflow import start_server
 
 
 def main() -> None:
-    """Starts this rank's server and serves."""
+    """Starts this rank's server, and executes the driver's commands."""
     arguments = rank.read_arguments()
     leader = "/job:worker/replica:0/task:0"
     start_server({"worker": arguments.addresses}, "worker", arguments.rank, leader)

@@ -32,34 +32,36 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
     """Saves the state of the training, and resumes from it when the script is restarted.
 
     A training that is killed at any moment and restarted ends with the same weights, bit for bit,
-    as an uninterrupted one. A snapshot contains everything that determines the rest of the
+    as an uninterrupted training. A snapshot contains everything that determines the rest of the
     training: the weights, the optimizer's state, the metrics of the current epoch, random states,
-    the state of codecs and other callbacks, and the position in the data. It is written in the
-    background; the step waits only until the values are noted.
+    the state of codecs and other callbacks, and the position in the data. The snapshot is written
+    in the background; the step waits only until its values are captured.
 
-    Every worker passes this callback. Each writes the state that it alone holds; one worker per
-    shared directory writes the common state. No shared disk is needed: at the start, the workers
-    assemble the newest snapshot from the files in their directories. The number of workers may
-    differ from before; a message reports any state that could not be restored for this reason.
+    Every worker must pass this callback. Each worker writes the state that no other worker holds;
+    one worker per shared directory writes the common state. No shared disk is needed: at the start,
+    the workers assemble the newest snapshot from the files in their directories. The number of
+    workers may differ from before; a message reports any state that could not be restored for this
+    reason.
 
-    Schedulers send SIGTERM to announce that they take a machine away. All workers then save after
-    the current step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only
-    the workers that received the signal leave, if the others can continue.
+    Schedulers send SIGTERM before they reclaim a machine. All workers then save the state after the
+    current step and exit with code 75. With `Elastic`, in a job of `tfdist run --elastic`, only the
+    workers that received the signal leave, if the others can continue.
 
     Other callbacks of this project and of Keras are restored. Your own callback is restored if it
     has the methods `state_dict` and `load_state_dict` of `tfdist.callbacks.Callback`.
 
     Args:
         directory: the directory of the snapshots, on a shared disk or on each host. Use a separate
-            one for each training.
+            directory for each training.
         save_every: the number of batches between snapshots, or `"epoch"`.
-        keep: the number of snapshots to keep that all workers have written.
+        keep: the number of complete snapshots to keep. A snapshot is complete when all workers have
+            written it.
         asynchronous: whether training continues while a snapshot is written. Only values that the
             next step changes are copied.
         delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
-            next call of `fit` starts from the beginning. If False, the next call finds the training
-            finished. Pass False if the script may fail after `fit`, or calls `fit` several times;
-            then use a separate directory for each call.
+            next call of `fit` starts from the beginning. If False, the next call finds that the
+            training has finished, and does nothing. Pass False if the script may fail after `fit`,
+            or calls `fit` several times; then use a separate directory for each call.
 
     Raises:
         ValueError: an argument is invalid.
@@ -100,15 +102,15 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._others: Sequence[Any] = ()
         self._held: list[HeldVariable] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._not_counted: int | None = None  # steps that this process has not counted
-        self._looking = False  # for a snapshot, with the state before the first step
-        self._asked = False  # for a snapshot as soon as possible
+        self._not_counted: int | None = None  # trained steps that `committed_steps` excludes
+        self._looking = False  # whether a snapshot is being read while the initial state is intact
+        self._asked = False  # whether a snapshot is requested as soon as possible
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
 
     def save_soon(self) -> None:
-        """Requests a snapshot at the end of this step or the next, the same one on all workers."""
+        """Requests a snapshot after this step or the next; call it in the same step everywhere."""
         self._asked = True
 
     def _runs_after(self, others: Sequence[Any]) -> None:
@@ -130,19 +132,20 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._series.begin(extended_of(strategy))
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         progress, self._held, self._not_counted = extended_of(strategy).progress, [], None
-        if extended_of(strategy).group.joiner is None:  # Otherwise, the other workers have it.
+        # A joining worker receives the state from the other workers instead.
+        if extended_of(strategy).group.joiner is None:
             self._restore(progress)
             self._not_counted = self._steps - progress.committed_steps
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        set_initial_epoch(self.model, None)  # It applies to this call only.
+        set_initial_epoch(self.model, None)  # The initial epoch applies to this call of `fit` only.
         self._epoch, self._steps_before = epoch, self._steps
         self._data.epoch_begins()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps = self._steps_before + batch + 1
         if self.model.stop_training:
-            return  # The epoch ends here; a training that resumes stops in the same way.
+            return  # The epoch ends here, and a resumed training also stops here.
         if step_exchange.is_granted(Request.SAVE_AND_EXIT):
             self._leave(TrainingPosition(self._steps, self._epoch, batch + 1))
         elif self._is_due() and not self._ends_epoch(batch):
@@ -150,7 +153,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         steps = self.params.get("steps")
-        if steps:  # The last execution may have had fewer.
+        if steps:  # The last execution may have run fewer steps.
             self._steps = self._steps_before + steps
         ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
         # If snapshots are kept, a finished call of `fit` does nothing when it is repeated.
@@ -159,7 +162,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
-        # No write may follow another worker's deletion.
+        # This worker must not write a snapshot after another worker has deleted the snapshots.
         self._series.wait()
         mine = "SIGTERM" if preemption.asked else ""
         # Wait until all have trained to the end: a worker that fails now must be able to resume.
@@ -184,7 +187,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
     def on_group_wait(self, epoch: int, batches: int) -> bool:
         if batches:
             self._steps = self._steps_before + batches
-        # The other workers read the data again in any case.
+        # The data's state is left out, since the next group reads the data again in any case.
         position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
         if not batches and self._data.reentry is not None and not self._data.reentry.has_ended:
             # The epoch's iterator exists, but none of its batches counts.
@@ -225,7 +228,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         resume.load()
         self._validation.resume(resume.validation)
         if training_position.batch:
-            # Loaded again once the epoch has begun, since callbacks change the state at that time.
+            # The state is loaded again once the epoch has begun, because callbacks change it then.
             self._steps -= training_position.batch
             self._data.resume_within_epoch(
                 resume.position,
@@ -251,7 +254,7 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
 
     def _save(self, training_position: TrainingPosition, position: Position | None = None) -> None:
         self._series.finish_last()
-        if not self._held:  # Slow if parts of a whole must be numbered.
+        if not self._held:  # Found once, because this is slow if shards or stages are numbered.
             self._held = held_variables(self.model)
         write = take_snapshot(
             self.model,
@@ -266,7 +269,10 @@ class BackupAndRestore(ReadsSnapshots, RunsLast):
         self._series.add(training_position.steps, write)
 
     def _leave(self, training_position: TrainingPosition) -> None:
-        """Saves and exits, as requested by SIGTERM; does not save if the other workers continue."""
+        """Saves and exits, as requested by SIGTERM.
+
+        If the other workers continue, `preemption.release` raises, and nothing is saved.
+        """
         preemption.release()
         self._save(training_position)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1

@@ -19,7 +19,7 @@ from tfdist.errors import UnsupportedError
 
 
 class Elastic(RunsFit):
-    """Continues training in the same processes when a worker is lost or another one joins.
+    """Continues training in the same processes when workers are lost or join.
 
     The remaining workers form a new group, agree on the last committed step, divide the data again,
     and continue: at most one step is trained again. A joining worker is admitted at the end of a
@@ -28,20 +28,20 @@ class Elastic(RunsFit):
 
     With `batch="per_worker"`, the number of rows per worker stays the same instead. A batch then
     has B * workers / W rows, rounded to whole rows. Here, B is the number of rows of the dataset's
-    batches. W is the number of workers when this call of `fit` began, or the call that saved the
-    snapshot if training was resumed. Batches are drawn from the dataset's rows in order, so every
-    row of an epoch is still trained once, but the number of batches per epoch changes.
+    batches. W is the number of workers when this call of `fit` began; if training was resumed, when
+    the call that saved the snapshot began. Batches are drawn from the dataset's rows in order, so
+    every row of an epoch is still trained once, but the number of batches per epoch changes.
     `steps_per_epoch` and schedules by steps still count batches. The learning rate does not change,
     unless `LearningRateWarmup(scale_by_size=True)` is used.
 
-    Of the workers not known to be dead, more than half must remain, or half including the one with
-    the lowest rank. Otherwise the missing workers may only have been cut off, and would continue
-    training separately. A death is known to the workers of the same host, and with
-    `tfdist run --elastic` to all.
+    Of the workers not known to be dead, more than half must remain, or exactly half, including the
+    worker with the lowest rank. Otherwise the missing workers might only be disconnected, and might
+    continue training separately. If a worker dies, the workers of its host know it; with
+    `tfdist run --elastic`, all workers know it.
 
     For a model in stages, training continues with as many complete pipelines as the remaining
-    workers can form. If a stage is lost, they wait for a new worker and return to the last snapshot
-    of `BackupAndRestore`.
+    workers can form. If a stage is lost, the workers wait for a new worker and return to the last
+    snapshot of `BackupAndRestore`.
 
     To react to changes in your own callback, define the method `on_group_change` of
     `tfdist.callbacks.Callback`.
@@ -51,7 +51,7 @@ class Elastic(RunsFit):
         max_workers: the largest number of workers to admit; None for any number.
         batch: the quantity to preserve when the number of workers changes: `"global"` for the
             number of rows of a batch, `"per_worker"` for the number of rows per worker.
-        copies: with `shard_optimizer=True`, the number of other workers whose optimizer shards each
+        copies: with `shard_optimizer=True`, the number of other workers' optimizer shards that each
             worker copies in memory, 0 or 1. Without copies, a lost worker's shard is lost. Has no
             effect on other optimizers.
 
@@ -62,7 +62,8 @@ class Elastic(RunsFit):
             stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
             is used, or another optimizer of the model is also sharded; with `"per_worker"`, if
             batches have sparse or ragged tensors.
-        ProgramMismatchError: in `fit`, on a joining worker whose call differs.
+        ProgramMismatchError: in `fit`, on a joining worker, if its call of `fit` differs from the
+            other workers' call.
         GroupLostError: in `fit`, if too few workers remain, or the state is lost.
 
     Example:
@@ -202,7 +203,7 @@ class Elastic(RunsFit):
         if not step_exchange.is_granted(Request.CHANGE_GROUP):
             return
         batches = self.params["steps"]
-        # The state of exhausted data does not determine its next shuffle.
+        # Not after the last batch: the state of exhausted data does not determine the next shuffle.
         if not batches or batch + 1 < batches:
             raise _GroupChanges
 

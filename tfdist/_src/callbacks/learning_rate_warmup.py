@@ -19,7 +19,7 @@ from tfdist._src.keras.fit.training_data import current_data
 class LearningRateWarmup(Callback):
     """Raises the learning rate linearly from a fraction to its full value, batch by batch.
 
-    Training with large batches needs large learning rates, which may make it diverge at first
+    Training with large batches needs large learning rates, but may diverge if it begins with them
     (Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv 1706.02677; the warmup there takes
     five epochs). The learning rate of batch i, counted from 0 by the optimizer, is multiplied by
 
@@ -31,29 +31,30 @@ class LearningRateWarmup(Callback):
     callbacks. `optimizer.learning_rate` and saved models have the value before the multiplication.
 
     As for schedules, accumulated gradients count by batches, and steps that loss scaling skips do
-    not count. An optimizer restored with its state continues where it was; one without its state
-    starts over, unless `initial_epoch` is past the warmup. Keras retraces the training step when
-    training begins. If training is interrupted by an exception, the warmup may stay in effect until
-    another training with such a callback ends.
+    not count. If an optimizer is restored with its state, the warmup continues where it was;
+    without the state, it starts over, unless `initial_epoch` is past the warmup. Keras retraces the
+    training step when training begins. If training is interrupted by an exception, the warmup may
+    stay in effect until another training with this kind of callback ends.
 
-    All workers must pass the same callback. It also works in a single process.
+    All workers must pass the same callback. The callback also works in a single process.
 
     Args:
         steps: the number of batches of the warmup.
-        epochs: the number of epochs of the warmup, which may be a fraction, instead of `steps`.
+        epochs: instead of `steps`, the number of epochs of the warmup, which may be fractional.
             The number of batches in an epoch must be known.
         initial: the factor of batch 0, from 0 to 1. With `scale_by_size`, the default is 1 / the
             number of replicas, as in the paper, so that batch 0 has the optimizer's learning rate.
             Otherwise the default is 0, regardless of the number of replicas.
         scale_by_size: whether to also multiply the learning rate by the number of data-parallel
             replicas, from the first batch to the end of training. This is right only if the global
-            batch size, which is passed to `fit`, has been multiplied likewise. When the number of
-            replicas changes, the learning rate follows it with `Elastic(batch="per_worker")`, and
-            the steps are retraced; otherwise it stays the same.
+            batch size, which is passed to `fit`, has been multiplied by the same number. When the
+            number of replicas changes and `Elastic(batch="per_worker")` is used, the learning rate
+            is multiplied by the new number, and the steps are retraced. Otherwise the learning rate
+            stays the same.
         verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
 
     Raises:
-        ValueError: an argument is out of range, or not exactly one of `steps` and `epochs` is
+        ValueError: an argument is out of range, or both or neither of `steps` and `epochs` are
             given; in training, if the number of batches in an epoch is needed but unknown.
         ProgramMismatchError: in training, if the workers have different callbacks of this kind.
 
@@ -111,11 +112,11 @@ class LearningRateWarmup(Callback):
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._scaled.close()  # An interrupted training has not closed it.
+        self._scaled.close()  # Still open if the previous training was interrupted.
         self._ramp = self._scale = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not when training begins, since other callbacks may set its first epoch then.
+        # Not in `on_train_begin`, where other callbacks may still change the first epoch.
         if self._ramp is not None:
             return
         self._ramp = self._ramp_from(epoch)
@@ -124,7 +125,7 @@ class LearningRateWarmup(Callback):
             self._use(self._ramp)
 
     def on_group_change(self, old: GroupInfo, new: GroupInfo) -> None:
-        """Scales with the number of replicas if the size of batches does."""
+        """Scales by the new number of replicas if the batch size is also scaled."""
         data, ramp = current_data(), self._ramp
         if not self._scale_by_size or data is None or data.batch_size is None:
             return
@@ -212,7 +213,7 @@ class _Ramp:
         return self.is_flat and self.target == 1
 
     def factor(self, batches: Any) -> tf.Tensor:
-        # In this form it is exactly the target at the end.
+        # In this form, the factor is exactly `target` at the end.
         left = tf.maximum(1 - tf.cast(batches, tf.float32) / self.steps, 0)
         return self.target * (1 - (1 - self.initial) * left)
 

@@ -15,18 +15,18 @@ class ReplicaAudit(Callback):
     """Checks that every weight is bitwise equal on all replicas of all workers, using hashes.
 
     Synchronous training keeps the replicas equal. `fit` compares the values assigned between steps,
-    and samples of all weights every few hundred steps. This callback compares all weights, and
-    finds the step at which they drift apart. It takes about a second per gigabyte. In a
+    and samples of all weights every few hundred steps. This callback compares all weights, to find
+    out when they begin to differ. A comparison takes about a second per gigabyte. In a
     PipelineModel, each weight is compared across the workers that hold it.
 
     Args:
-        every: the number of batches between comparisons; another one follows the last batch.
+        every: the number of batches between comparisons; another comparison follows the last batch.
 
     Raises:
         ValueError: `every` is not a positive integer.
         ProgramMismatchError: in training, if not all workers have this callback.
-        ReplicaMismatchError: in training, on all workers; names the first variable that differs,
-            and the workers that differ.
+        ReplicaMismatchError: in training, on all workers; the message names the first variable that
+            differs, and the workers that differ.
 
     Example:
         ```python
@@ -92,7 +92,7 @@ def _copies_of(model: Any) -> dict[str, Any]:
         model: a Keras model; may be a PipelineModel.
 
     Returns:
-        Keras variables by name. Workers with the same name hold copies of the same variable.
+        Keras variables by name. On different workers, a name stands for copies of one variable.
     """
     if not isinstance(model, PipelineModel):
         return applying.replicated_variables(model)

@@ -11,8 +11,8 @@ def is_positive(value: Any) -> bool:
 class StepCount:
     """The numbers of batches before and after a call of the training function.
 
-    The counts follow from the numbers that Keras gives the batches of an epoch. So they are equal
-    on all workers, even if one of them was not notified of each batch.
+    The counts are computed from Keras's indices of the batches in an epoch. So they are equal on
+    all workers, even if a worker was not notified of every batch.
 
     Attributes:
         begun: the number of batches before the current or last call.

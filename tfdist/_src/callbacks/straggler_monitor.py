@@ -27,7 +27,7 @@ from tfdist._src.strategy.extended import ReplicatedExtended, extended_if_ours, 
 
 
 class MeasuredSteps:
-    """Measures this worker's steps, from now on.
+    """Measures this worker's steps, beginning when the object is created.
 
     Args:
         model: the model in training.

@@ -28,7 +28,7 @@ class ThroughputLogger(Callback):
       excludes data that GPUs send by NCCL
 
     The last three items need the native collectives, and are omitted otherwise.
-    The callback takes part in no collective.
+    The callback itself calls no collective.
 
     Args:
         every: the number of batches between updates of the batch logs.

@@ -26,7 +26,7 @@ from tfdist._src.snapshots.part_file import write_atomically
 from tfdist._src.strategy.extended import extended_if_ours
 from tfdist._version import __version__
 
-_RECORDS = 1024  # kept by a communicator
+_RECORDS = 1024  # the number of records that a communicator keeps
 _TICKS_PER_SECOND = 1_000_000_000
 
 
@@ -35,11 +35,12 @@ class Timeline(Callback):
 
     Each worker is a process in the trace. Its lanes show its steps, the actions of its pipeline,
     its waiting (for input, other workers, the network), its collectives (waiting for the last
-    worker, moving, and the parts of hierarchical ones), compression, and the optimizer's updates.
-    Arrows lead from sends to receives. The clocks of hosts are compared using the messages between
-    workers: `otherData.clocks` in the file holds each worker's offset and its uncertainty; workers
-    on one host share a clock. `otherData.straggler` names the worker that keeps the others waiting
-    in these steps, and the cause, as `StragglerMonitor` does; null if there is none.
+    worker, moving data, and the parts of hierarchical collectives), compression, and the
+    optimizer's updates. Arrows lead from sends to receives. The clocks of hosts are compared using
+    the messages between workers: `otherData.clocks` in the file holds each worker's offset and its
+    uncertainty; workers on one host share a clock. `otherData.straggler` names the worker that
+    keeps the others waiting in these steps, and the cause, as `StragglerMonitor` does; null if no
+    worker does.
 
     While steps are recorded, all workers keep spans in memory. After the last step, they send them
     to the chief, which writes the file. Otherwise, the callback costs nothing. A communicator keeps
@@ -48,7 +49,8 @@ class Timeline(Callback):
 
     Args:
         path: the file to write, on the chief: `.json`, or `.json.gz` to compress it.
-        steps: the first step to record and the one after the last, counted from 0 over all epochs.
+        steps: the first step to record and the step after the last one, counted from 0 over all
+            epochs.
         profiler: runs `tf.profiler` in these steps on all workers, and adds TensorFlow's own
             operations to the file, with a lane for each thread and for each stream of a GPU. The
             steps take longer then.
@@ -165,7 +167,7 @@ class Timeline(Callback):
 
     def _clocks(self) -> tuple[int, int]:
         """The steady clock and the time since 1970, read at the same moment, in nanoseconds."""
-        # The thread may be suspended between two readings, so the closest ones count.
+        # The thread may be suspended between two readings, so the closest readings are used.
         readings = [
             (self._core.tfd_clock(), time.time_ns(), self._core.tfd_clock()) for _ in range(5)
         ]

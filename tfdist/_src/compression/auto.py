@@ -26,7 +26,7 @@ _RUNS = 3
 _SAMPLE_VALUES = 8 << 20
 # The uncompressed sum is extrapolated from a sum that takes this long, or measured in full.
 _PLAIN_SECONDS = 0.2
-# A codec whose bytes alone take this many times the fastest codec's time is skipped.
+# A codec is skipped if its bytes alone take this many times the fastest codec's time.
 _SKIP_FACTOR = 1.5
 
 
@@ -46,7 +46,7 @@ class Measurement:
 
 
 def probe(exchange: Exchange) -> float:
-    """Returns the seconds of a small sum over all workers; all call it and get the same number."""
+    """Returns the seconds of a small sum over all workers, the same on all; called by all."""
     values = tf.zeros([_PROBE_VALUES])
     run = functools.partial(exchange.workers.all_reduce, [values])
     # The first run allocates memory.
@@ -61,7 +61,7 @@ def measure(
 
     Args:
         exchange: the route to the other workers.
-        codecs: the codecs; None stands for no compression.
+        codecs: the codecs; None means no compression.
         shapes: the shapes of all gradients.
         device: the replica's device.
     """
@@ -113,7 +113,7 @@ def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
 
 
 def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
-    """The ratio of bytes sent with a codec to bytes sent without, according to its formula."""
+    """The ratio of bytes sent with a codec to bytes sent without, by its `bits_per_value`."""
     if codec is None:
         return 1.0
     if not has_fixed_size(codec):
@@ -191,9 +191,10 @@ def _sample(shapes: Sequence[Shape], values: int) -> list[Shape]:
     return sample
 
 
-# A milder codec is preferred up to this many times the fastest codec's time.
+# A milder codec is preferred if it takes at most this many times the fastest codec's time.
 _MILDER_TOLERANCE = 1.1
-# No codec is preferred up to this factor, because communication is only part of a step.
+# Exact sums are preferred if they take at most this many times the fastest codec's time. The factor
+# is larger, because communication is only part of a step.
 _NONE_TOLERANCE = 1.3
 # A link counts as changed if its time changes by this factor.
 _CHANGED = 2.0
@@ -206,8 +207,8 @@ class Auto:
     Before the first step, all workers sum a sample of the model's gradients with each codec, on the
     actual links and processors, and choose the codec that is fastest on the slowest worker, or a
     milder codec that is nearly as fast. Compression stays off unless a codec saves at least 23 % of
-    the time. A codec whose sums differ between workers is excluded. If at the start of an epoch the
-    links have become twice as fast or slow, the workers measure again.
+    the time. A codec is excluded if its sums differ between workers. If the links have become twice
+    as fast or half as fast at the start of an epoch, the workers measure again.
 
     Args:
         candidates: the codecs, the mildest first. The default codecs need no warm-up and no change
@@ -238,7 +239,7 @@ class Choice:
 
     Attributes:
         codec: the chosen codec; None for no compression, or before the choice.
-        measurement: the reason for the choice; None before.
+        measurement: the measurement that led to the choice; None before the choice.
     """
 
     def __init__(self, auto: Auto, exchange: Exchange, device: str) -> None:
@@ -249,7 +250,7 @@ class Choice:
         self._candidates: list[Codec] = []
 
     def make(self, optimizer: Any, shapes: list[Shape]) -> None:
-        """Chooses for an optimizer's gradients of these shapes, unless already done."""
+        """Makes the choice for an optimizer's gradients of these shapes, unless it is made."""
         if self.measurement is None and shapes:
             self._shapes = shapes
             self._candidates = [c for c in self._auto.candidates if not objection_of(c, optimizer)]

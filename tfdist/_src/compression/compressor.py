@@ -29,7 +29,8 @@ COMPRESSED: Route = ("compressed",)
 """Compressed by the core, which determines itself how the workers are divided among hosts."""
 
 Sum = Callable[[list[Any]], list[Any]]
-# Creates each replica's route to the other workers, for a policy's `within_hosts`; collective.
+# Creates each replica's route to the other workers, for a policy's `within_hosts`; called by all
+# workers together.
 MakeExchanges = Callable[[bool], list[Exchange]]
 
 
@@ -80,10 +81,10 @@ class Compressor:
         self._choose()
 
     def confirm(self) -> None:
-        """Checks that the workers that call `change` change to this worker's policy.
+        """Checks that the workers that call `change` choose this worker's policy.
 
-        Called instead of `change` if this worker already has its policy; all workers call one of
-        the two together.
+        Called instead of `change` if this worker already has the policy. Each worker calls one of
+        the two methods, and all do so together.
 
         Raises:
             ProgramMismatchError: the workers have different policies.
@@ -120,10 +121,10 @@ class Compressor:
         return sorted(self._exchanges)
 
     def renew(self) -> None:
-        """Makes new routes after the workers have changed; called by all workers together.
+        """Creates new routes after the workers have changed; called by all workers together.
 
         The codecs keep their state of this worker's gradients. If graphs cannot use the new routes,
-        `traces.know_group` becomes true.
+        `registry.know_group()` becomes true.
         """
         self._exchanges = {within: self._make_exchanges(within) for within in self.routes}
         if self._policy is not None:
@@ -205,7 +206,7 @@ class Compressor:
             optimizer: a Keras optimizer; its attribute `compression_state` will hold the state.
             variables: all Keras variables that it trains.
             sparse: the variables with sparse gradients.
-            elsewhere: the variables whose gradients other workers sum.
+            elsewhere: the variables with gradients that other workers sum.
 
         Raises:
             ValueError: the codec is incompatible with the optimizer.
@@ -261,11 +262,11 @@ class Compressor:
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            with uncompiled_scope():  # Workers may have different parts in this sum.
+            with uncompiled_scope():  # Workers may run different operations in this sum.
                 totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
-        # The other gradients are complete only after the backward pass. Summed first, they would
-        # delay the compressed ones.
+        # The other gradients are complete only after the backward pass. If they were summed first,
+        # they would delay the compressed gradients.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]

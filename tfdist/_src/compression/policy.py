@@ -26,11 +26,10 @@ class Policy:
             path, such as `"embedding"` or `"^dense_1/kernel$"`.
         smallest: gradients with fewer values stay exact.
         warmup_steps: the number of initial steps of the optimizer that are exact; the codec's
-            number applies if larger.
-        within_hosts: whether to compress between workers of the same host as well, to try out a
-            codec.
-        sparse: whether to compress sparse gradients also, as dense ones; the optimizer then
-            receives dense gradients.
+            number applies if it is larger.
+        within_hosts: whether to also compress between workers of the same host, to try out a codec.
+        sparse: whether to convert sparse gradients to dense gradients and compress these; the
+            optimizer then receives dense gradients.
 
     Raises:
         ValueError: an expression or a number is invalid.

@@ -1,4 +1,4 @@
-"""The route of gradients to the other workers, which part of it is compressed, and codec state."""
+"""The routes of gradients to the other workers, and the variables that codecs keep."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class HostLeaders:
     in other groups of neighbors, and broadcasts the results to its own neighbors.
 
     Attributes:
-        group: the neighbors' communicator; None for one without neighbors.
+        group: the neighbors' communicator; None if this device or worker has no neighbors.
         num_leaders: the number of neighbors that lead gradients.
-        index: this neighbor's index; neighbors from `num_leaders` on lead no gradients.
+        index: the index of this device or worker among its neighbors. Neighbors with an index of at
+            least `num_leaders` lead no gradients.
         stride: the number of consecutive gradients with the same leader.
     """
 
@@ -82,7 +83,8 @@ class HostLeaders:
 
         Args:
             gradients: gradients with the same shapes and numbers everywhere.
-            sum_remote: sums the neighbors' sums that this neighbor leads over its counterparts.
+            sum_remote: called with the neighbors' sums of the gradients that this neighbor leads;
+                returns their totals over its counterparts.
 
         Returns:
             The sums, bitwise identical on all neighbors.
@@ -105,7 +107,7 @@ Split = Callable[[str, list[int]], CoreCommunicator | None]
 
 
 def is_shared_out(hosts: Sequence[int]) -> bool:
-    """Whether workers on these hosts divide gradients: several hosts, some with several workers.
+    """Whether the workers of a host divide gradients: on several hosts, some with several workers.
 
     Args:
         hosts: the host number of each worker.
@@ -135,19 +137,19 @@ class Exchange:
 
     Args:
         workers: the communicator of this replica with its counterparts on the other workers.
-        within_hosts: whether to compress between workers of the same host as well.
+        within_hosts: whether to also compress between workers of the same host.
         devices: how the devices of this worker divide gradients.
         split: creates a communicator with some of the workers under a name; called by all workers
-            together, with no members for a worker in none. Required, and called for "host" and
-            "carriers", unless `within_hosts` is set or `is_shared_out` is false.
+            together, with no members on a worker that belongs to no group. Required, and called for
+            "host" and "carriers", unless `within_hosts` is set or `is_shared_out` is false.
         exact: the communicator for sums without compression, if it is not `workers`.
         on_gpus: the communicators of this route's GPUs, if replicas train on GPUs.
 
     Attributes:
-        workers: as given.
-        exact: as given, or `workers`.
-        within_hosts: as given.
-        devices: as given.
+        workers: see the argument.
+        exact: the communicator for sums without compression.
+        within_hosts: see the argument.
+        devices: see the argument.
         host: how the workers of this host divide gradients, if the core does not divide them.
         leaders: the communicator of the workers, one per host, that lead the same gradients as this
             worker; None if it leads none.
@@ -206,7 +208,7 @@ class Exchange:
             self.encoded_leaders = on_gpus.split("carriers", leaders)
 
     def alone(self) -> Exchange:
-        """A copy without the communicator that all devices of a worker must call together."""
+        """Returns a copy without `of_all_gpus`, which a worker's devices must call together."""
         other = copy.copy(self)
         other.of_all_gpus = None
         return other
@@ -234,7 +236,7 @@ class State(tf.Module):  # type: ignore[misc]
     such as `error`, are dicts from the gradients' and the worker's numbers to float32 variables.
 
     Args:
-        owner: the worker; a checkpoint of a different owner is not read.
+        owner: identifies the worker; a checkpoint restores only variables of the same owner.
     """
 
     def __init__(self, owner: str = "") -> None:
@@ -278,7 +280,7 @@ class State(tf.Module):  # type: ignore[misc]
             )
 
     def move(self, owner: str) -> None:
-        """Sets which worker this is from now on; the values stay."""
+        """Assigns the state to another owner; the values stay the same."""
         if owner == self._owner:
             return
         self._owner = owner

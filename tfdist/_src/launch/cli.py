@@ -18,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
         arguments: the command line without `tfdist`; `sys.argv[1:]` by default.
 
     Returns:
-        The exit code: 0 for success, 2 for a usage error, otherwise the subcommand's.
+        The exit code: 0 for success, 2 for a usage error, 1 for a `TfdistError`, 130 after Ctrl-C,
+        or another exit code of the subcommand.
 
     Example:
         >>> main(["--version"])

@@ -18,7 +18,7 @@ It begins a new line there, so that it does not continue a progress bar.
 
 
 def warn(line: str) -> None:
-    """Logs a warning, which may follow an unfinished line of the chief."""
+    """Logs a warning on a new line, even if the chief's last line is unfinished."""
     logger.warning(line, extra=BELOW_OUTPUT)
 
 

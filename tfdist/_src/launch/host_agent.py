@@ -1,9 +1,10 @@
-"""Runs on a host of `tfdist run --hosts`, started by ssh: becomes the launcher of this host.
+"""The program that `tfdist run --hosts` starts by ssh on each host, to become the host's launcher.
 
-Standard input delivers the environment and the command as lines of JSON, so that no list of
-processes shows the secret or the variables. Later lines report signals that reached the command.
-The launcher is terminated, as by SIGTERM, when the connection ends or after
-`TFDIST_HEARTBEAT_TIMEOUT` seconds of silence: a machine that loses power closes no connection.
+It reads the environment and the launcher's arguments from standard input, as lines of JSON, so that
+no list of processes shows the secret or the variables. Later lines contain the signals that
+`tfdist run --hosts` has received. The launcher receives SIGTERM when the connection ends, or after
+`TFDIST_HEARTBEAT_TIMEOUT` seconds of silence, because a machine that loses power does not close its
+connections.
 """
 
 import json
@@ -20,7 +21,7 @@ from tfdist._version import __version__
 
 
 def main() -> int:
-    """Runs the agent for the command; the argument is the descriptor for its report."""
+    """Runs the agent. The command-line argument is the descriptor to which it writes its report."""
     report = int(sys.argv[1]) if len(sys.argv) > 1 else sys.stdout.fileno()
     orders = os.fdopen(os.dup(0), "rb", buffering=0)
     nowhere = os.open(os.devnull, os.O_RDONLY)
@@ -45,10 +46,10 @@ def main() -> int:
 
 
 def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | None:
-    """Reads the next order; None if the command is gone, or silent for `silence` seconds."""
+    """Reads the next order; None if the sender is gone, or silent for `silence` seconds."""
     line = b""
     while not line.strip() or not line.endswith(b"\n"):  # An empty line is a sign of life.
-        # Byte by byte: the process that forwards signals reads the rest.
+        # Read byte by byte, because the process that forwards signals reads the rest.
         if not select.select([orders], [], [], silence)[0] or not (byte := orders.read(1)):
             return None
         line += byte
@@ -57,7 +58,7 @@ def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | N
 
 
 def _description() -> dict[str, Any]:
-    """Describes this host to the command: the ssh addresses, and a free port."""
+    """Describes this host to `tfdist run --hosts`: the ssh addresses, and a free port."""
     client, _, server, _ = (os.environ.get("SSH_CONNECTION", "").split() + [""] * 4)[:4]
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -78,7 +79,7 @@ def _forward_signals(orders: IO[bytes], silence: float) -> None:
         while (order := _next(orders, silence)) is not None and os.getppid() == launcher:
             os.kill(launcher, int(order["signal"]))
         if os.getppid() == launcher:
-            os.kill(launcher, signal.SIGTERM)  # nohup makes a launcher ignore SIGHUP.
+            os.kill(launcher, signal.SIGTERM)  # Not SIGHUP, which nohup makes a launcher ignore.
     finally:
         os._exit(0)
 

@@ -31,7 +31,7 @@ def find_job(pid: int) -> tuple[str, dict[str, str]]:
         `"host:port"`, and the environment variables at the start of the worker.
 
     Raises:
-        LaunchError: there is no such process, it belongs to another user, or it is in no job.
+        LaunchError: the process does not exist, belongs to another user, or is not part of a job.
     """
     failure: LaunchError | None = None
     for process in _with_descendants(pid):
@@ -112,12 +112,13 @@ class Link:
 
     Attributes:
         rank: the other rank.
-        bytes: the bytes that arrived there between the two moments; None if unknown.
-        bytes_per_second: the rate of arrival there while data was in transit; None if that never
-            lasted long enough to measure.
+        bytes: the bytes that arrived at the other rank between the two reports; None if unknown.
+        bytes_per_second: the rate of arrival at the other rank while data was in transit; None if
+            data was not in transit for long enough to measure the rate.
         pending_bytes: the number of bytes sent and not acknowledged.
-        silent_seconds: seconds without an acknowledgment for any of them.
-        delay: the mean delay in seconds of small messages from there between the two moments.
+        silent_seconds: seconds since the last acknowledgment.
+        delay: the mean delay in seconds of small messages from the other rank between the two
+            reports.
     """
 
     rank: int
@@ -130,7 +131,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Activity:
-    """The report of a rank about itself.
+    """The latest report of a rank about itself, and its activity since an earlier report.
 
     Attributes:
         host: its host's name.
@@ -141,11 +142,11 @@ class Activity:
         resident_bytes: the size of its resident set.
         queued: the number of operations that wait behind the current ones.
         operations: its current operations, longest first.
-        idle: seconds since its last operation; None if it is in one, or never was.
+        idle: seconds since its last operation; None if it is in an operation, or never was in any.
         input_wait: seconds that it has waited for its next batch; None if it is not waiting.
         main: the innermost call of user code in its main thread.
-        seconds: the time between the two moments, by its own clock; 0 if there is only one. The
-            attributes below refer to this time.
+        seconds: the time between the two reports, by its own clock; 0 if there is only one report.
+            The attributes below refer to this time.
         steps_per_second: the rate of steps.
         rows_per_second: the rate of input rows.
         collectives_per_second: the rate of completed collectives and messages.
@@ -204,7 +205,7 @@ class Rank:
 
 
 def ranks(before: Sequence[RankState], after: Sequence[RankState]) -> list[Rank]:
-    """Returns the ranks at the second moment, and their activity since the first.
+    """Returns the state of the ranks at the second answer, and their activity since the first.
 
     Args:
         before: the first answer of rank 0.
@@ -216,7 +217,7 @@ def ranks(before: Sequence[RankState], after: Sequence[RankState]) -> list[Rank]
 
 
 def _absent(seen: Sequence[RankState]) -> dict[int, list[int]]:
-    """Returns the ranks missing from each exchange that any rank is in, by exchange number."""
+    """Returns, for the number of each exchange in progress, the ranks that have not joined it."""
     joined = defaultdict(set)
     for one in seen:
         operations = (one.report or {}).get("operations")
@@ -261,10 +262,11 @@ def _activity(
 
     found = (_operation(one, absent) for one in after["operations"])
     operations = tuple(sorted(found, key=lambda one: -one.seconds))
-    # During a wait for input, a collective of the input pipeline may reduce the counted share.
+    # The counted input time can decrease between two reports, because a report leaves out the
+    # current wait for input while the input pipeline is in a collective.
     waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
     longest = operations[0] if operations else None
-    # A wait is counted when it ends; this one has lasted the whole time.
+    # A wait is counted when it ends. This wait has not ended, and covers all the time.
     if longest and 0 < seconds <= longest.seconds and not rate("steps"):
         key = "workers" if longest.missing else "network"
         waits[key] = max(0.0, 1.0 - sum(waits.values()) + waits[key])
@@ -314,7 +316,7 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
 
 
 def _counts(raw: list[Any]) -> list[float]:
-    # Reports of earlier versions lack the last two.
+    # Reports of earlier versions lack the last two counts.
     return [*map(_number, raw), 0.0, 0.0][:6]
 
 
@@ -347,28 +349,28 @@ def _text(value: Any) -> str:
     return printable(str(value)[:_MAX_TEXT])
 
 
-# Higher than the monitor's default: this sample has few steps and few messages.
+# Higher than the monitor's default, because this sample has few steps and few messages.
 _FACTOR = 1.5
 _LINK_FACTOR = 3.0
 _MIN_STEPS = 4
 
 
 def find_straggler(ranks: Sequence[Rank]) -> stragglers.Straggler | None:
-    """Finds the rank that delays the others, by the activity of all ranks between the answers."""
+    """Finds the rank or link that delays the others, by the activity of all ranks."""
     known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
     if len(known) < len(ranks):
         return None
     hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
     measured = [_measurement(one, hosts) for one in known]
     process = None
-    # A wait is counted when it ends: among few steps, a single one changes the result.
+    # A wait is counted when it ends. Among few steps, a single wait changes the result.
     if min(one.steps_per_second * one.seconds for one in known) >= _MIN_STEPS:
         process = stragglers.find_slow_process(measured, _FACTOR)
     return stragglers.costlier(process, stragglers.find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[UnacknowledgedData, ...]:
-    """Finds data that has been in transit to other hosts for long; the longest first."""
+    """Finds data in transit to other hosts for at least `least_seconds`; the longest first."""
     found = longest(
         UnacknowledgedData(
             sender=one.worker,
@@ -401,14 +403,14 @@ LONG_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Wait:
-    """A rank that has been in the same operation for long."""
+    """A rank that has been in the same operation for at least `LONG_SECONDS`."""
 
     rank: Rank
     operation: Operation
 
 
 def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
-    """Finds the ranks that have been in an operation for long; the longest first."""
+    """Finds ranks that have been in an operation for `LONG_SECONDS` or more; the longest first."""
     found = [
         Wait(one, one.activity.operations[0])
         for one in ranks
@@ -422,8 +424,8 @@ def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
 def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
     """Returns the ranks that others wait for and that do not wait themselves.
 
-    If ranks wait but there is no such rank, returns the unresponsive ranks: they may have joined an
-    operation and then been stopped in the middle of it.
+    If ranks wait, but for no such rank, returns the unresponsive ranks, since they may have joined
+    an operation and then been stopped in the middle of it.
     """
     waits = find_waits(ranks)
     wanted = set().union(*(_absent_ranks(wait, ranks) for wait in waits))
@@ -591,7 +593,7 @@ def live_text(ranks: Sequence[Rank], *, most: int | None = _MAX_ROWS) -> str:
         most: the maximum number of rows; None for all.
     """
     causes = waited_for(ranks)
-    # Stable: otherwise ordered by rank.
+    # Sorting is stable: ranks with equal keys stay in order.
     order = sorted(ranks, key=lambda one: (one not in causes, one.state == "answered"))
     rows = [_COLUMNS, *map(_row, order[:most])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -601,7 +603,7 @@ def live_text(ranks: Sequence[Rank], *, most: int | None = _MAX_ROWS) -> str:
 
 
 def live_json(address: str, ranks: Sequence[Rank]) -> str:
-    """Formats the same as one JSON object; docs/guide/monitoring.md lists its keys."""
+    """Formats the job's state as one JSON object; docs/guide/monitoring.md lists its keys."""
     whole = {
         "format": _FORMAT,
         "job": address,

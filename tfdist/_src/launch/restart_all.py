@@ -1,9 +1,9 @@
 """The policies "none" and "all": a failure stops all workers, which may restart together.
 
-Host 0 decides: the other hosts report their failures to it, and it announces the first one to all.
-Each host reports the exit of its workers. Host 0 then sends its verdict to all hosts: the job has
-ended, or starts again. Therefore no message of a generation follows its verdict. A connection that
-closes before the end of the job counts as a lost host.
+Host 0 decides: the other hosts report their failures to it, and it announces the first failure to
+all hosts. Each host reports the exit of its workers. Host 0 then sends its verdict to all hosts:
+the job has ended, or starts again. Therefore the verdict is the last message of a generation. If a
+connection closes before the end of the job, the host counts as lost.
 """
 
 import enum
@@ -27,14 +27,14 @@ from tfdist._src.launch.job.failure import (
 from tfdist._src.launch.job.shutdown import LAST_WAIT, Grace
 from tfdist._src.options import PREEMPTED
 
-# Seconds that a failure waits for another one that may have caused it.
+# Seconds to wait after a failure for another failure that may have caused it.
 _CAUSE_SECONDS = 1.0
 # Seconds in which the other workers may fail by themselves, and record the reason, before they are
 # stopped.
 _LAST_WORDS_SECONDS = 1.0
 # Seconds that a host other than host 0 waits for host 0's decision.
 _HOST_0_SECONDS = 3.0
-# Extra time allowed to a host beyond its workers' grace period.
+# Additional seconds that a host is allowed after its workers' grace period.
 _HOST_SECONDS = 30.0
 _MAX_DELAY = 3600.0
 
@@ -82,7 +82,7 @@ class RestartDecision:
 class _Phase(enum.Enum):
     RUNNING = enum.auto()
     STOPPING = enum.auto()  # The generation has failed, and this host's workers are being stopped.
-    SETTLING = enum.auto()  # Its workers are gone; it waits for other hosts, or the verdict.
+    SETTLING = enum.auto()  # This host's workers have exited; it waits for the verdict.
     WAITING = enum.auto()  # The next generation begins after a delay.
     ENDED = enum.auto()
 
@@ -96,7 +96,7 @@ class RestartAll(restart_policy.RestartPolicy):
         hosts: the other hosts connected to this one.
         grace: seconds between signals of increasing force.
         limit: the number of restarts allowed; host 0's value applies.
-        new_secret: makes the secret of the next generation; None to keep the user's.
+        new_secret: returns the secret of the next generation; None to keep the user's secret.
         now: the current time.
     """
 
@@ -352,7 +352,7 @@ class RestartAll(restart_policy.RestartPolicy):
         return RestartDecision(failure, len(history), self._limit, decision.delay)
 
     def _conclude(self, verdict: RestartDecision, now: float) -> None:
-        """Follows the verdict."""
+        """Ends the job or waits for the next generation, as the verdict requires."""
         if verdict.saved:
             self._end(PREEMPTED, f"The workers {SAVED}")
             return

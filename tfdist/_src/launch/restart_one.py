@@ -1,7 +1,7 @@
 """The policy "one": only the failed worker is replaced, and the others keep running.
 
-Each host reports its workers' states to host 0, which sends the totals to all hosts. The loss of a
-host ends nothing: the others continue. Without host 0, each host continues by itself.
+Each host reports its workers' states to host 0, which sends the totals to all hosts. If a host is
+lost, the others continue. If host 0 is lost, each of the others continues by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfdist._src.launch.job.shutdown import Grace
 from tfdist._src.options import PREEMPTED
 
 _LOOK_SECONDS = 1.0
-# The launcher gives up a suspended worker this much later than the other workers do.
+# The launcher kills a suspended worker this many seconds after the other workers have given it up.
 _MARGIN_SECONDS = 5.0
 
 
@@ -36,8 +36,8 @@ class WorkerCounts:
     """The number of workers of a host, or of the job, in each state.
 
     Attributes:
-        members: workers running from the start, or replacements that train.
-        joining: replacements that have not trained yet.
+        members: workers that have run from the start, and replacements that have completed a step.
+        joining: replacements that have not completed a step yet.
         waiting: replacements that start after a delay.
         completed: workers that ended with 0.
         left: workers that saved their state on request and ended with 75.
@@ -88,7 +88,7 @@ class _State(enum.Enum):
     COMPLETED = "completed"
     LEFT = "left"
     LOST = "lost"
-    UNNEEDED = "unneeded"  # It never trained, or was given up, when the training was complete.
+    UNNEEDED = "unneeded"  # It had not joined, or was suspended, when the training was completed.
     STOPPED = "stopped"  # It ended after this command was asked to stop.
 
 
@@ -111,9 +111,9 @@ class RestartOne(restart_policy.RestartPolicy):
         grace: seconds between signals of increasing force.
         limit: the number of replacements allowed for each worker.
         now: the current time.
-        silence: seconds after which workers give up an unresponsive one. A worker that is suspended
-            for longer is killed, unless all workers of this host are suspended, as when a scheduler
-            suspends the job.
+        silence: seconds after which workers give up an unresponsive worker. A worker that is
+            suspended for longer is killed, unless all workers of this host are suspended, as when a
+            scheduler suspends the job.
         num_hosts: the number of hosts at the start of the job.
         joining: whether this host was lost, and rejoins the running job.
 
@@ -154,7 +154,7 @@ class RestartOne(restart_policy.RestartPolicy):
         self.losses: list[Loss] = []
         self._left: set[int] = set()  # The hosts that were asked to stop.
         self._job_stopped: Failure | None = None  # Why the job stops on all hosts.
-        self._stopped: Failure | None = None  # Why it stops on this one.
+        self._stopped: Failure | None = None  # Why the job stops on this host.
         self._codes: set[int] = set()
         self._code: int | None = None  # The job's exit code, once it has ended on all hosts.
         self._running = set(ranks)
@@ -234,8 +234,8 @@ class RestartOne(restart_policy.RestartPolicy):
     def _decide(self, worker: _Worker, reason: str, completed: bool, now: float) -> None:
         """Decides whether a failed worker is replaced; if a reason is given, it is not."""
         failure = worker.history[-1].failure
-        # Only its own failures count: other workers often fail identically at the same step, for
-        # example because they lost a peer.
+        # Only the worker's own failures count. Other workers often fail identically at the same
+        # step, for example because they lost a peer.
         decision = restart_policy.decide(worker.history, self._limit, at_once=True)
         if isinstance(decision, restart_policy.GiveUp) or reason:
             if isinstance(decision, restart_policy.GiveUp):
@@ -250,7 +250,7 @@ class RestartOne(restart_policy.RestartPolicy):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether no other host has workers, or ever will: the only other one, host 0, is lost."""
+        """Whether no other host has or will have workers: host 0, the only other host, is lost."""
         return self._host != restart_policy.HOST_0 and not self._connected and self._num_hosts == 2
 
     def unavailable(self, rank: int, why: str) -> None:
@@ -275,10 +275,9 @@ class RestartOne(restart_policy.RestartPolicy):
         return bool(self._running or self._connected)
 
     def signaled(self, number: signal.Signals, stop: Failure, now: float) -> None:
-        """Ctrl-C ends the job on all hosts.
+        """Ends the job on all hosts after Ctrl-C; after other signals, only on this host.
 
-        Any other signal concerns only this host, for example from a scheduler that reclaims it. The
-        other hosts continue.
+        Other signals may be sent by a scheduler that reclaims this host, so other hosts continue.
         """
         gentle = number == signal.SIGINT
         if self._stopped is not None:
@@ -309,7 +308,7 @@ class RestartOne(restart_policy.RestartPolicy):
                 worker.suspended_since = now
             if (seconds := now - worker.suspended_since) < self._patience:
                 continue
-            worker.suspended_since = math.inf  # Once is enough.
+            worker.suspended_since = math.inf  # Do not kill it again.
             if self._job.completed:
                 worker.state = _State.UNNEEDED
             text = (

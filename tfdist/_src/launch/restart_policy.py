@@ -1,7 +1,7 @@
-"""The restart policies of a job: their common interface, and whether another start can help.
+"""The common interface of the restart policies, and the decision whether to start again.
 
 A policy receives events, such as the exit of a worker, and returns actions, which `supervisor.py`
-executes. It has no processes, sockets or clocks. The policies are:
+executes. It uses no processes, sockets or clocks. The policies are:
 
 - "none", `RestartAll` with a limit of 0: a failure stops all workers;
 - "all", `RestartAll`: a failure stops all workers, and they start again together;
@@ -22,8 +22,8 @@ HOST_0 = 0
 # Seconds before the first restart, doubled after each failure without progress.
 _FIRST_DELAY = 1.0
 _MAX_DELAY = 60.0
-# A job that ran for this many seconds was training, even if it counted no steps, as in a custom
-# loop.
+# A job that ran for this many seconds is assumed to have trained, even if it counted no steps, as
+# in a custom loop.
 _LONG = 600.0
 _USAGE_ERROR = 2
 # Another start cannot fix the program, the installed packages, or a rejected configuration.
@@ -44,8 +44,9 @@ _HOPELESS = frozenset(
         "UnsupportedError",
     }
 )
-# Nor can it fix these mistakes in the program or its arguments before the first completed step.
-# Later they may be caused by data or by a damaged file, and only a second failure shows that.
+# Before the first completed step, these errors are mistakes in the program or its arguments, which
+# another start cannot fix. Later they may be caused by data or by a damaged file; then only a
+# second failure at the same step ends the job.
 _HOPELESS_AT_FIRST = frozenset({"ValueError", "TypeError", "NameError", "AttributeError"})
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
@@ -71,9 +72,9 @@ class Start:
 
     Attributes:
         rank: its rank.
-        replacement: `"replacement 1 of 3"` for a worker that replaces a failed one; else "". If a
-            replacement cannot start, `unavailable` is called; if another worker cannot, the command
-            ends.
+        replacement: `"replacement 1 of 3"` for a worker that replaces a failed worker; else "". If
+            a replacement cannot start, `unavailable` is called; if any other worker cannot start,
+            the command ends.
     """
 
     rank: int
@@ -99,7 +100,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class EscalateSignal:
-    """Sends the workers that are being stopped this signal now, unless a harder one was sent."""
+    """Sends this signal now to workers that are being stopped, unless a harder one was sent."""
 
     signal: signal.Signals
 
@@ -114,7 +115,7 @@ class Send:
 
 @dataclass(frozen=True)
 class PrintMessage:
-    """Prints a message; on a new line if workers may have left an unfinished one."""
+    """Prints a message; begins a new line if a worker's last line may be unfinished."""
 
     text: str
     below_output: bool = True
@@ -149,12 +150,12 @@ Action = Begin | Start | Stop | EscalateSignal | Send | PrintMessage | PrintFail
 
 
 class RestartPolicy:
-    """Decides the fate of the workers of one host, together with the other hosts.
+    """Decides, together with the other hosts, when to stop or start the workers of one host.
 
     Times are in seconds of any clock. Call `take` after each event, and `advance` regularly.
 
     Args:
-        ranks: the workers of this host, which start at once.
+        ranks: the workers of this host, which start immediately.
         host: this host's number.
         hosts: the other hosts connected to this one: on host 0 all, else host 0.
         grace: seconds between signals of increasing force.
@@ -194,12 +195,12 @@ class RestartPolicy:
 
     @property
     def next_time(self) -> float | None:
-        """The time to call `advance` even if nothing happens."""
+        """The time to call `advance` even if no event occurs; None for never."""
         raise NotImplementedError
 
     @property
     def has_failed(self) -> bool:
-        """Whether anything has failed so far, which makes the logs relevant."""
+        """Whether any failure has occurred so far; if so, the logs are kept."""
         raise NotImplementedError
 
     def exited(self, rank: int, failure: Failure | None, now: float, stuck: str = "") -> None:
@@ -209,7 +210,8 @@ class RestartPolicy:
             rank: its rank.
             failure: None if its exit code was 0.
             now: the current time.
-            stuck: the worker as text if it still runs after SIGKILL and is no longer awaited.
+            stuck: if the worker still runs after SIGKILL and is given up, its rank and process ID
+                as text; else "".
         """
         raise NotImplementedError
 
@@ -266,7 +268,7 @@ class RestartPolicy:
 
 @dataclass(frozen=True)
 class Ended:
-    """A failed run of all workers, or of one.
+    """A failed run of all workers, or of one worker.
 
     Attributes:
         failure: its first failure.
@@ -366,7 +368,7 @@ def _signature(failure: Failure) -> tuple[object, ...]:
 
 
 def _in_vain(history: Sequence[Ended]) -> int:
-    """Counts the latest failures without progress since the failure before them."""
+    """Counts the latest restarts that have led to no progress."""
     best = 0
     count = 0
     for ended in history:

@@ -57,7 +57,7 @@ class ShownStream:
         self._before = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Shows arrived data, b"" at the end; returns it without the report and prefixes."""
+        """Shows received data, b"" at its end; returns the data without report and prefixes."""
         ended = not data
         if self._report is not None:
             data = self._until_report(data)
@@ -70,7 +70,7 @@ class ShownStream:
         return data
 
     def _until_report(self, data: bytes) -> bytes:
-        """Returns the data outside the report, and holds it back until the report has arrived."""
+        """Holds data back until the report has arrived; then returns all data except the report."""
         assert self._report is not None
         self._before += data
         start = self._before.find(_MARK)
@@ -91,18 +91,19 @@ def _write(descriptor: int, data: bytes) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        pass  # The reader is gone; the job matters more.
+        pass  # The reader is gone; the job continues.
 
 
 _AGENT = "tfdist._src.launch.host_agent"
 _PATH = "PYTHONPATH"
 _OPTIONS = (
-    # Never prompts for a password, and detects a dead host within a minute.
+    # Do not prompt for a password, and detect a dead host within a minute.
     "BatchMode=yes",
     "ConnectTimeout=30",
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
-    # Override user settings meant for other uses: a shared connection would outlive this one.
+    # Override user settings for interactive use. A shared connection, for example, would outlive
+    # this command.
     "ControlMaster=no",
     "ControlPath=none",
     "ClearAllForwardings=yes",
@@ -125,8 +126,8 @@ class RemoteHost:
 
     Attributes:
         description: the agent's report; empty until it arrives.
-        told: whether the agent has been sent the launcher's arguments.
-        begun: the `time.monotonic()` at which it was started.
+        told: whether the launcher's arguments have been sent to the agent.
+        begun: the `time.monotonic()` at which the agent was started.
 
     Raises:
         LaunchError: ssh cannot be started.
@@ -147,7 +148,8 @@ class RemoteHost:
         self._tell(task)
 
     def _start(self, ssh: Sequence[str]) -> None:
-        # The first host's output is shown unchanged, with its progress bar, the others' by line.
+        # The first host's output is shown unchanged, including its progress bar. The output of
+        # other hosts is shown line by line, with a prefix.
         prefix = None if self.number == 0 else f"{self.name}: "
         try:
             if self.local:
@@ -218,7 +220,7 @@ class RemoteHost:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills the process on this machine."""
+        """Kills ssh, or the agent on this machine."""
         self._process.kill()
         self._process.wait()
 
@@ -264,7 +266,7 @@ class RemoteHost:
 
 def remote_command() -> str:
     """Returns the shell command for the host: the same Python, in the same folder."""
-    # Python's own path is needed before it can read the other variables.
+    # PYTHONPATH must be set before the agent can read the other variables.
     path = f"{_PATH}={os.environ[_PATH]}" if os.environ.get(_PATH) else ""
     words = ["env", path] if path else []
     words += [os.path.abspath(sys.executable), "-m", _AGENT]
@@ -294,11 +296,12 @@ def is_this_machine(host: ListedHost) -> bool:
 # The first and the longest delay, in seconds, before a lost host of an elastic job is dialed again.
 _RETRY_SECONDS = (5.0, 60.0)
 _MAX_RETRIES = 8
-# Signals, output and exits wake this process; this interval catches missed ones.
+# Signals, output and exits wake this process; after this interval it also handles missed events.
 _CHECK_SECONDS = 1.0
-# Time in which the launchers must end after a stop request; longer than their own grace period.
+# The maximum wait for the launchers' end after a stop request; longer than their grace period.
 _END_SECONDS = 60.0
-# The number of signs of life sent to a host in the silence after which it ends its launcher.
+# The number of signs of life sent to a host in `TFDIST_HEARTBEAT_TIMEOUT` seconds. After this time
+# without a sign of life, the host ends its launcher.
 _BEATS = 6
 
 
@@ -352,7 +355,7 @@ class HostsJob:
         self._interrupted = False
 
     def start(self) -> None:
-        """Reaches all hosts, and sends them the rendezvous address and their commands."""
+        """Connects to all hosts, and sends each host the arguments of its launcher."""
         deadline = Deadline(self._timeout)
         for number, listed in enumerate(self._options.hosts):
             self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
@@ -398,7 +401,7 @@ class HostsJob:
             host.kill()
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Signals the launchers; only host 0's if it informs the others."""
+        """Signals the launchers, or only host 0's launcher if it informs the others."""
         gentle = number == signal.SIGINT and not self._interrupted
         hosts = list(self._running.values())
         if gentle or not self._options.elastic:
@@ -487,7 +490,7 @@ class HostsJob:
                 self._order(host)
 
     def _give_up(self) -> None:
-        """Ends launchers that keep waiting for a failed one."""
+        """Ends launchers that keep waiting for a failed launcher."""
         if self._options.elastic or self._failed_at is None:
             return
         if time.monotonic() > self._failed_at + _END_SECONDS:
@@ -495,9 +498,9 @@ class HostsJob:
                 host.end()
 
     def _code(self) -> int:
-        """Returns the launchers' exit code; if they differ, the first failure's.
+        """Returns the exit code of the first launcher that failed; 0 if all succeeded.
 
-        An elastic job succeeds if any launcher does.
+        An elastic job succeeds if any launcher succeeds.
         """
         codes = list(self._codes.values())  # in the order of their ends
         if not codes:
@@ -508,7 +511,7 @@ class HostsJob:
 
 
 def _problem(host: RemoteHost) -> str:
-    """Returns a known reason why a host cannot take part, with the remedy, in one line; else ""."""
+    """Returns why a host cannot join the job, and the remedy, in one line; "" if not known."""
     if host.exit_code() is not None:
         return host.why()
     version = host.description.get("version", __version__)

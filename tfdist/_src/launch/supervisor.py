@@ -26,9 +26,9 @@ from tfdist._src.launch.job.worker import ProgressMemory, Watchdog, WorkerPlan, 
 from tfdist._src.options import InternalVariable, Variable
 from tfdist.errors import LaunchError
 
-# The interval of checks on unauthenticated connections, while there are any.
+# The interval of checks on unauthenticated connections, while any exist.
 _BUSY_SECONDS = 0.5
-# A file's time may be slightly earlier than the clock's.
+# A new file's modification time may be slightly earlier than the current time.
 _CLOCK_SECONDS = 1.0
 
 
@@ -41,7 +41,7 @@ class Supervisor:
             sequence means the initial addresses.
         environment: the environment that the workers inherit.
         output: routes the workers' output.
-        flight_dir: the folder for their flight logs.
+        flight_dir: the folder for the workers' flight logs.
         hosts: the other hosts.
         host: this host's number.
         watchdog: kills the workers if this process dies.
@@ -162,7 +162,7 @@ class Supervisor:
             self._policy.advance(now)
 
     def _started(self, start: restart_policy.Start) -> WorkerProcess:
-        """Starts a worker; uses a spare for a replacement, if there is one."""
+        """Starts a worker; uses a spare for a replacement, if one is available."""
         rank, line = start.rank, mark(start.rank, start.replacement) if start.replacement else ""
         plan = next(one for one in self._plan(self._policy.addresses) if one.rank == rank)
         self._progress[rank] = memory = ProgressMemory()
@@ -268,7 +268,7 @@ class Supervisor:
 
 
 def _readable(descriptors: Mapping[int, int]) -> list[int]:
-    """Returns the keys whose descriptors can be read without blocking."""
+    """Returns the keys of the descriptors that can be read without blocking."""
     poll = select.poll()
     keys = {}
     for key, descriptor in descriptors.items():

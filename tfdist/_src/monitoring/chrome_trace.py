@@ -24,8 +24,8 @@ from tfdist._src.log import logger
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
     """Each worker's clock minus the chief's, and the uncertainty of the difference, in nanoseconds.
 
-    If the two have not compared their clocks, the hosts' time of day is used, with an unknown
-    uncertainty (None).
+    If a worker and the chief have not compared their clocks, the hosts' time of day is used, with
+    an unknown uncertainty (None).
 
     Args:
         records: each worker's record, by rank; see `Timeline`.
@@ -72,7 +72,7 @@ class WorkerRecord:
         worker: its name.
         host: its host's name.
         clock_offset: its steady clock minus the steady clock of rank 0, in nanoseconds.
-        clock_uncertainty: how wrong the offset may be, in nanoseconds; None if unknown.
+        clock_uncertainty: the maximum error of the offset, in nanoseconds; None if unknown.
         spans: its spans.
         communicators: the records of its communicators, as `tfd_state` describes them.
         ops: the operations that TensorFlow's profiler recorded; the lane is the thread.
@@ -144,9 +144,9 @@ class _Begun:
     def last(self, communicator: Mapping[str, Any], record: Event) -> int:
         """Finds the last rank that a rank waited for in a collective.
 
-        If hosts have several ranks, a rank notices only some ranks of other hosts, which may in
-        turn be waiting for their neighbors. The result is therefore the rank that began last,
-        unless the clocks are too uncertain to decide.
+        If hosts have several ranks, a rank notices only some ranks of other hosts, and those may be
+        waiting for ranks of their own host. Therefore the result is the rank that began last,
+        unless the clocks are too inaccurate to identify it.
         """
         noticed: int = record["last"]
         times = self._times[self._key(communicator, record)]
@@ -208,7 +208,10 @@ class _Worker:
             yield self._meta("thread_sort_index", {"sort_index": self._positions[number]}, number)
 
     def _spread(self, slices: list[Event]) -> None:
-        """Moves overlapping slices, for example of replicas, to more lanes: viewers nest them."""
+        """Moves overlapping slices to additional lanes, because viewers would nest them.
+
+        Slices of several replicas, for example, overlap.
+        """
         names = {number: lane for lane, number in self._lanes.items()}
         opened: dict[int, dict[int, list[int]]] = {lane: {lane: []} for lane in names}
         for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
@@ -265,7 +268,7 @@ class _Worker:
             yield from self._phases(lane, record, arrived, ended)
         yield from self._arrivals(communicator, record)
         if begun - record["enqueued_ns"] > 1000:
-            # Several collectives may wait at once.
+            # Async events ("b" and "e"), because several collectives may wait at the same time.
             number = f"{self._worker.rank} {lane} {record['number']}"
             name = f"queued: {record['kind']} {record['name']}".strip()
             yield self._event("b", lane, name, record["enqueued_ns"], id=number)
@@ -317,11 +320,11 @@ class _Worker:
 
 
 class OpProfile:
-    """Runs `tf.profiler`, of which a process has only one, from `start` to `stop`.
+    """Runs `tf.profiler` from `start` to `stop`. A process can run only one profiler at a time.
 
     If the profiler fails, for example because
-    `keras.callbacks.TensorBoard(profile_batch=...)` is using it, a message says so, and there are
-    no operations.
+    `keras.callbacks.TensorBoard(profile_batch=...)` is using it, a warning gives the reason, and no
+    operations are recorded.
     """
 
     _running: ClassVar[OpProfile | None] = None

@@ -45,7 +45,8 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MAX_ITEMS]
         waited = None
-        # The input pipeline has its own collectives, for example at the end of the data.
+        # If an operation is in progress, the worker waits in a collective of the input pipeline
+        # instead, for example at the end of the data.
         if done.input_since is not None and not operations:
             waited = max(0.0, 1e-9 * now - done.input_since)
         return {
@@ -125,7 +126,7 @@ def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> li
 
 
 def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:
-    """Seconds since the last operation ended; None if one is in progress, or there was none."""
+    """Seconds since the last operation ended; None during an operation, or before the first."""
     ends = [record["ended_ns"] for one in communicators for record in one["records"]]
     return max(0.0, 1e-9 * (now - max(ends))) if ends and all(ends) else None
 

@@ -49,8 +49,8 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         application: a WSGI application (PEP 3333).
 
     Raises:
-        OSError: it cannot listen there.
-        OverflowError: there is no such port.
+        OSError: the server cannot listen on the port.
+        OverflowError: the port number is out of range.
     """
 
     daemon_threads = True
@@ -69,7 +69,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, name="tfdist-metrics", daemon=True).start()
 
     def reject(self, address: Any, reason: str) -> None:
-        """Reports that a connection received no answer, perhaps later with others of its host."""
+        """Reports that a connection received no answer; may delay and combine reports of a host."""
         text = printable(reason)[:_MAX_REASON]
         with self._lock:
             self._rejections.add(
@@ -77,7 +77,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             )
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Called for each connection; closes another one if there are too many."""
+        """Handles a new connection; closes an older connection if too many are open."""
         with self._lock:
             if len(self._open) >= _MAX_CONNECTIONS:
                 counts = Counter(address for address, _ in self._open.values())
@@ -122,7 +122,7 @@ def serve(options: Options, strategy: str) -> None:
 
     Args:
         options: the settings.
-        strategy: the class of the strategy that has just been made.
+        strategy: the class of the strategy that has just been created.
     """
     global _begun
     describe(strategy, options.host)
@@ -132,7 +132,7 @@ def serve(options: Options, strategy: str) -> None:
 
 
 def start(options: Options, job: Topology) -> MetricsServer | None:
-    """Starts the server; on failure, prints the reason.
+    """Starts the server; if this fails, logs the reason.
 
     Args:
         options: the host and the first port.

@@ -65,7 +65,7 @@ class Measurement:
         network: waiting for data to move.
         best_rate: its highest rate to another host, in bytes per second, while data is in flight;
             0 if it has no links to other hosts, or has sent too little.
-        slowest_peer: a worker on the host with the lowest rate; -1 for none.
+        slowest_peer: a worker on the host to which the rate is lowest; -1 for none.
         slowest_rate: the rate to that host, in bytes per second.
         hosts: the number of hosts with a known rate.
         delay: the largest mean delay, in seconds, of small messages from another worker.
@@ -94,7 +94,7 @@ class Measurement:
         """Makes a measurement from the traffic of each link.
 
         Args:
-            step, data, workers, network: as above.
+            step, data, workers, network: see `Measurement`; `data` is the attribute `input`.
             links: the traffic with each rank on another host.
             hosts: for each rank, its host's number.
         """
@@ -129,13 +129,13 @@ class Straggler:
         rank: its rank.
         cause: its slow part.
         own: its own value: seconds per step, or bytes per second for the network.
-        others: the median of the other workers.
+        others: the median of the other workers' values.
         cost: the upper bound, in seconds, on how much shorter the others' steps would be if this
             worker were as fast as they are.
         peer: the receiving worker, if either end of a slow link may have the slow network;
             otherwise None.
-        queues: whether the two values are instead the seconds that small messages take to `peer`
-            and back.
+        queues: whether `own` and `others` are instead the seconds that small messages take to
+            `peer` and back.
     """
 
     rank: int
@@ -158,14 +158,14 @@ def find(
     sends slowly to all others, or if all others send slowly to it. If a host sends to only one
     other host, as in a ring or with two hosts, the slow end is unknown, and the workers at both
     ends are reported. Between two hosts, both directions may carry equally little, because
-    acknowledgments queue behind the data of the slow direction. The slow direction is then the one
-    with the longer delay of small messages. If a worker and a network are slow, the one that costs
-    more of a step is reported.
+    acknowledgments queue behind the data of the slow direction. Then the slow direction is the
+    direction in which small messages take longer. If both a process and a network are slow, the
+    cause that costs more of a step is reported.
 
     Args:
         measured: each worker's measurement, by rank.
         factor: the multiple of the other workers' median above which a worker counts as slow.
-        hosts: each worker's host, as a number; by default each worker is on a host of its own.
+        hosts: each worker's host, as a number; by default, each worker is on a different host.
 
     Example:
         >>> fast, slow = Measurement(0.1, 0.0, 0.06, 0.01), Measurement(0.1, 0.06, 0.0, 0.01)
@@ -176,7 +176,7 @@ def find(
 
 
 def costlier(process: Straggler | None, link: Straggler | None) -> Straggler | None:
-    """Returns the slow process or the slow link: the one that costs the others more, or None."""
+    """Returns the slow process or link that costs the others more time; None without either."""
     if process is None or link is None:
         return process or link
     return max(process, link, key=lambda found: found.cost)
@@ -219,7 +219,8 @@ def find_slow_link(
     if len(by_host) == 2 and (queue := _find_queue(measured, factor, *by_host.values())):
         return queue
     best = {h: max(measured[r].best_rate for r in ranks) for h, ranks in by_host.items()}
-    # Other ranks of the host send only small messages, which are slow for their size.
+    # Ranks with a much lower best rate are left out: they send only small messages, which are slow
+    # for their size.
     slowest = {
         host: min(
             (r for r in ranks if factor * measured[r].best_rate >= best[host]),
@@ -324,7 +325,7 @@ def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
 
 
 def describe_end(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """Reports in a sentence that a straggler is no longer one."""
+    """Returns a sentence that says that a straggler no longer delays the others."""
     keep = "keeps" if straggler.peer is None else "keep"
     return f"{subject(straggler, name)} no longer {keep} the others waiting."
 
@@ -346,7 +347,8 @@ class Counts:
         pending_bytes: bytes sent but not yet acknowledged.
         silent_ms: milliseconds since the last acknowledgment, if bytes are pending.
         frames: status messages received from the rank.
-        delay_us: the total microseconds that these were in flight, by the clocks of both ends.
+        delay_us: the total microseconds that these messages were in flight, by the clocks of both
+            ends.
     """
 
     acknowledged_bytes: int = 0
@@ -399,8 +401,8 @@ def by_rank(
 def traffic(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, Traffic]:
     """The data sent to each rank between two moments, and the mean delay of messages from it.
 
-    If a communicator has been closed in the meantime, its counts are missing. A rank whose counts
-    have therefore decreased is not reported.
+    If a communicator has been closed in the meantime, its counts are missing. A rank is left out if
+    its counts have decreased for this reason.
     """
     found = {}
     for rank, counts in now.items():

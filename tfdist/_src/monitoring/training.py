@@ -17,7 +17,7 @@ from tfdist._src.comm.functions import statistics
 from tfdist._src.comm.tracing import Activity
 from tfdist._src.progress_file import ProgressFile
 
-# From 1 ms to 1 min, closely spaced: a quantile is only known to be between two of them.
+# From 1 ms to 1 min, closely spaced, because a quantile is only known to be between two bounds.
 BOUNDS = (
     *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
     *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
@@ -46,7 +46,7 @@ class Histogram:
         self.total += seconds * times
 
     def copy(self) -> Histogram:
-        """The counts so far."""
+        """Returns a copy of the counts so far."""
         return Histogram(list(self.counts), self.total)
 
 
@@ -72,12 +72,12 @@ class Record:
     """Counts steps as they end.
 
     Args:
-        progress: returns the memory for the launcher, if there is one.
+        progress: returns the memory that the launcher reads; None without a launcher.
 
     Attributes:
         recoveries: the number of times training has continued here after the loss of a worker.
-        keeps_durations: whether anything uses the durations of steps; if not, `fit` does not
-            report when its epochs begin.
+        keeps_durations: whether the durations of steps are used; if not, `fit` does not report when
+            its epochs begin.
     """
 
     def __init__(self, progress: Callable[[], ProgressFile | None] = progress_file) -> None:
@@ -92,7 +92,7 @@ class Record:
         self._last: float | None = None
 
     def epoch_begins(self) -> None:
-        """Starts measuring: from now on, a step lasts from the previous step's end to its own."""
+        """Starts measuring. A step's duration is the time since the previous step's end."""
         self._last = time.perf_counter()
 
     def fit_ends(self) -> None:
@@ -118,7 +118,7 @@ class Record:
     def resumed_at(self, steps: int) -> None:
         """Reports the step of the job at which the training continues.
 
-        Only the launcher receives it, to report the position at which a restarted job fails.
+        The number is written for the launcher, which reports it if the restarted job fails.
 
         Args:
             steps: the number of steps in the restored state, counted from the job's first start.

@@ -1,6 +1,6 @@
 """One worker's part of a snapshot: a file of named arrays and a JSON document.
 
-It is a NumPy `.npz` archive, whose entries carry checksums.
+The file is a NumPy `.npz` archive, with a checksum for each entry.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
         write: writes the contents to the open file.
 
     Raises:
-        OSError: the file cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no partial file remains.
     """
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
@@ -45,7 +45,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its missing parents, and makes their names durable.
+    """Creates a folder and its missing parents, and syncs their names to the disk.
 
     Raises:
         OSError: a folder cannot be created.
@@ -57,7 +57,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names of a folder's files durable, if the file system supports it."""
+    """Syncs the names of a folder's files to the disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -138,7 +138,7 @@ class PartFile:
         name: the name of the part in messages.
 
     Attributes:
-        document: as passed to `write_part`.
+        document: the document that was passed to `write_part`.
 
     Raises:
         DamagedError: the source is not a complete part.

@@ -73,7 +73,7 @@ class SnapshotFolder:
         return cls(Path(path).absolute())
 
     def part(self, snapshot: SnapshotId, rank: int) -> Path:
-        """The file of a worker's part."""
+        """Returns the path of a worker's part."""
         return self._of(snapshot) / f"rank-{rank}-of-{snapshot.size}.npz"
 
     def prepare(self, snapshot: SnapshotId) -> None:
@@ -94,20 +94,20 @@ class SnapshotFolder:
         return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
 
     def delete_before(self, snapshot: SnapshotId) -> None:
-        """Deletes the snapshots before one, including their unfinished files."""
+        """Deletes all snapshots before the given one, including their unfinished files."""
         for path in self._folders():
             if path.name < self._of(snapshot).name:
                 shutil.rmtree(path, ignore_errors=True)
 
     def delete_after(self, snapshot: SnapshotId) -> None:
-        """Deletes the snapshots after one; training cannot resume from them."""
+        """Deletes all snapshots after the given one, because training cannot resume from them."""
         for path in self._folders():
             if path.name > self._of(snapshot).name:
                 shutil.rmtree(path, ignore_errors=True)
 
     def clear(self) -> None:
         """Deletes all snapshots, and the directory if it is then empty."""
-        for path in sorted(self._folders()):  # The newest last: it is usable without the others.
+        for path in sorted(self._folders()):  # The newest last: it does not need the others.
             shutil.rmtree(path, ignore_errors=True)
         try:
             self.path.rmdir()
@@ -139,8 +139,8 @@ class Candidate:
 
     Attributes:
         snapshot: its identity.
-        holders: the present workers that can read each existing part, in order, by the rank that
-            wrote the part.
+        holders: for each existing part, by the rank that wrote it, the present workers that can
+            read it, in order.
         workers: the present number of workers.
     """
 
@@ -155,7 +155,7 @@ class Candidate:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose parts are missing."""
+        """The ranks without a part."""
         return [rank for rank in range(self.snapshot.size) if rank not in self.holders]
 
     @property
@@ -171,8 +171,8 @@ class Candidate:
 def candidates(inventories: Sequence[Inventory]) -> list[Candidate]:
     """Returns the snapshots that the workers can assemble, best first.
 
-    Complete snapshots precede incomplete ones, which lack worker-local state; then the newest is
-    first.
+    Complete snapshots precede incomplete snapshots, which lack worker-local state. Otherwise, newer
+    snapshots precede older snapshots.
 
     Args:
         inventories: the snapshots that each worker can see, in rank order.
@@ -211,7 +211,7 @@ class Restored:
         document: this worker's document, or the first available one if this worker is new.
         is_own: whether the document is this worker's own, from a job of the same size.
         values: the values of the variables; variables that the snapshot lacks are left out.
-        parts: contain everything else, until they are closed.
+        parts: the parts, which contain all other state; the reader of this state closes them.
         lost: the names of state that could not be restored, for messages.
     """
 
@@ -246,8 +246,8 @@ def read_newest(
         held: returns the variables of this worker.
         workers: all workers.
         optimizers: the classes of the model's optimizers, by the optimizers' names.
-        whole_parts: the names, of `"model"` and the optimizers, whose state each worker holds
-            entirely.
+        whole_parts: the parts of the state that each worker holds entirely, by their names:
+            `"model"`, or the name of an optimizer.
 
     Returns:
         None if there is no snapshot to resume from.
@@ -265,7 +265,7 @@ def read_newest(
     ]
     last = max((step for _, step in answers), default=-1)
     several = candidates(inventories)
-    # Later incomplete ones were never finished: some worker had not yet written its part.
+    # Later incomplete snapshots were never finished, because a worker had not written its part.
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         logger.warning(
@@ -365,7 +365,7 @@ def _classes(optimizers: dict[str, list[str]]) -> str:
 def _check_all_taken(
     parts: PartIndex, held: Sequence[HeldVariable], whole_parts: Collection[str]
 ) -> None:
-    """Checks that all stored weights and slots of parts held entirely have a local variable.
+    """Checks that all stored weights and slots of `whole_parts` have a variable on this worker.
 
     Raises:
         ValueError: the snapshot is of a model with more variables.
@@ -425,7 +425,7 @@ def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> 
             try:
                 contents = sources[rank].read_bytes()
             except OSError:
-                contents = b""  # Its readers find it damaged.
+                contents = b""  # The receivers report the part as damaged.
         sources[rank] = broadcast_bytes(contents, sender, workers)
     return sources
 

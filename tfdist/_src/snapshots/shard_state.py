@@ -26,7 +26,7 @@ class HeldShards:
     Attributes:
         generation: the generation of the group that the division was made for.
         size: the number of ranks in the division.
-        ranks: the ranks of these shards: first the worker's own rank, then ranks with copies here.
+        ranks: the ranks of these shards: first the worker's own rank, then the ranks it copies.
         steps: the committed step of these shards.
         redoable: whether the worker can also produce the shards of the next step.
     """
@@ -52,7 +52,7 @@ class ShardSource:
 
 
 def find_shards(held: Sequence[Sequence[HeldShards]], steps: int) -> ShardSource | None:
-    """Finds all shards of one division; of several complete divisions, the latest.
+    """Finds workers that hold all shards of one division; the latest, if several are complete.
 
     Args:
         held: the shards of each worker, in rank order.
@@ -90,8 +90,8 @@ class ShardState:
     Args:
         model: the model in training.
         callbacks: all callbacks of the call of `fit`.
-        copies: the number of other workers whose slots each worker copies, 0 or 1.
-        joins: whether this worker has yet to receive its slots.
+        copies: the number of other workers' slots that each worker copies, 0 or 1.
+        joins: whether this worker is joining, and has not received its slots yet.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ShardState:
         """Makes training recoverable, once the optimizer has its variables.
 
         Raises:
-            UnsupportedError: several optimizers are sharded, or a callback exchanges shards.
+            UnsupportedError: several optimizers are sharded, or `SwapEMAWeights` is used.
         """
         if self._now is None and sharding.sharded_by(self._model.optimizer) is not None:
             self._check_alone()
@@ -220,7 +220,7 @@ class ShardState:
         self._steps = None
 
     def end(self) -> None:
-        """Disables the recovery work in steps, as in a group that cannot lose workers."""
+        """Disables the recovery work in later steps, as in a group that cannot lose workers."""
         if self._now is not None:
             self._extended.progress.redoable = False
             self._now.sharded.copies = None
@@ -281,7 +281,7 @@ class _Division:
 
     @property
     def holds(self) -> tuple[int, ...]:
-        """The ranks whose slots this worker has."""
+        """The ranks with slots on this worker."""
         copies = self.copies
         return (self.rank,) if copies is None or copies.stale else (self.rank, copies.rank)
 
@@ -291,7 +291,7 @@ class _Division:
         return [(k, b) for k in range(len(self.slots)) for b in range(len(self.sharded.buckets))]
 
     def elements(self, number: int, rank: int, ranks: int | None = None) -> tuple[int, int]:
-        """The index of the first element of a rank's shard of a bucket, and its end index."""
+        """The start and end indices of a rank's shard in a bucket."""
         bucket, _ = self.sharded.buckets[number]
         return dataclasses.replace(bucket, ranks=ranks or self.ranks).elements(rank)
 

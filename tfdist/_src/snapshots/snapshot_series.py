@@ -18,7 +18,8 @@ from tfdist.errors import SnapshotError
 class SnapshotWriter:
     """Runs functions in a thread, one after the other.
 
-    A failure costs that snapshot only: training continues, and a message reports the failure.
+    If a function fails, only its snapshot is lost: training continues, and a message reports the
+    failure.
 
     Args:
         asynchronous: whether to return before a function has ended.
@@ -30,7 +31,7 @@ class SnapshotWriter:
         self.failed = False
 
     def submit(self, step: int, write: Callable[[], object]) -> None:
-        """Runs a function, once the previous one has ended.
+        """Runs a function, after the previous function has ended.
 
         Args:
             step: the step of the snapshot, for messages.
@@ -69,7 +70,7 @@ _calls: collections.Counter[Path] = collections.Counter()
 
 
 class SnapshotSeries:
-    """Writes a training's snapshots in the background, and deletes the ones no longer needed.
+    """Writes a training's snapshots in the background, and deletes unneeded snapshots.
 
     Args:
         folder: the folder of the snapshots.
@@ -77,7 +78,7 @@ class SnapshotSeries:
         asynchronous: whether training continues while a snapshot is written.
 
     Attributes:
-        folder: as given.
+        folder: the folder of the snapshots.
         writes_shared: whether this worker writes the state that other workers also hold.
         call: the number of this call of `fit` with this folder, from 1.
     """
@@ -102,7 +103,7 @@ class SnapshotSeries:
         self._set_workers(extended, new_run())
 
     def change_workers(self, extended: ReplicatedExtended) -> None:
-        """Continues with other workers; called by all of them."""
+        """Continues with the workers of a new group; called by all of them."""
         self._writer.wait()
         self._set_workers(extended, self._run, tolerate_failure=True)
 
@@ -140,7 +141,8 @@ class SnapshotSeries:
                     f"this directory, and this is call {self.call}. Give each call a directory of "
                     "its own, or delete this one to train from the beginning."
                 )
-            # Continue the call of the snapshot, which this process may have interrupted.
+            # Continue the call of `fit` that took the snapshot. It may have been interrupted in
+            # this process.
             self.call = _calls[self.folder.path] = call
         return restored
 
@@ -167,7 +169,7 @@ class SnapshotSeries:
         return True
 
     def add(self, step: int, write: Callable[[SnapshotFolder, SnapshotId], None]) -> None:
-        """Adds a snapshot, once the last one has been finished.
+        """Adds a snapshot, after `finish_last` for the previous snapshot.
 
         Args:
             step: the number of trained steps.

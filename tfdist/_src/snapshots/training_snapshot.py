@@ -44,7 +44,7 @@ def take_snapshot(
     training_position: TrainingPosition,
     series: SnapshotSeries,
 ) -> Callable[[restore.SnapshotFolder, restore.SnapshotId], None]:
-    """Takes the state without waiting for a copy of it.
+    """Captures the state, without waiting until it is copied.
 
     Args:
         model: the model in training.
@@ -93,7 +93,7 @@ def take_snapshot(
 
 
 class Resumption:
-    """Restores a state.
+    """Restores the state of a training from a snapshot.
 
     Args:
         restored: a snapshot that has been read.

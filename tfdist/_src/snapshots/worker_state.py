@@ -86,7 +86,7 @@ def require_variables(model: keras.Model, callback: str) -> None:
         callback: the callback that needs the variables, for the message.
 
     Raises:
-        UnsupportedError: the model, or an optimizer of its own training step, has no variables yet.
+        UnsupportedError: the model, or another of its optimizers, has no variables yet.
     """
     if not model.built:
         raise UnsupportedError(
@@ -108,7 +108,7 @@ def require_variables(model: keras.Model, callback: str) -> None:
 
 @dataclass(frozen=True)
 class HeldVariable:
-    """A variable of the training's state, or some elements of one.
+    """A variable of the training's state, or some elements of a variable.
 
     Attributes:
         key: its name; `worker_key` completes the name of a value that differs between workers.
@@ -120,7 +120,7 @@ class HeldVariable:
         receives_sum: for a value that is summed over the workers: True if a restore with a
             different number of workers sets this variable to the sum, False if it sets it to zero.
             None for other values.
-        known_sum: that sum, if all workers know it.
+        known_sum: the sum over the workers, if all workers know it.
     """
 
     key: str
@@ -139,7 +139,7 @@ class HeldVariable:
 
     @property
     def is_common(self) -> bool:
-        """Whether it is equal on all workers that hold the same part of the model."""
+        """Whether the value is equal on all workers that hold the same part of the model."""
         return not self.is_worker_local and self.start is None
 
     @property
@@ -160,8 +160,8 @@ def held_variables(model: keras.Model, stored: Container[str] | None = None) -> 
     """The variables of a training that this worker holds.
 
     Args:
-        model: compiled and built, as is its optimizer.
-        stored: the names in a snapshot, if the variables are to be read from one.
+        model: a compiled model; it and its optimizer are built.
+        stored: the names in a snapshot, if the variables will be restored from it.
     """
     return [*_model_state(model), *_metrics(model), *_global_seed(stored)]
 
@@ -426,7 +426,7 @@ def codec_arrays(model: Any, rank: int) -> dict[str, Array]:
 
 
 def load_codec_arrays(model: Any, rank: int, arrays: dict[str, Array]) -> None:
-    """Restores the state of this worker's codecs, including variables that are yet to be created.
+    """Restores the state of this worker's codecs, including variables that do not exist yet.
 
     Args:
         model: the model in training.

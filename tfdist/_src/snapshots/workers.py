@@ -1,4 +1,4 @@
-"""The workers that take and read snapshots together, and the writers of their shared state."""
+"""The workers that take and read snapshots together, and the choice of writers of shared state."""
 
 import contextlib
 import errno
@@ -81,8 +81,8 @@ def writes_shared_state(
             to their directory; each of them then tries to write by itself later.
 
     Raises:
-        ValueError: a worker cannot write to its directory, for another reason than a full disk;
-            the same error on all.
+        ValueError: a worker cannot write to its directory, for a reason other than a full disk; the
+            same error on all workers.
     """
     token, problem, is_full = uuid.uuid4().hex, "", False
     mark = _mark(directory, workers.rank)

@@ -29,8 +29,8 @@ def is_compiled_here() -> bool:
 def uncompiled_scope() -> Iterator[None]:
     """Excludes operations that are added to the default graph in this context from compilation.
 
-    For results that workers with different programs must compute bit-identically: XLA's rounding
-    depends on the rest of the program.
+    Use it for results that workers with different programs must compute bit-identically, because
+    XLA's rounding depends on the rest of the program.
     """
     with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_UNCOMPILED):
         yield
@@ -42,7 +42,7 @@ def is_uncompiled(operation: Any) -> bool:
 
 
 def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns tensors if a condition holds, otherwise zeros; each depends on its own tensor only.
+    """Returns tensors if a condition holds, otherwise zeros; each result needs its tensor only.
 
     Outside XLA, one conditional selects all tensors without copying them. XLA fuses a selection
     with adjacent operations.
@@ -58,7 +58,7 @@ def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tenso
 
 
 def has_rows(rows: tf.Tensor) -> tf.Tensor:
-    """Whether a replica has rows; true in a compiled cluster, since none runs without rows.
+    """Whether a replica has rows; true in a compiled cluster, which never runs without rows.
 
     Args:
         rows: the number of rows.
@@ -86,7 +86,7 @@ _SAME = (
 _CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
 # Prefixes of types for which XLA would draw other numbers.
 _OTHERS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
-# Types of floats: the integer type of their bits, the mantissa's bits, and the bits of 1.0.
+# For each float type: the integer type of the same size, the mantissa's mask, and the bits of 1.0.
 _LAYOUTS = {
     tf.float16: (tf.uint16, 0x3FF, 0x3C00),
     tf.bfloat16: (tf.uint16, 0x7F, 0x3F80),
@@ -107,7 +107,10 @@ def is_random(kind: str) -> bool:
 
 
 def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:
-    """A function of an operation's inputs that draws its numbers from bits; None without one."""
+    """Returns a function that draws an operation's numbers from bits, given the same inputs.
+
+    None if no replacement exists for the operation's type.
+    """
     draw = _REPLACED.get(operation.type)
     if draw is None:
         return None
@@ -182,7 +185,7 @@ class Cluster:
 
     @property
     def varies(self) -> bool:
-        """Whether it depends on the number of rows, by the shapes of its inputs or otherwise."""
+        """Whether the cluster depends on the number of rows, by its inputs' shapes or otherwise."""
         shapes_known = all(t.shape.is_fully_defined() for t in self.feeds)
         return not shapes_known or bool(self._rows)
 
@@ -199,7 +202,8 @@ class Cluster:
             name: the name shown in profiles.
             resources: the values of `resources`.
             tensors: the values of `feeds`.
-            fits: if it `varies`, whether to run it compiled, a bool scalar; None if it never is.
+            fits: a bool scalar: if the cluster `varies`, whether to run the compiled function. None
+                to never run it.
 
         Returns:
             The values of `fetches`, and a tensor to wait for.
@@ -294,7 +298,7 @@ def add_operations(
     Args:
         program: the program.
         operations: its operations, in order.
-        given: the values of the tensors that they take, by name; their results are added.
+        given: the values of the operations' inputs, by name; the operations' results are added.
         values: see `TracedProgram.definition`.
         constants: results of constant operations, which are also added.
 

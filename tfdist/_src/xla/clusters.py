@@ -34,12 +34,12 @@ CONDITIONALS = ("If", "StatelessIf")
 
 
 def communicates(operation: Any) -> bool:
-    """Whether an operation is one of tfdist's, or a collective of TensorFlow's."""
+    """Whether an operation belongs to tfdist, or is a collective of TensorFlow."""
     return bool(operation.type.startswith(_COMMUNICATES))
 
 
 def node_communicates(node: Any) -> bool:
-    """Whether a node of a function is one of tfdist's, or a collective of TensorFlow's."""
+    """Whether a node of a function belongs to tfdist, or is a collective of TensorFlow."""
     return bool(node.op.startswith(_COMMUNICATES))
 
 
@@ -48,17 +48,17 @@ def excluded_operations(program: TracedProgram, *, is_branch: bool = False) -> s
 
     Args:
         program: the program.
-        is_branch: whether it is a branch of another program. A value without a static shape may
-            then be equal on all workers, such as an input with rows of all workers. It must be
-            compiled on all workers or on none; it is compiled on none.
+        is_branch: whether the program is a branch of another program. A value without a static
+            shape may then be equal on all workers, such as an input with the rows of all workers.
+            Its operation must be compiled on all workers or on none, so it is not compiled.
 
     Raises:
-        UnsupportedError: collectives are in a function that is to be compiled as a whole.
+        UnsupportedError: a function that must be compiled as a whole contains collectives.
     """
     _refuse_compiled_collectives(program)
     functions = program.functions_with(_is_excluded_node)
     found: set[Any] = set()
-    # Operations whose results contain a varying number of other workers' rows.
+    # Operations with results that contain a varying number of other workers' rows.
     gathered: set[Any] = set()
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
@@ -136,8 +136,8 @@ def _varies(tensor: tf.Tensor) -> bool:
 
 
 _READ = "ReadVariableOp"
-# Operations that may return one input bit for bit, depending on the others, such as a product with
-# one. Matrix products and sums over an axis may do so too, but are assumed to mix their inputs.
+# Operations that may return an input bit for bit, depending on the other inputs, such as a product
+# with 1. Matrix products and sums over an axis may also do so, but are assumed to mix their inputs.
 _MAY_KEEP = frozenset(
     [
         *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),
@@ -152,7 +152,7 @@ _MAY_KEEP = frozenset(
 def own_operations(
     program: TracedProgram, given: Collection[Any], results: Sequence[tf.Tensor]
 ) -> set[Any]:
-    """The operations whose results may differ between workers in their last bits.
+    """The operations with results that may differ between workers in their last bits.
 
     Args:
         program: the program.
@@ -206,7 +206,7 @@ def _only_for(program: TracedProgram, own: Collection[Any], wanted: Collection[A
 def _kept_as_they_are(
     program: TracedProgram, users: Mapping[Any, Sequence[Any]], wanted: Collection[Any]
 ) -> set[Any]:
-    """The operations whose results may arrive in a variable, in a function or as a result."""
+    """The operations with results that may reach a variable, a function or a program's result."""
     found: set[Any] = set()
     for op in reversed(program.operations):
         using = users.get(op, [])
@@ -224,7 +224,7 @@ _MIN_OPERATIONS = 8
 _MIN_SMALL_OPERATIONS = 64
 _SMALL = 32  # elements
 _LARGE = 1 << 14
-_ROWS = 8  # assumed if their number is unknown
+_ROWS = 8  # the assumed number of rows if it is unknown
 _NOTHING = ("Const", "Identity", "InvertPermutation", "NoOp", "Pack", "Reshape", "Shape")
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise")
 _READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp", "ResourceGather")
@@ -252,8 +252,9 @@ def divide(program: TracedProgram, excluded: set[Any], own: set[Any]) -> list[Un
     An operation belongs to the cluster of the first excluded operation, in the program's order,
     that needs it. Operations that no excluded operation needs form the last cluster. So a cluster
     waits only for operations that its excluded operation would wait for anyway, and no two clusters
-    wait for each other. A worker's own operations are separated from operations whose results may
-    have to be equal on all workers: workers may differ in whether they compile their own.
+    wait for each other. A worker's own operations are separated from operations with results that
+    may have to be equal on all workers, because workers may differ in whether they compile their
+    own operations.
 
     Args:
         program: the program.
@@ -299,7 +300,7 @@ def _ends(program: TracedProgram, excluded: set[Any], marks: set[Any]) -> set[An
     """Operations at the end of a function that wait for marks, and so must not end a cluster.
 
     Marks report to the recorder that other operations have run (`comm/tracing.py`). A mark is
-    removed from `marks` if other operations than collectives and such ends wait for it.
+    removed from `marks` if operations other than collectives and such ends wait for it.
     """
     ends: set[Any] = set()
     for op in program.operations:
@@ -352,8 +353,8 @@ def _levels(
 ) -> dict[Any, int]:
     """For each operation, a level that rises at each change from own operations to others or back.
 
-    Only sources of the same boundary count. Other operations may have to wait for own ones, as an
-    update waits for a read of the same variable.
+    Only sources with the same boundary count. Other operations may have to wait for own operations,
+    as an update waits for a read of the same variable.
     """
     levels: dict[Any, int] = {}
     for op in program.operations:

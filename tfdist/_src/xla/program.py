@@ -28,8 +28,8 @@ class TracedProgram:
 
     Attributes:
         operations: the operations to run, each after its sources; without the constant ones.
-        before: for each of them, its sources among them, in no particular order.
-        constant: operations whose values depend on the graph alone, and are cheap to repeat.
+        before: for each operation, its sources among `operations`, in no particular order.
+        constant: operations with values that depend on the graph alone, and are cheap to repeat.
     """
 
     def __init__(self, graph: Any, results: Sequence[tf.Tensor]) -> None:
@@ -154,7 +154,7 @@ def called_by(node: Any) -> list[str]:
 
 
 def _device_of(op: Any) -> str:
-    # Without a device of its own, an operation runs on its variable's device.
+    # If an operation has no device, it runs on its variable's device.
     variables = [captured_from(t).device for t in op.inputs if t.dtype == tf.resource]
     for device in filter(None, [op.device, *variables]):
         spec = tf.DeviceSpec.from_string(device)

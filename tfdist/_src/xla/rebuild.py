@@ -24,15 +24,15 @@ class ClusteredGraph:
 
     Args:
         graph: a `FuncGraph`.
-        results: the tensors that are wanted of it.
+        results: the tensors to compute.
         given: the values of its placeholders, by their names.
         fits: whether this step's rows match the rows for which clusters are compiled, a bool
             scalar; None if this is unknown.
-        own: the names of the placeholders whose values are this worker's own; the others may have
+        own: the names of the placeholders for this worker's own values; all other values may have
             to be equal on all workers.
         copies: whether variables have equal copies on several devices of one kind. Then operations
-            whose results may have to be equal are not compiled, because the devices' programs may
-            differ.
+            with results that may have to be equal are not compiled, because the devices' programs
+            may differ.
         is_branch: as for `excluded_operations`.
     """
 

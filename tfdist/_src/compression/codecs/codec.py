@@ -106,7 +106,7 @@ class Codec(abc.ABC):
     def bits_per_value(self, shape: Shape) -> float:
         """The bits sent per value of a gradient of this shape before it is summed.
 
-        Uncompressed float32 values have 32.
+        Uncompressed float32 values take 32 bits.
         """
 
     def _objection(self, optimizer: Any) -> str:
@@ -135,7 +135,7 @@ class Codec(abc.ABC):
         return tf.zeros(shape, tf.float32)
 
     def _devices(self, exchange: Exchange) -> HostLeaders:
-        """The division of gradients among a worker's devices, which sum them before `sum`.
+        """The division of gradients among a worker's devices, which sum gradients before `sum`.
 
         Args:
             exchange: the route to the other workers.
@@ -151,14 +151,16 @@ class Codec(abc.ABC):
     ) -> list[tf.Tensor]:
         """Sums gradients over all workers.
 
-        The workers of a host first sum their gradients exactly, and divide them. For each gradient,
-        one worker per host then exchanges the host's sum, and keeps the state.
+        The workers of a host first sum their gradients exactly, and divide the sums among
+        themselves. For each gradient, one worker per host then exchanges the host's sum, and keeps
+        the state.
 
         Args:
             exchange: the route to the other workers. `exchange.host.sum(gradients, function)` sums
-                within the host, calls `function` with the sums that this worker exchanges, and
-                returns the totals that it returns, on all workers. `exchange.leaders.name` names
-                the communicator of the workers that exchange the same sums.
+                within the host, and calls `function` with the sums that this worker exchanges.
+                `function` returns the totals over all hosts, which `exchange.host.sum` returns on
+                all workers. `exchange.leaders.name` names the communicator of the workers that
+                exchange the same sums.
             gradients: in the order of the forward pass. Each has `value`, a float32 tensor, its
                 static `shape`, `number`, its index among the optimizer's gradients, and `kept`, its
                 state: variables by name, which this method updates.
@@ -231,7 +233,7 @@ class HierarchicalCodec(Codec):
         """Sums over the leaders of the same gradients, one per host.
 
         Args:
-            leaders: their communicator.
+            leaders: the leaders' communicator.
             gradients: the sums of this host.
             step: as for `sum`.
 

@@ -17,7 +17,7 @@ from tfdist._src.native import api
 class Quantizer(Codec):
     """A codec that runs in the core: values take fewer bits, and are encoded while being sent.
 
-    The core encodes gradients on a GPU on that GPU.
+    The core encodes the gradients of a GPU on this GPU.
 
     Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
     sum and sends it to all hosts. So a value is encoded twice, for any number of hosts, and the
@@ -109,8 +109,8 @@ class FP16(Quantizer):
     A block's largest value is scaled to between 2^14 and 2^15, so that nothing overflows and small
     gradients keep 11 bits of precision; values are summed in float32.
 
-    16 + 32 / block bits per value; the relative error of a value is at most 2^-11, or 2^-39 of the
-    largest.
+    16 + 32 / block bits per value; the error of a value is at most 2^-11 of the value, or 2^-39 of
+    the block's largest value.
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
@@ -134,8 +134,8 @@ class FP8(Quantizer):
     A block's largest magnitude `m` becomes 448, the format's maximum:
     `e4m3(x * 448 / m) * m / 448`.
 
-    8 + 32 / block bits per value; the relative error of a value is at most 2^-4, or 2^-18 of the
-    largest.
+    8 + 32 / block bits per value; the error of a value is at most 2^-4 of the value, or 2^-18 of
+    the block's largest value.
 
     Args:
         block: the number of values that share a scale, a multiple of 8 up to 4096.
@@ -263,7 +263,7 @@ class SignSGD(Quantizer):
     magnitude. Every weight therefore changes by the learning rate, as with Adam; start with a rate
     a hundred times smaller than for SGD. A host does not vote on a block that is all zeros.
 
-    1 + 32 / block bits per value to the host that counts, and 2 + 32 / block back.
+    1 + 32 / block bits per value to the host that counts the votes, and 2 + 32 / block bits back.
 
     Args:
         block: the number of values that share an all-zeros flag, a multiple of 8 up to 4096.
@@ -309,7 +309,7 @@ class Signum(Quantizer):
     for a tie. Every weight changes by the learning rate, so start with a rate a hundred times
     smaller than for SGD, and use an optimizer without momentum.
 
-    About 1 bit per value to the host that counts, and 2 back.
+    About 1 bit per value to the host that counts the signs, and 2 bits back.
 
     Args:
         momentum: the momentum, in [0, 1).

@@ -105,7 +105,7 @@ class Sparsifier(HierarchicalCodec):
         )
 
     def _scale(self, gradient: Gradient, hosts: Any) -> Any:
-        """A factor applied to a gradient first."""
+        """The factor by which a gradient is multiplied before values are selected."""
         return 1.0
 
     def _selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class TopK(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(Sparsifier):
-    """All values whose magnitude reaches a threshold, and their indices.
+    """All values with at least a given magnitude, and their indices.
 
     64 bits each; their number varies from step to step. The other values are added to the next
     step's gradient, so that every value is sent eventually.
@@ -257,12 +257,13 @@ class RandomK(HierarchicalCodec):
             number: the gradient's number.
 
         Returns:
-            Their indices in ascending order, int64, and the size of each one's part, int64.
+            The indices of the values in ascending order, int64, and the sizes of their parts,
+            int64.
         """
         parts = self._chosen(values)
         bounds = tf.range(parts + 1, dtype=tf.int64) * values // max(1, parts)
         sizes = bounds[1:] - bounds[:-1]
-        # The same numbers on every kind of device.
+        # Philox draws the same numbers on every kind of device.
         bits = tf.random.stateless_uniform(
             [parts], [step, tf.constant(number, tf.int64)], None, None, tf.uint32, alg="philox"
         )

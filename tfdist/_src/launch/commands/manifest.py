@@ -37,14 +37,14 @@ class ManifestOptions:
         image: the container image.
         command: the command that each worker runs.
         workers: the number of workers, one per pod.
-        kind: one of the kinds of `commands/manifest.py`.
+        kind: the kind of the job's object: "job", "jobset" or "tfjob".
         namespace: the namespace; "" for the current context's.
         gpus: the number of GPUs of each worker.
         cpus: the processors of each worker, as a Kubernetes quantity; "" to request none.
-        memory: the memory of each worker, likewise.
-        max_restarts: the number of restarts of each worker, or with a JobSet of the job.
+        memory: the memory of each worker, as a Kubernetes quantity; "" to request none.
+        max_restarts: the maximum number of restarts of each worker, or with a JobSet, of the job.
         grace: seconds between SIGTERM and SIGKILL.
-        start_timeout: seconds in which all pods must start.
+        start_timeout: the maximum seconds until all pods have started.
         elastic: whether workers may join and leave.
         probes: whether Kubernetes checks that the workers respond.
         volumes: the volumes that the pods mount.
@@ -240,16 +240,16 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-# Texts that every YAML parser reads as text, except for the words below.
+# Strings that every YAML parser reads as strings, except for the words below.
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _WORDS = frozenset(["y", "n", "yes", "no", "on", "off", "true", "false", "null"])
 
 
 def to_yaml(value: Any, indent: int = 0) -> str:
-    """Mappings and lists block by block; texts that need it are quoted as in JSON.
+    """Formats mappings and lists in YAML's block style; quotes strings as in JSON if necessary.
 
     Args:
-        value: dicts with texts as keys, lists, texts, integers and booleans.
+        value: dicts with string keys, lists, strings, integers and booleans.
         indent: the number of spaces before each line.
 
     Example:
@@ -294,7 +294,7 @@ _INSTANCE_LABEL = "app.kubernetes.io/instance"
 _PROBE_SECONDS = 10
 # Seconds in which a pod must import TensorFlow, prepare its data and create its strategy.
 _BEFORE_STRATEGY = 600
-# A worker that traces a large model answers slowly; a stopped one, never.
+# A worker that traces a large model answers slowly; a stopped worker never answers.
 _LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 5}
 
 
@@ -375,7 +375,7 @@ def pod_spec(
     spec = {
         # Otherwise Python would be PID 1, and ignore SIGTERM by default.
         "shareProcessNamespace": True,
-        # Variables such as TFDIST_METRICS_PORT must not be set by a service of that name.
+        # Otherwise a service with the name tfdist-metrics would set TFDIST_METRICS_PORT.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.grace,
         "containers": [worker],
@@ -394,7 +394,7 @@ def pod_spec(
 
 
 def _metrics_address() -> list[dict[str, Any]]:
-    """Makes metrics available at the pod's address, which Kubernetes queries, not at loopback."""
+    """Serves metrics at the pod's address, which Kubernetes queries, instead of at loopback."""
     own = {"fieldRef": {"fieldPath": "status.podIP"}}
     return [{"name": Variable.METRICS_HOST, "valueFrom": own}]
 
@@ -418,7 +418,7 @@ def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
     """Returns the objects to apply.
 
     A preempted pod does not count as a failure, and a usage error ends the job. Without `elastic`,
-    workers that lose a peer also fail; all are restarted and reconnect.
+    workers that lose a peer also fail; all workers are then restarted and reconnect.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
@@ -473,7 +473,7 @@ _PREEMPTED_RULES = [
 
 
 def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
-    """The objects to apply; the JobSet makes its own service."""
+    """Returns the objects to apply; the JobSet creates its own service."""
     ignored = {
         "name": "preempted",
         "action": "RestartJobSetAndIgnoreMaxRestarts",
@@ -506,7 +506,8 @@ def jobset(options: ManifestOptions) -> list[dict[str, Any]]:
 def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
     """Returns the objects to apply; the operator creates the services.
 
-    `restartPolicy: ExitCode` would treat the exit code of a preempted worker, 75, as final.
+    The restart policy is not `ExitCode`, because that policy would not restart a preempted worker,
+    which exits with code 75.
     """
     # The operator prescribes both names.
     spec = pod_spec(options, {}, container="tensorflow", port="tfjob-port")
@@ -521,7 +522,7 @@ def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
         "metadata": metadata(options),
         "spec": {
             "runPolicy": {
-                # All workers fail together, and the operator counts each of them.
+                # All workers fail together, and the operator counts the failure of each worker.
                 "backoffLimit": options.max_restarts * options.workers + 1,
                 "cleanPodPolicy": "Running",
             },

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     check_syntax(options.command)
     _build_native()
-    # Forked first, while this process has no descriptors that the watchdog must not inherit.
+    # The watchdog is forked before this process opens descriptors that it must not inherit.
     watchdog = Watchdog()
     try:
         avoid = options.rendezvous[1] if options.rendezvous else None
@@ -200,7 +200,7 @@ def _supervise(
 
     Args:
         options: the options of the command.
-        rendezvous: the agreement of the hosts.
+        rendezvous: the result of the rendezvous of the hosts.
         plan: returns the plans of this host's workers; by default for the rendezvous's addresses.
         gpus: the GPUs that this host's workers may use.
         watchdog: kills the workers if this process dies.
@@ -211,7 +211,7 @@ def _supervise(
     _print_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
     flight_dir = Path(os.environ.get(Variable.FLIGHT_DIR) or output.directory)
-    # Not part of the plan's settings, which --dry-run prints.
+    # The secret is not part of the plan's settings, because --dry-run prints these.
     environment = {**os.environ, Variable.SECRET: rendezvous.secret}
     witness = None
     if witness_port is not None:
@@ -279,7 +279,7 @@ def _policy(options: RunOptions, rendezvous: Rendezvous, ranks: Sequence[int]) -
 def _witness(
     rendezvous: Rendezvous, port: int, environment: Mapping[str, str]
 ) -> LivenessServer | None:
-    """Starts the service that informs other hosts which workers of this one are dead."""
+    """Starts the service that tells other hosts which workers of this host are dead."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
         return LivenessServer(f"{host}:{port}", Options.from_environment(dict(environment)), warn)

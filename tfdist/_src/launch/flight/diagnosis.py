@@ -47,8 +47,8 @@ def user_frames(stacks: str, program: str) -> tuple[str, ...]:
         program: the name of the script; its frames count as user code in any folder.
 
     Returns:
-        Up to three, innermost first, as in `"load (/app/data.py:12)"`; if the thread has only
-        frames of libraries, the innermost of these.
+        Up to three calls, innermost first, such as `"load (/app/data.py:12)"`. If the thread has
+        frames of libraries only, its innermost calls.
     """
     threads = [_FRAME.findall(text) for text in _THREAD.split(stacks)[1:]]
     # The main thread runs the script, and Python prints it last.
@@ -69,7 +69,7 @@ def _is_library(file: str) -> bool:
 
 
 def last(member: Member, record: Record) -> LastOperation:
-    """Describes a record as of the end of its log."""
+    """Describes a recorded operation in its state at the end of the log."""
     state = "failed" if record.failed else "ended" if record.ended_ns else "waiting"
     time = record.ended_ns or record.begun_ns
     operation = Operation(record.what, member.communicator.name, record.sequence)
@@ -79,7 +79,7 @@ def last(member: Member, record: Record) -> LastOperation:
 
 
 def states(job: Job) -> tuple[State, ...]:
-    """Returns the state of each worker whose log exists, by rank."""
+    """Returns the state of each worker that has a log, by rank."""
     return tuple(_state(worker, job.workers[0]) for worker in job.workers)
 
 
@@ -112,23 +112,23 @@ def _last(worker: Worker) -> tuple[LastOperation, ...]:
     return tuple(sorted(ended, key=lambda one: -one.time)[:1])
 
 
-# An operation that takes less may be making progress, unless it has failed.
+# A shorter operation may still be making progress, unless it has failed.
 _LONG_NS = 1_000_000_000
 _OTHER_SIDE = {"send": "receive", "receive": "send"}
 
 
 @dataclass(frozen=True)
 class Wait:
-    """An operation that members are in, or that failed.
+    """An operation that has failed, or that members have joined but not completed.
 
     Attributes:
-        group: the group.
+        group: the group that the operation belongs to.
         record: the record of the member that began first.
-        waiting: the members.
+        waiting: the members that had joined.
         absent: the ranks that had not joined, each with the number of nanoseconds after `since` for
-            which the logs show that.
-        late: the absent ranks that joined after the others had given up.
-        unclear: ranks that may have joined: their logs do not cover it.
+            which the logs show its absence.
+        late: the absent ranks that joined after the operation had failed on another rank.
+        unclear: the ranks that may or may not have joined, since the logs do not show it.
         since: when the first member began, in shared time.
         until: when the last member failed, or its log was written.
         has_failed: whether it failed on any member.
@@ -146,7 +146,7 @@ class Wait:
 
 
 def find_waits(group: Group) -> Iterator[Wait]:
-    """Finds a group's failed operations, and operations whose members have waited for long."""
+    """Finds failed operations, and operations that members have waited in for at least 1 s."""
     inside: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
     for member in group.members.values():
         record = member.current
@@ -201,10 +201,10 @@ def _late(inside: list[tuple[Member, Record]]) -> frozenset[int]:
 
 
 def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
-    """The latest time at which a rank had not joined the operation of `first`.
+    """Returns the latest time at which a rank had not joined the operation of `first`.
 
     Returns:
-        The time that is certain despite the error of the clocks, and the probable one; zeros if
+        The time that is certain despite the error of the clocks, and the probable time; zeros if
         unknown.
     """
     seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
@@ -254,17 +254,18 @@ class Edge:
 
 
 def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
-    """Finds cycles that share no worker: at least one if there is any.
+    """Finds cycles of waits that share no worker: at least one cycle if any exists.
 
-    Ignores cycles whose waits do not overlap: their logs were written at different times.
+    Ignores a cycle if its waits do not overlap, because then its logs were written at different
+    times.
     """
     into: dict[str, list[str]] = defaultdict(list)
     ways: dict[str, int] = defaultdict(int)
     for edge in edges:
         into[edge.link.waits_for].append(edge.link.worker)
         ways[edge.link.worker] += 1
-    # Remove workers that wait for no other worker, repeatedly. The remaining ones are on a cycle or
-    # lead to one.
+    # Remove workers that wait for no other worker, repeatedly. The remaining workers are on a cycle
+    # or lead to a cycle.
     free = [worker for worker in into if not ways[worker]]
     for worker in free:  # The loop extends the list.
         for waiting in into[worker]:
@@ -314,10 +315,10 @@ _key = attrgetter(*_AGREED)
 
 
 def find_mismatch(group: Group) -> Mismatch | None:
-    """Finds the first collective at which ranks differ, if there is one.
+    """Finds the first collective in which the ranks' calls differ, if any.
 
-    Ignores a log that was written before others began the collective: it may be from an earlier
-    run, whose collectives have the same numbers.
+    Ignores a log that was written before the last rank began the collective, because the log may be
+    from an earlier run, which numbered its collectives in the same way.
     """
     first: dict[int, tuple[object, ...]] = {}
     differing = set()
@@ -358,7 +359,7 @@ def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> M
     made: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
     for member, record in calls:
         made[_key(record)].append((member, record))
-    # Sorting is stable: of equally large sets, lower ranks are first.
+    # Sorting is stable: among sets of the same size, the set with the lowest rank is first.
     most_first = sorted(made.values(), key=lambda same: -len(same))
     columns = zip(_AGREED.values(), zip(*made, strict=True), strict=True)
     return Mismatch(
@@ -376,7 +377,7 @@ def diagnose(job: Job) -> Diagnosis:
     """Explains why a job stopped or hangs.
 
     Causes precede their consequences: differing calls, cycles of waits, errors, waits for workers
-    that wait for no other, other waits.
+    that do not wait themselves, other waits.
     """
     mismatches = {group: found for group in job.groups if (found := find_mismatch(group))}
     waits = [wait for group in job.groups for wait in find_waits(group)]
@@ -417,7 +418,7 @@ def _edges(wait: Wait) -> list[Edge]:
     for member in wait.waiting:
         record = member.current
         for rank, nanoseconds in wait.absent.items():
-            # Devices of one worker can be ranks of a group.
+            # Several ranks of a group can be devices of the same worker.
             if record is not None and wait.group.ranks[rank] != member.name:
                 operation = Operation(record.what, wait.group.name, record.sequence)
                 link = Link(member.name, operation, wait.group.ranks[rank])

@@ -107,7 +107,7 @@ class UnacknowledgedData:
         receiver: the receiving worker.
         bytes: the number of bytes.
         bytes_per_second: the recent rate of arrival at the receiver; 0 if unknown.
-        silent_seconds: the time since data last arrived there.
+        silent_seconds: the time since data last arrived at the receiver.
     """
 
     sender: str
@@ -203,7 +203,7 @@ class LastOperation:
         operation: the collective or message.
         state: "waiting", "failed" or "ended".
         time: when it began if the worker waits in it, else when it ended.
-        seconds: from then until the log was written.
+        seconds: the seconds from `time` until the log was written.
     """
 
     operation: Operation
@@ -220,9 +220,9 @@ class LastReport:
         by: the other worker.
         time: the time of the report.
         number: the last collective of the group that the worker had joined.
-        inside: the operation it was in; None if it was in none.
-        left: whether it had left the group.
-        lost: whether it counted as lost.
+        inside: the operation that the worker was in, if any.
+        left: whether the worker had left the group.
+        lost: whether the worker counted as lost.
     """
 
     by: str
@@ -315,13 +315,13 @@ class MissingWorkers:
     """Workers wait in an operation for others that have not joined it.
 
     Attributes:
-        operation: the operation; of a message, the waiting workers' side.
+        operation: the operation; for a message, the side of the waiting worker.
         waiting: the workers that wait.
-        is_message: whether it is a message.
-        all_others: whether all workers of the group either wait or are waited for.
+        is_message: whether the operation is a message.
+        all_others: whether each worker of the group either waits or is missing.
         time: the start of the wait.
         seconds: the duration of the wait.
-        absent: the workers that they wait for; first the ones that do not wait themselves.
+        absent: the missing workers; workers that do not wait for others are first.
     """
 
     operation: Operation
@@ -352,10 +352,10 @@ class Transfer:
     """All workers have joined an operation, but some do not complete it.
 
     Attributes:
-        operation, waiting, time, seconds: as above.
+        operation, waiting, time, seconds: see `MissingWorkers`.
         backlogs: the delayed data between hosts.
-        silent: the members without a log, and the last reports about them. One may have been
-            stopped or killed in the middle of the operation.
+        silent: the members without a log, and the last reports about them. Such a member may have
+            been stopped or killed in the middle of the operation.
     """
 
     operation: Operation
@@ -384,7 +384,10 @@ Finding: TypeAlias = Mismatch | Cycle | Failure | MissingWorkers | Transfer | Un
 
 @dataclass(frozen=True)
 class LogReason:
-    """The reason for a log: "error", "stall" (the worker waits), "waited" (others do), "signal"."""
+    """The reason for which a worker wrote its log.
+
+    The kind is "error", "stall" (the worker waits), "waited" (others wait for it) or "signal".
+    """
 
     kind: str
     communicator: str
@@ -406,9 +409,9 @@ class State:
         written: when its log was written.
         clock: "compared" if its clock was compared with the first log's, else "unix".
         reasons: the reasons for its log, oldest first.
-        last: its last operation in each communicator where it waits or has failed; if there is
-            none, the last operation that ended.
-        input_seconds: as above.
+        last: its last operation in each communicator in which it waits or has failed; if it does
+            neither in any communicator, the last operation that ended.
+        input_seconds: see `MissingWorker`.
         frames: the innermost calls of user code in its main thread.
     """
 
@@ -455,7 +458,7 @@ class StepCommunication:
 
     Attributes:
         model: the model's name.
-        workers: the workers whose newest traced step of the model is this one.
+        workers: the workers that traced this step last for the model.
         differs: whether most workers traced a different step.
         rows: the number of rows of the whole batch; None if unknown.
         reduced_bytes: the total known size of reduced values.
@@ -484,13 +487,13 @@ class Diagnosis:
 
     Attributes:
         size: the number of workers of the job.
-        without_log: the workers whose log is missing.
+        without_log: the workers without a log.
         findings: the findings, most important first.
-        totals: for each worker, how long it waited and was waited for, unless it did neither;
-            sorted by the time that others waited for it, longest first.
+        totals: for each worker, how long it waited, and how long others waited for it, except for
+            workers where both are zero; sorted by the time that others waited, longest first.
         step_communication: for each model, the values that its training step communicates; if the
             workers differ, one entry for each distinct step, most workers first.
-        workers: the workers whose logs exist.
+        workers: the workers with a log.
     """
 
     size: int

@@ -26,10 +26,10 @@ class Record(NamedTuple):
         what: a description for people.
         peer: the other rank of a message; else -1.
         last_arrived_ns: the time at which this rank noticed the arrival of `last`.
-        last: the last rank whose arrival this one noticed after waiting for it; -1 for none.
+        last: the last rank that this rank waited for and noticed arriving; -1 for none.
         failed: whether it ended with an error.
 
-    All ranks must agree on the other attributes.
+    All ranks must agree on `kind` and on the attributes from `name` to `failures`.
     """
 
     number: int
@@ -71,11 +71,11 @@ class Peer(NamedTuple):
         rank: the other rank.
         heard_ns: the time of the information, on this rank's clock; 0 for never.
         sequence: the last collective of the group that the other rank had joined.
-        inside: the operation it was in; None if it was in none.
-        left: whether it has closed the communicator.
-        lost: whether it counts as lost.
-        clock_offset_ns: its steady clock minus this rank's; None if not measured.
-        clock_uncertainty_ns: the maximum error of that offset.
+        inside: the operation that the other rank was in, if any.
+        left: whether the other rank has closed the communicator.
+        lost: whether the other rank counts as lost.
+        clock_offset_ns: the other rank's steady clock minus this rank's; None if not measured.
+        clock_uncertainty_ns: the maximum error of `clock_offset_ns`.
     """
 
     rank: int
@@ -242,7 +242,7 @@ class Log:
     def input_seconds(self) -> float | None:
         """The time the worker had waited for its next batch; None if it did not wait."""
         records = [record for one in self.communicators for record in one.records]
-        # The input pipeline has its own collectives.
+        # If an operation is open, the worker waits in a collective of its input pipeline instead.
         if not self.input_since_ns or not all(record.ended_ns for record in records):
             return None
         return (self.steady_ns - self.input_since_ns) / 1e9
@@ -255,7 +255,8 @@ def parse(content: bytes) -> Log:
         content: the file's content, JSON.
 
     Raises:
-        ValueError: it is damaged, of a newer format, or no flight log; in one line.
+        ValueError: the content is damaged, of another format, or no flight log; the message is one
+            line.
     """
     try:
         raw = json.loads(content)
@@ -279,11 +280,11 @@ def _log(raw: Any) -> Log:
         generation=_checked({"generation": 0, **raw}, "generation", int),
         **{key: _checked(raw, key, str) for key in ("worker", "host", "program", "stacks")},
         **{key: _checked(clock, key, int) for key in ("steady_ns", "unix_ns")},
-        # Logs of earlier versions have none.
+        # Logs of earlier versions lack this key.
         input_since_ns=_checked({"input_since_ns": 0, **raw}, "input_since_ns", int),
         reasons=_rows(raw, "reasons", Reason),
         communicators=tuple(map(_communicator, _groups(raw))),
-        # Logs of earlier versions have none.
+        # Logs of earlier versions lack this key.
         training_steps=tuple(map(_step, _checked({_STEPS: [], **raw}, _STEPS, list))),
     )
 
@@ -293,7 +294,7 @@ def _step(raw: Any) -> Step:
         **{key: _checked(raw, key, str) for key in ("model", "program")},
         **{key: _checked(raw, key, int) for key in ("reduced_bytes", "gathered_bytes")},
         **{key: _checked(raw, key, int) for key in ("unknown", "more")},
-        # Logs of earlier versions have none.
+        # Logs of earlier versions lack this key.
         sent_bytes=_checked({"sent_bytes": 0, **raw}, "sent_bytes", int),
         rows=_checked(raw, "rows", (int, type(None))),
         transfers=_rows(raw, "transfers", LoggedTransfer),
@@ -319,7 +320,7 @@ def _communicator(raw: Any) -> Communicator:
         hosts=tuple(_checked(raw, "hosts", list)),
         aborted=_aborted(_checked(raw, "aborted", (dict, str, type(None)))),
         peers=_rows(raw, "peers", Peer),
-        # Logs of earlier versions have none.
+        # Logs of earlier versions lack this key.
         connections=_rows({"links": [], **raw}, "links", Connection),
         records=_rows(raw, "records", Record),
     )
@@ -352,7 +353,7 @@ def _checked(raw: Any, key: str, kind: Any) -> Any:
 
 
 def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
-    """Converts a list of objects to tuples. Kept fast, because a log has thousands."""
+    """Converts a list of objects to tuples. Optimized, because a log has thousands of them."""
     keys, types = _columns(kind)
     values = itemgetter(*keys)
     rows = [values(row) for row in _checked(raw, key, list)]
@@ -367,7 +368,7 @@ def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
 
 @functools.cache
 def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    """The keys and types of a row. The key `in` cannot be an attribute name."""
+    """The keys and types of a row. The attribute of the key `in` is `inside`; `in` is a keyword."""
     hints = get_type_hints(kind)
     types = (list if get_origin(hint) is list else hint for hint in hints.values())
     return tuple("in" if name == "inside" else name for name in hints), tuple(types)

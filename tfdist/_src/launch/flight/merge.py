@@ -1,4 +1,4 @@
-"""Merges the logs of a job: by communicator, on a common clock."""
+"""Merges the logs of a job by communicator, and translates their times to a common clock."""
 
 import functools
 import re
@@ -30,7 +30,8 @@ class Folder:
 def read(path: Path) -> Folder:
     """Reads every `flight-rank*.json` of a folder; other files are ignored.
 
-    Skips logs whose generation or job differs from the newest log's, and second logs of a rank.
+    Skips a log if its generation or number of workers differs from the newest log's, or if it is
+    the second log of a rank.
 
     Raises:
         OSError: the folder cannot be read.
@@ -61,7 +62,8 @@ def read(path: Path) -> Folder:
     return Folder(path, tuple(used[rank] for rank in sorted(used)), tuple(skipped))
 
 
-# The maximum difference between the Unix times of two hosts whose clocks were not compared.
+# The assumed maximum difference between the Unix times of two hosts if their clocks were not
+# compared.
 _UNIX_UNCERTAINTY_NS = 1_000_000_000
 
 
@@ -72,7 +74,8 @@ class Clock:
     Attributes:
         shift_ns: the offset to add to a time of the log's steady clock.
         uncertainty_ns: the maximum error of the result.
-        clock_group: a number shared by logs whose clocks were compared, directly or through others.
+        clock_group: a number that two logs share if their clocks were compared, directly or through
+            other logs.
     """
 
     shift_ns: int
@@ -91,8 +94,8 @@ def uncertainty_ns(one: Clock, other: Clock) -> int:
 def compare(logs: Sequence[Log]) -> list[Clock]:
     """Computes the clock of each log.
 
-    Uses measured offsets if they connect two logs, over the fewest possible hosts; workers of one
-    host have the same steady clock. Unix time connects the rest.
+    Two logs are connected by measured clock offsets if possible, over the fewest possible hosts.
+    Workers of one host have the same steady clock. Unix time connects all other logs.
     """
     index = {log.worker: i for i, log in enumerate(logs)}
     edges: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
@@ -119,7 +122,7 @@ def compare(logs: Sequence[Log]) -> list[Clock]:
 
 
 def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
-    """Yields the workers whose clock offset this log contains: name, offset, uncertainty."""
+    """Yields the clock offsets of other workers in this log: name, offset, uncertainty."""
     for group in log.communicators:
         own = group.hosts[group.rank]
         for peer in group.peers:
@@ -132,7 +135,7 @@ def _offsets(log: Log) -> Iterable[tuple[str, int, int]]:
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A rank of a group whose log exists.
+    """A rank of a group, with its log.
 
     Attributes:
         log: its log.
@@ -175,7 +178,7 @@ class Member:
 
     @functools.cached_property
     def current(self) -> Record | None:
-        """The current operation, or the first one to fail: its failure made the later ones fail."""
+        """The current operation; after failures, the first failed one, which caused the others."""
         found = None
         for record in reversed(self.communicator.records):
             if not record.is_open:
@@ -185,7 +188,7 @@ class Member:
 
     @property
     def joined(self) -> int | None:
-        """The number of the last collective joined; None if its record is lost."""
+        """The number of the last collective joined; None if its record was overwritten."""
         if self.collective is not None:
             return self.collective.sequence
         records = self.communicator.records
@@ -194,7 +197,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker whose log exists.
+    """A worker with a log.
 
     Attributes:
         log: its log.
@@ -223,8 +226,9 @@ class Group:
     Attributes:
         name: its name.
         ranks: the names of its workers.
-        members: the ranks whose logs show the communicator.
-        outside: the ranks whose logs do not show it: there it is closed, or not created yet.
+        members: the ranks with a log that shows the communicator.
+        outside: the ranks with a log that does not show it, because the worker has closed it or not
+            created it yet.
         heard: for each rank, the members' latest information about it.
     """
 
@@ -247,9 +251,9 @@ class Group:
     def last(self, rank: int, record: Record) -> int:
         """Returns the rank that `rank` waited for last in this record; -1 for none.
 
-        If hosts have several ranks, a rank notices only some ranks of other hosts, which may wait
-        for their neighbors. Therefore returns the rank that began last, unless the clocks leave
-        that in doubt.
+        If hosts have several ranks, a rank notices only some ranks of other hosts, and those may be
+        waiting for ranks of their own host. Therefore the result is the rank that began last,
+        unless the clocks are too inaccurate to identify it.
         """
         begun = {} if record.is_message else self._begun[record.sequence]
         if record.kind == "broadcast" or record.last not in begun:
@@ -272,7 +276,7 @@ class Group:
         return owner.log if owner is not None else None
 
     def host(self, rank: int) -> str:
-        """The name of a rank's host, from the log of any rank there; "" if there is none."""
+        """The name of a rank's host, from the log of any rank of the host; "" if unknown."""
         own = self.log(rank)
         hosts = (m.log.host for m in self.members.values() if m.is_on_host_of(rank))
         return own.host if own is not None else next(hosts, "")
@@ -288,7 +292,7 @@ class Job:
     """The merged logs.
 
     Attributes:
-        workers: the workers whose logs exist, by rank.
+        workers: the workers with a log, by rank.
         groups: the communicators, in the order of their appearance in the logs.
     """
 
@@ -301,7 +305,7 @@ class Job:
         return max((worker.log.size for worker in self.workers), default=0)
 
     def without_log(self) -> tuple[str, ...]:
-        """The names of workers whose log is missing; "rank n" if no log shows the name."""
+        """The names of workers without a log; "rank n" if no log shows the name."""
         names = {rank: f"rank {rank}" for rank in range(self.size)}
         for group in self.groups:
             in_order = all(rank == member.log.rank for rank, member in group.members.items())
@@ -342,7 +346,7 @@ class Total:
 
     Attributes:
         worker: its name.
-        waited_for: the total wait of the other workers, in operations that this one joined last.
+        waited_for: the total wait of the other workers in operations that this worker joined last.
         waited: its own wait, regardless of the worker that joined last.
     """
 
@@ -352,10 +356,13 @@ class Total:
 
 
 def add_up(job: Job) -> tuple[Total, ...]:
-    """Adds up the waits: each lasts from a worker's start until it noticed the last rank.
+    """Adds up the waits of each worker.
+
+    A wait begins when the worker begins an operation, and ends when it notices the last rank.
 
     Returns:
-        The workers that waited or were waited for, the longest waited for first.
+        The totals of the workers that waited or that others waited for. The worker that others
+        waited for longest is first.
     """
     waited_for: dict[str, int] = defaultdict(int)
     waited: dict[str, int] = defaultdict(int)

@@ -266,7 +266,7 @@ def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
 
 
 def to_json(diagnosis: Diagnosis, folder: Folder) -> str:
-    """Formats the same as one JSON object; docs/guide/monitoring.md lists its keys."""
+    """Formats the report as one JSON object; docs/guide/monitoring.md lists its keys."""
     findings = [
         {"kind": finding.kind, "text": " ".join(sentences(finding)), **asdict(finding)}
         for finding in diagnosis.findings

@@ -12,7 +12,7 @@ _MAX_LINES = 10
 
 
 def communicated(job: Job) -> tuple[StepCommunication, ...]:
-    """Returns the steps of all models, each once unless the workers differ."""
+    """Returns the training step of each model; if workers differ, each of their steps."""
     found: dict[str, dict[str, list[tuple[str, Step]]]] = defaultdict(lambda: defaultdict(list))
     for worker in job.workers:
         for step in worker.log.training_steps:
@@ -20,7 +20,7 @@ def communicated(job: Job) -> tuple[StepCommunication, ...]:
     return tuple(
         _step(same, differs=bool(i))
         for programs in found.values()
-        # Sorting is stable: of equally large sets, lower ranks are first.
+        # Sorting is stable: among sets of the same size, the set with the lowest rank is first.
         for i, same in enumerate(sorted(programs.values(), key=lambda same: -len(same)))
     )
 

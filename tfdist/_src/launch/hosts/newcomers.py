@@ -32,7 +32,7 @@ class HostInfo:
 
     Attributes:
         number: its number (`--node-rank`).
-        num_hosts: the number of hosts it was started for (`--nnodes`).
+        num_hosts: the number of hosts of the job, as passed to its launcher (`--nnodes`).
         address: its address for the other workers; "" to use the address of its connection.
         ports: the ports of its workers.
         version: its version of tfdist.
@@ -52,8 +52,8 @@ class HostInfo:
 
         Args:
             value: the description; not read if the launcher has another version of tfdist, because
-                its meaning may differ.
-            hello: its identity.
+                the fields may have another meaning there.
+            hello: the launcher's identity.
 
         Raises:
             ValueError: the value is not a valid host.
@@ -163,7 +163,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USE
 
 
 class ChannelError(Exception):
-    """The connection is closed. The text continues a sentence whose subject is the peer."""
+    """The connection is closed. The text is a predicate, such as "closed the connection"."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,8 @@ class Channel:
     def send(self, kind: str, value: object = None) -> None:
         """Sends one message.
 
-        If the peer is gone, or accepts no data for 5 seconds, the connection ends, and `receive`
-        reports that.
+        If the peer is gone, or accepts no data for 5 seconds, the connection ends, and the next
+        `receive` raises `ChannelError`.
         """
         try:
             self._socket.sendall(encode({"kind": kind, "value": value}))
@@ -260,10 +260,10 @@ _HOST_SECONDS = 10.0
 
 
 class Newcomers:
-    """The listener, and the connections whose launchers have yet to describe their hosts.
+    """The listener, and the connections of launchers that have not described their hosts yet.
 
     Args:
-        listener: a listening socket, which it owns.
+        listener: a listening socket; `close` closes it.
         num_hosts: the number of hosts of the job.
         secret: the job's secret, which every launcher must prove; "" if none was set.
         tls: the TLS contexts; None for connections without TLS.
@@ -298,15 +298,15 @@ class Newcomers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `take` must be called soon, even if nothing happens."""
+        """Whether `take` must be called soon, even if the descriptor does not become readable."""
         return bool(self._silent) or self._acceptor.is_busy
 
     def take(self) -> list[tuple[HostInfo, Channel]]:
         """Handles new connections and data, without waiting.
 
         Returns:
-            The hosts whose launchers have authenticated since the last call, not otherwise
-            checked.
+            The hosts that have authenticated and described themselves since the last call. Nothing
+            else has been checked.
         """
         for key, _ in self._selector.select(0):
             key.data()
@@ -318,7 +318,7 @@ class Newcomers:
         return arrived
 
     def refuse(self, channel: Channel, problem: str) -> None:
-        """Informs a launcher that it cannot take part, and why."""
+        """Tells a launcher why it cannot join the job, and closes the connection."""
         channel.send("refuse", problem)
         channel.close()
         self._acceptor.reject(channel.peer, channel.port, WireError(f"not admitted: {problem}"))
@@ -386,9 +386,9 @@ class LateHosts:
         newcomers: the listener.
         this_host: host 0.
         layout: the addresses and ports of the workers of all hosts.
-        secret: the secret to send to them; "" if the user has set it on all hosts.
-        sources: host number -> the address from which it may rejoin; None if launchers have proven
-            that they belong to the job, so that any address is accepted.
+        secret: the secret to send to the launchers; "" if the user has set it on all hosts.
+        sources: host number -> the only address from which the host may rejoin; None to accept any
+            address, since launchers prove by a secret or TLS that they belong to the job.
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class LateHosts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `admit` must be called soon, even if nothing happens."""
+        """Whether `admit` must be called soon, even if the descriptor does not become readable."""
         return self._newcomers.is_busy
 
     @property
@@ -427,7 +427,7 @@ class LateHosts:
             over: whether the job is ending, so that no host can join.
 
         Returns:
-            The connections of the admitted hosts; the other launchers have received a reason.
+            The connections of the admitted hosts. Refused launchers have received the reason.
         """
         admitted: dict[int, Channel] = {}
         for host, channel in self._newcomers.take():
@@ -462,10 +462,10 @@ def late_rejection(
     layout: Layout,
     sources: Mapping[int, str] | None = None,
 ) -> str:
-    """Returns why a launcher that connects during the job cannot take part; "" if it can.
+    """Returns why a launcher that connects during the job cannot join it; "" if it can.
 
     Args:
-        newcomer: its host.
+        newcomer: the launcher's host.
         source: the address that it connects from.
         this_host: host 0.
         connected: host number -> address of the currently connected hosts.

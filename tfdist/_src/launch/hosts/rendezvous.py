@@ -42,14 +42,14 @@ _REPORT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The agreement of a job's hosts, once all have connected.
+    """The result of the rendezvous, after all hosts of the job have connected.
 
     Attributes:
         addresses: `"host:port"` of every worker of the job, in rank order.
         first: the rank of this host's first worker.
         channels: open connections by host number: on host 0 to every other host, on the other
             hosts to host 0.
-        secret: the job's secret, for all its workers.
+        secret: the secret of the job's workers.
         late_hosts: on host 0 of an elastic job, readmits the launchers of lost hosts.
         running: whether the job is already running and this launcher rejoins it.
     """
@@ -107,8 +107,8 @@ def format_hosts(hosts: list[int]) -> str:
 
 
 _RETRY_SECONDS = 0.2
-# Host 0 started waiting at another time; its deadline, which names the missing hosts, must pass
-# first.
+# Host 0 may have started to wait later. It must time out before this host, because its error names
+# the missing hosts.
 _LONGER_THAN_HOST_0 = 10.0
 
 
@@ -242,14 +242,14 @@ def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Re
 
 
 class _Server:
-    """Host 0's connections to authenticated hosts, and the listener for more.
+    """Host 0's connections to authenticated hosts, and the listener for further hosts.
 
     Args:
         newcomers: the listener.
         this_host: this host.
         options: `secret` and whether TLS is used.
         closed: whether only launchers of the job can authenticate. If so, an incompatible
-            host ends the job; otherwise it may be a stranger, and is only refused.
+            host ends the job. Otherwise the peer may be a stranger, and is only refused.
     """
 
     def __init__(
@@ -305,7 +305,7 @@ class _Server:
         return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
 
     def _notice(self, number: int) -> None:
-        """Reads from a connected host, which sends nothing before the start."""
+        """Detects whether a connected host has left; hosts send no messages before the start."""
         channel = self._hosts[number][1]
         try:
             channel.receive()
@@ -395,7 +395,7 @@ class OtherHosts:
     Args:
         channels: open connections by host number, as in `Rendezvous`.
         late_hosts: on host 0 of an elastic job, readmits lost hosts.
-        witness: informs the workers of other hosts which workers of this one are dead.
+        witness: tells the workers of other hosts which workers of this host are dead.
     """
 
     def __init__(
@@ -416,7 +416,7 @@ class OtherHosts:
 
     @property
     def is_busy(self) -> bool:
-        """Whether `admit` and `testify` must be called soon, even if nothing happens."""
+        """Whether `admit` and `testify` must be called soon, even without a readable descriptor."""
         return any(one.is_busy for one in (self._late, self._witness) if one is not None)
 
     def descriptors(self) -> dict[int, int]:
@@ -431,7 +431,7 @@ class OtherHosts:
             channel.send(kind, value)
 
     def receive(self, host: int) -> list[Message]:
-        """Reads from a host whose descriptor is readable.
+        """Reads from a host; call it when the host's descriptor is readable.
 
         Raises:
             ChannelError: the connection is closed.
@@ -445,7 +445,7 @@ class OtherHosts:
         return channel.peer
 
     def admit(self, *, over: bool) -> tuple[dict[int, str], tuple[str, ...]]:
-        """Readmits lost hosts whose launchers have been restarted, without waiting.
+        """Readmits lost hosts after their launchers were restarted, without waiting.
 
         Args:
             over: whether the job is ending, so that no host can join.

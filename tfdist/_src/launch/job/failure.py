@@ -1,4 +1,4 @@
-"""Failures and losses: the data, the choice of the decisive one, and the messages about them."""
+"""Failures and losses: their data, the choice of the decisive failure, and messages about them."""
 
 import enum
 import math
@@ -63,7 +63,7 @@ def _read(kind: Any, value: Any) -> Any:
     raise ValueError(f"sent something that is not {kind!r}")
 
 
-# Exceptions of a worker that lost another one.
+# Exceptions of a worker that has lost another worker.
 _LOST_PEER = ("PeerLostError", "UnavailableError")
 # The line of a traceback that names the exception, and the lines between chained exceptions.
 _EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
@@ -71,10 +71,10 @@ _CHAINED = ("The above exception was the direct cause", "During handling of the 
 
 
 class Doubt(enum.IntEnum):
-    """The likelihood that a failure is merely the consequence of another one."""
+    """The likelihood that a failure is merely the consequence of another failure."""
 
     NONE = 0
-    UNSEEN = 1  # Unknown, because its last lines went to the terminal.
+    UNSEEN = 1  # Unknown, because the worker's last lines went to the terminal.
     VICTIM = 2
     PREEMPTED = 3  # Not a failure if the other workers also save their state.
 
@@ -127,7 +127,7 @@ class Failure:
 
     @property
     def cause(self) -> str:
-        """The exception that caused it; "" if unknown."""
+        """The exception that caused the failure; "" if unknown."""
         return ": ".join(filter(None, (*self.classes[:1], self.message)))
 
     @property
@@ -168,7 +168,7 @@ def worker_failure(
     if status < 0:
         hint = ", often because the host ran out of memory" if status == -9 else ""
         event, code = f"was killed by {signal_name(-status)}{hint}", SIGNAL_BASE - status
-        doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
+        doubt = Doubt.NONE  # No worker is killed by a signal because it has lost a peer.
     elif status == PREEMPTED:
         event, code = f"has saved its state and exited with code {status}", status
         doubt = Doubt.PREEMPTED
@@ -243,13 +243,16 @@ def lost_host(host: int, address: str) -> Failure:
 class FirstFailure:
     """Chooses the failure that caused the others, without reading a clock.
 
-    A clear failure is chosen at once. A doubtful one waits for a clearer one; after the delay, the
-    least doubtful failure is chosen, the earliest one if several are equal.
+    A clear failure is chosen immediately. After a doubtful failure, the choice is delayed, since a
+    clearer failure may follow. Then the least doubtful failure is chosen, or the earliest of
+    several equally doubtful failures.
 
     Args:
-        delay: seconds that a doubtful failure waits.
-        patience: additional seconds in which the other workers may save their state and exit.
-        decides: False if a clear failure must also wait, for another host's decision.
+        delay: seconds between a doubtful failure and the choice.
+        patience: additional seconds after a worker has exited with code 75, so that the other
+            workers may also save their state and exit.
+        decides: False if the choice is also delayed after a clear failure, because another host
+            decides.
 
     Example:
         >>> first = FirstFailure(delay=1.0)
@@ -274,7 +277,7 @@ class FirstFailure:
         self.deadline = min(now + delay, math.inf if self.deadline is None else self.deadline)
 
     def decided(self, now: float) -> Failure | None:
-        """Returns the failure to show; None while there is none or it is in doubt."""
+        """Returns the chosen failure; None without failures, or during the delay."""
         if self.deadline is None or now < self.deadline:
             return None
         return self.most_likely()
@@ -286,12 +289,12 @@ class FirstFailure:
 
 @dataclass(frozen=True)
 class Loss:
-    """A failure in a job whose other workers keep running.
+    """A failure after which the other workers of the job keep running.
 
     Attributes:
         failure: the failure of a worker or a host.
         fate: the reaction, such as `"replaced at once"`.
-        final: whether there is no replacement.
+        final: whether no replacement is started.
         late: whether another worker had already completed the training.
     """
 
@@ -304,13 +307,13 @@ class Loss:
 def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
     """Returns the failure that makes the job fail; None if it has not failed.
 
-    Losing a worker does not fail the job if the others complete the training or save their state on
-    request. A failure after another worker has completed the training does.
+    The loss of a worker does not fail the job if the others complete the training or save their
+    state on request. A failure after another worker has completed the training does fail the job.
 
     Args:
         losses: the losses, in order.
         completed: whether at least one worker ended with 0.
-        left: whether at least one worker ended with 75.
+        left: whether at least one worker ended with 75, after it saved its state.
     """
     failures = [loss.failure for loss in losses if loss.late]
     if not failures and not (completed or left):
@@ -384,7 +387,7 @@ def describe_restart(number: int, limit: int, delay: float, failure: Failure) ->
 
 
 def describe_success(failures: Sequence[Failure]) -> str:
-    """Lists the failures of a job that succeeded in the end; "" if there were none."""
+    """Lists the failures of a job that finally succeeded; "" if it never failed."""
     if not failures:
         return ""
     times = _times(len(failures))
@@ -392,7 +395,7 @@ def describe_success(failures: Sequence[Failure]) -> str:
 
 
 def describe_failures(failures: Sequence[Failure], reason: str) -> str:
-    """Lists the failures of a failed job; "" if there is nothing to add to the last one.
+    """Lists the failures of a failed job; "" if there is one failure only, and no reason.
 
     Args:
         failures: the first failure of each generation.
@@ -455,7 +458,7 @@ def describe_leave(failure: Failure, *, others: bool) -> str:
 
 
 def mark(rank: int, replacement: str) -> str:
-    """Returns the line in a worker's log before the output of its replacement."""
+    """Returns the line in a worker's log that precedes the output of its replacement."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     return f"--- tfdist run: {replacement} of worker {rank} starts at {now} ---"
 

@@ -49,7 +49,7 @@ class LineAssembler:
         return b"".join(self._prefix + _last_state(line) + b"\n" for line in lines)
 
     def flush(self) -> bytes:
-        """Returns the unfinished rest as a line; b"" if there is none."""
+        """Returns the unfinished line with the prefix; b"" if the last line was complete."""
         return self.feed(b"\n") if self._rest else b""
 
 
@@ -96,9 +96,9 @@ class Output:
     """Routes the output of this host's workers.
 
     The chief inherits the launcher's streams, unless the mode is `"none"`, so that its progress bar
-    is drawn correctly. Every other worker writes to a log file. With `"all"`, it writes to a pipe:
-    the launcher copies from it to the log file and, in lines prefixed with the rank, to its own
-    stdout.
+    is drawn correctly. Every other worker writes to a log file. In the mode `"all"`, every other
+    worker writes to a pipe instead. The launcher copies this output to the log file, and to its own
+    stdout with the rank before each line.
 
     Args:
         mode: a member of `run_options.OUTPUTS`.
@@ -128,7 +128,7 @@ class Output:
         self._starts: dict[int, int] = {}
 
     def begin(self, generation: int) -> None:
-        """Begins a generation in its own folder, so that the files of earlier ones are kept.
+        """Begins a generation in its own folder, so that files of earlier generations are kept.
 
         Raises:
             LaunchError: the folder cannot be created.
@@ -163,11 +163,13 @@ class Output:
     def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
         """Provides the stdin, stdout and stderr of a new worker, as a context manager.
 
-        On exit, closes the launcher's copies, so that a pipe ends when its worker does.
+        On exit, closes the launcher's copies of the descriptors. The pipe then ends when the worker
+        exits.
 
         Args:
             rank: the worker's rank.
-            mark: a line between the replaced worker's log and its own; "" overwrites that log.
+            mark: the line between the replaced worker's output and the new worker's output in the
+                log; "" to overwrite the log.
 
         Raises:
             LaunchError: the log file cannot be written.
@@ -213,8 +215,8 @@ class Output:
     def pipes(self) -> dict[int, int]:
         """Returns the file descriptors to wait on, by rank; read them with `copy`.
 
-        Returns none while the reader of the launcher's stdout is behind: then the workers wait, as
-        rank 0 does, and the launcher does not.
+        Returns no descriptors while the reader of the launcher's stdout is behind. Then the workers
+        block when they write, like rank 0, but the launcher does not block.
         """
         self._shown.advance()
         if self._shown.is_behind:
@@ -270,7 +272,7 @@ class Output:
         """Copies the remaining output of a worker that has exited."""
         if rank in self._copies:
             self.copy(rank)
-        if rank in self._copies:  # A process outside its group keeps the pipe open.
+        if rank in self._copies:  # A process outside the worker's group keeps the pipe open.
             self._close(rank)
 
     def show_rest(self) -> None:
@@ -327,7 +329,7 @@ class ShownOutput:
                 self._backlog.clear()
 
     def finish(self) -> None:
-        """Writes all pending lines, and waits as long as that takes."""
+        """Writes all pending lines; blocks until all are written."""
         while self._backlog:
             self._writable(None)
             self.advance()
@@ -339,7 +341,7 @@ class ShownOutput:
 
 
 def _without_waiting(target: int) -> int:
-    """Opens the same pipe or terminal without blocking; other processes' writes still block."""
+    """Opens the same pipe or terminal in non-blocking mode; other processes' writes still block."""
     with contextlib.suppress(OSError):
         kind = os.fstat(target).st_mode
         if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):

@@ -14,8 +14,9 @@ class Reservation:
     Each port is held by a socket that is bound to every address of the host with SO_REUSEADDR and
     never listens. Linux then lets a worker that also sets SO_REUSEADDR (as TensorFlow's gRPC server
     and `socket.create_server` do) bind the port and listen on it, on one address or on all. A
-    program that asks for any free port gets another one, outgoing connections do not use it, and
-    binding it without SO_REUSEADDR fails. Connections are refused until the worker listens.
+    program that requests any free port gets another port, outgoing connections do not use the
+    reserved port, and binding it without SO_REUSEADDR fails. Connections are refused until the
+    worker listens.
 
     Args:
         count: the number of ports.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tfdist.errors import LaunchError
 
-# A blocked collective occupies an inter-op thread. With only one, it would block the operation that
-# its peers wait for.
+# A blocked collective occupies an inter-op thread. If there were one thread only, the operation
+# that the other workers wait for could not run.
 _MIN_INTEROP_THREADS = 2
 
 

@@ -17,13 +17,13 @@ from tfdist.errors import LaunchError
 
 
 def check_syntax(command: Sequence[str]) -> None:
-    """Compiles the program of a command, if it is a file of Python source.
+    """Checks the syntax of a command's program if the program is a Python source file.
 
     Args:
         command: the interpreter, `-u`, and the script or `-m` and a module, then their arguments.
 
     Raises:
-        LaunchError: it does not compile; the message contains the line.
+        LaunchError: the program does not compile; the message contains the line number.
     """
     path = _source(command[2:])
     if path is None:
@@ -69,10 +69,10 @@ _SLOTS = re.compile(r"(?<![-_\w])slots\s*=\s*(\S+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ListedHost:
-    """One host.
+    """One host of `--hosts` or `--hostfile`.
 
     Attributes:
-        name: the argument for ssh: a name, an address, `user@host`, or an alias from its
+        name: the argument for ssh: a name, an address, `user@host`, or an alias from ssh's
             configuration.
         workers: the number of its workers; None for one per GPU, or one if there are no GPUs.
     """
@@ -90,8 +90,8 @@ def parse_hosts(text: str) -> tuple[ListedHost, ...]:
     """Parses a list of hosts.
 
     Args:
-        text: `"host:workers"` or `"host"`, separated by commas; brackets enclose an IPv6 address
-            that has a number of workers.
+        text: `"host:workers"` or `"host"`, separated by commas; an IPv6 address with a number of
+            workers must be in brackets.
 
     Raises:
         ValueError: the list is empty or malformed, or names a host twice.
@@ -379,10 +379,10 @@ class RunOptions:
         node_rank: this host's number.
         rendezvous: host and port that host 0 listens on; None for a job on one host.
         host: the address of this host for the other workers; None to detect it.
-        hosts: the hosts whose launchers are started by ssh; empty to start workers on this host.
+        hosts: the hosts on which ssh starts launchers; empty to start workers on this host.
         forward: the variables to send to these hosts, `"NAME"` or `"NAME=VALUE"`.
         ssh: the command that reaches these hosts.
-        launcher_arguments: the arguments of their launchers, except for host-specific ones.
+        launcher_arguments: the arguments of these hosts' launchers, except for host-specific ones.
         output: a member of `OUTPUTS`.
         log_dir: the directory for the log files; None for a temporary one.
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.

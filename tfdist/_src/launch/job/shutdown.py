@@ -15,7 +15,7 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Signals:
     """A context manager with a file descriptor that becomes readable when a signal arrives.
 
-    A stopping signal that was ignored at the start, as `nohup` does with SIGHUP, stays ignored.
+    A stopping signal stays ignored if this process ignored it before, as `nohup` does with SIGHUP.
 
     Example:
         >>> with Signals() as signals:
@@ -70,8 +70,8 @@ _GENTLE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 LAST_WAIT = 10.0
 
 
-# Schedulers often allow 30 s after SIGTERM (Slurm, Kubernetes): a snapshot must fit, and the
-# launcher must be able to end the workers and report that.
+# Schedulers such as Slurm and Kubernetes often allow 30 s after SIGTERM. In this time, the workers
+# must save a snapshot, and the launcher must end the workers and report it.
 _PREEMPTION_GRACE = 25.0
 _GRACE = 5.0
 
@@ -128,11 +128,11 @@ class SignalEscalation:
         return number
 
     def harden(self, number: signal.Signals, now: float) -> None:
-        """Skips ahead to `number` at once, unless it or a harder signal has been sent."""
+        """Makes `number` due immediately, unless it or a harder signal has been sent."""
         if number in self._left:
             self._left = self._left[self._left.index(number) :]
             self.next_time = now
 
     def exhausted(self, now: float) -> bool:
-        """Whether SIGKILL has also had no effect."""
+        """Whether the time allowed for an exit after SIGKILL has passed."""
         return not self._left and now >= self.next_time

@@ -1,8 +1,9 @@
 """The program of a warm spare: imports the workers' modules, waits for its task, becomes a worker.
 
-Importing TensorFlow takes seconds; a replacement that skips it trains sooner. The launcher starts
-this module with the workers' common environment, and later sends a task: the environment, and the
-three streams. The program then runs as with `python -u script.py` or `python -u -m module`.
+Importing TensorFlow takes seconds; a replacement that skips the import trains sooner. The launcher
+starts this module with the workers' common environment, and later sends a task: the environment and
+the three standard streams of the worker. The program then runs as with `python -u script.py` or
+`python -u -m module`.
 """
 
 import builtins
@@ -21,8 +22,9 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType, TracebackType
 from typing import Any
 
-# The spare imports for a quarter of the time: a process that lowers its priority cannot raise it
-# again without privileges, and this one becomes a worker.
+# The spare imports for a quarter of the time, and pauses for the rest, to leave the processor to
+# the workers. It does not lower its priority instead, because it could not raise the priority again
+# without privileges when it becomes a worker.
 _PAUSES = 3.0
 
 
@@ -59,7 +61,8 @@ class Pace:
     """The first finder of `sys.meta_path`: finds nothing, but pauses between imports.
 
     Args:
-        control: the socket that ends all pauses when it is readable: the task has arrived.
+        control: the socket to the launcher. Pauses end when it is readable, since this means that
+            the task has arrived.
     """
 
     def __init__(self, control: socket.socket) -> None:
@@ -101,7 +104,8 @@ def run(program: Sequence[str]) -> None:
         "__loader__": SourceFileLoader("__main__", path),
     }
     script.__dict__.update(values)
-    # Permanent, unlike with `runpy`: threads and exit handlers that outlive the script need it.
+    # Unlike with `runpy`, the module stays there, since threads and exit handlers that outlive the
+    # script need it.
     sys.modules["__main__"] = script
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec", dont_inherit=True)

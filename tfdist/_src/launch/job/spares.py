@@ -21,9 +21,9 @@ _PRELOAD = (
     "tfdist._src.pipeline.model",
     "tfdist._src.pipeline.placement.strategy",
 )
-# The number of spares killed before use after which no more are started.
+# If this many spares have been killed before use, no more are started.
 _MAX_KILLED = 3
-# The end of a spare's output, which shows an import error.
+# The number of bytes to read from the end of a spare's output, which shows an import error.
 _TAIL_BYTES = 4096
 # Variables set for each worker separately.
 _OWN = frozenset({"TF_CONFIG"})
@@ -35,10 +35,10 @@ class Spare:
     Args:
         program: the program that the workers run, without the interpreter.
         environment: the environment that the workers have in common.
-        watchdog: kills it if the launcher dies.
+        watchdog: kills the spare if the launcher dies.
 
     Raises:
-        LaunchError: the system cannot start it.
+        LaunchError: the system cannot start the process.
     """
 
     def __init__(
@@ -144,7 +144,8 @@ class Spares:
         """Starts missing spares.
 
         Returns:
-            The reason for giving up, in one line, once; otherwise "".
+            If no more spares will be started, the reason in one line; otherwise, and in later
+            calls, "".
         """
         for spare in list(self._spares):
             status = spare.process.exit_code()
@@ -198,14 +199,15 @@ def spare_settings(
 ) -> tuple[dict[str, str] | None, str]:
     """Returns settings that let a spare become any of this host's workers.
 
-    The variables that TensorFlow reads at import cannot be changed afterwards.
+    These settings must be the same for all workers, because TensorFlow reads some of them when it
+    is imported, and ignores later changes.
 
     Args:
         plans: the workers.
         gpus: the GPUs that this host's workers may use.
 
     Returns:
-        The settings, or None and the reason why there can be no spare, in one line.
+        The settings and "", or None and the reason why spares are impossible, in one line.
 
     Example:
         >>> plan = WorkerPlan(0, ("python", "-u", "train.py"), {"TF_CONFIG": "{}", "A": "1"})

@@ -1,10 +1,11 @@
 """A worker process: its command, environment, signals and progress, and the watchdog.
 
 The watchdog is a process that reads a pipe from the launcher. Each worker writes its process group
-to the pipe before it executes its program, and keeps no end of the pipe afterwards. The launcher
-removes the group once the worker has exited. However the launcher dies, the kernel closes the pipe,
-and the watchdog sends SIGKILL to the remaining groups. Therefore workers and their child processes
-die with the launcher, except for a process that has moved to another session or process group.
+to the pipe before it executes its program; the program does not inherit the pipe. The launcher
+removes the group once the worker has exited. When the launcher dies for any reason, the kernel
+closes the pipe, and the watchdog sends SIGKILL to the remaining groups. Therefore workers and their
+child processes die with the launcher, except for a process that has moved to another session or
+process group.
 """
 
 import json
@@ -22,8 +23,8 @@ from tfdist._src.options import PREFIX, InternalVariable, Variable
 from tfdist._src.progress_file import SIZE, Progress
 from tfdist.errors import LaunchError
 
-# These settings must be the same for all workers. The exceptions below belong to one host or one
-# launcher; the secret is passed on separately, or created again.
+# Settings that are not sent to other hosts, because they belong to one host or one launcher. The
+# secret is sent separately, or created again. All other settings must be the same for all workers.
 _NOT_SENT = frozenset(
     {
         Variable.HOST,
@@ -36,7 +37,7 @@ _NOT_SENT = frozenset(
 
 
 def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str, str]:
-    """Returns the variables to send: the settings of tfdist, and the chosen ones.
+    """Returns the variables to send: the settings of tfdist, and the chosen variables.
 
     Args:
         environment: the environment of the command.
@@ -151,7 +152,7 @@ class Watchdog:
         os.close(read)
 
     def add_this_process(self) -> None:
-        """Adds the calling process's group; for a worker between fork and exec."""
+        """Adds the calling process's group; a worker calls this between fork and exec."""
         self._send(f"+{os.getpid()}\n")
 
     def remove(self, group: int) -> None:
@@ -196,7 +197,7 @@ class ProgressMemory:
     """Memory for one worker's progress; disappears with the launcher, without leaving a file.
 
     Attributes:
-        path: a path at which a process of the same user can open it.
+        path: a path at which a process of the same user can open the memory.
 
     Raises:
         LaunchError: the system is out of descriptors or memory.
@@ -228,7 +229,7 @@ class ProgressMemory:
 
 
 Stream = IO[bytes] | int | None
-# A process stuck in a driver does not exit; the launcher does not wait for it.
+# The maximum wait for a killed process, since a process that is stuck in a driver never exits.
 _END_SECONDS = 5.0
 
 
@@ -236,18 +237,18 @@ class WorkerProcess:
     """Starts one worker.
 
     The worker leads its own session, so that Ctrl-C in the terminal reaches only the launcher. The
-    launcher decides how to signal the workers. One signal reaches the worker and all its child
-    processes.
+    launcher decides how to signal the workers, and sends each signal to the worker and all its
+    child processes.
 
     Args:
         plan: the worker to start.
-        environment: the environment it inherits, overridden by the plan's settings.
+        environment: the environment that it inherits, overridden by the plan's settings.
         streams: its stdin, stdout and stderr, as accepted by `subprocess.Popen`.
-        watchdog: kills it if the launcher dies.
-        inherit: additional descriptors that it inherits, under the same numbers.
+        watchdog: kills the worker if the launcher dies.
+        inherit: additional descriptors that the worker inherits, under the same numbers.
 
     Raises:
-        LaunchError: the system cannot start it.
+        LaunchError: the system cannot start the process.
     """
 
     def __init__(
@@ -269,8 +270,8 @@ class WorkerProcess:
                 start_new_session=True,
                 pass_fds=inherit,
                 # Running Python between fork and exec is safe, because other threads of the
-                # launcher, if any, only look up names. Adding the worker there ensures that it
-                # never runs unwatched.
+                # launcher, if any, only resolve host names. Since the worker is added there, the
+                # watchdog knows it before its program runs.
                 preexec_fn=watchdog.add_this_process,
             )
         except (OSError, subprocess.SubprocessError) as error:
@@ -280,11 +281,11 @@ class WorkerProcess:
     def exit_code(self) -> int | None:
         """Returns the worker's exit code, or the negative signal number; None while it runs.
 
-        After it has exited, kills the rest of its process group.
+        If the worker has exited, kills the rest of its process group.
         """
         if self._process.returncode is None:
-            # The worker is reaped only after its group is dead, so that its number cannot be reused
-            # earlier.
+            # The worker is reaped only after its group is dead, so that the group's number cannot
+            # be reused earlier.
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.pid, options) is None:
                 return None
@@ -295,7 +296,7 @@ class WorkerProcess:
 
     @property
     def stopped(self) -> bool:
-        """Whether it is suspended by a signal (SIGSTOP)."""
+        """Whether the worker is suspended by a signal (SIGSTOP)."""
         try:
             text = Path(f"/proc/{self.pid}/stat").read_text()
         except OSError:  # The worker has ended.
@@ -303,7 +304,7 @@ class WorkerProcess:
         return text.rpartition(")")[2].split()[0] == "T"
 
     def end(self) -> None:
-        """Kills it, and waits briefly for its end."""
+        """Kills the worker, and waits briefly for its end."""
         if self._process.returncode is None:
             self.signal(signal.SIGKILL)
             deadline = time.monotonic() + _END_SECONDS

@@ -147,7 +147,10 @@ def add(section: Section, links: Sequence[Link]) -> None:
 
 
 def obstacle(links: Sequence[Link]) -> str:
-    """Returns why not all GPUs read each other's memory, as tfdist's kernels do; "" if they do."""
+    """Returns why not all GPUs can read each other's memory directly; "" if all can.
+
+    tfdist's kernels need this access.
+    """
     for link in links:
         pair = f"GPU {link.reader}", f"GPU {link.owner}'s memory"
         if link.copy is Copy.WRONG:
@@ -202,7 +205,7 @@ _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
 
 
 def check_gpus(context: Context) -> Section:
-    """Queries the driver, NCCL and NVRTC, and copies between GPUs, if there are several.
+    """Queries the driver, NCCL and NVRTC; copies data between GPUs if there are several.
 
     Args:
         context: the time limit for all copies together is 60 seconds by default.
@@ -248,7 +251,7 @@ def check_gpus(context: Context) -> Section:
 
 
 def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
-    """Adds the choice that a job would make, as in `csrc/device/device_path.cc`."""
+    """Adds the all-reduce that a job would choose, by the rules of `csrc/device/device_path.cc`."""
     lacks = {"p2p": no_kernels, "nccl": no_nccl, "host": ""}
     if (forced := options.device_algorithm) in lacks:
         chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM requires"
@@ -271,7 +274,7 @@ def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: st
 
 
 def _add_nccl(section: Section, options: Options) -> str:
-    """Adds the version of NCCL, and returns why NCCL is not used; "" if it is."""
+    """Adds the version of NCCL, and returns why NCCL is not used; "" if it is used."""
     path = options.nccl_library or nvidia.nccl()
     try:
         version = nvidia.nccl_version(path)
@@ -291,7 +294,7 @@ def _add_nccl(section: Section, options: Options) -> str:
 
 
 def _add_kernels(section: Section, options: NativeOptions, architecture: str) -> str:
-    """Adds the source of the kernels, and returns why there are none; "" if there are some."""
+    """Adds the compiled kernels or their compiler; returns why both are missing, else ""."""
     if found := gpu_kernels.find(architecture, options):
         section.add("kernels", f"compiled: {found}")
         return ""

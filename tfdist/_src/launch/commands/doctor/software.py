@@ -12,8 +12,8 @@ from tfdist._src.launch.commands.doctor.section import Context, Section
 from tfdist._src.options import PREFIX, NativeOptions, Options
 from tfdist._version import NEWEST_TESTED, __version__, is_newer
 
-# The oldest supported version, and the first unsupported newer one ("" for none). A test compares
-# them with setup.cfg.
+# For each package, the oldest supported version and the first newer version that is not supported
+# ("" for none). A test compares them with setup.cfg.
 SUPPORTED = {"tensorflow": ("2.18", "2.22"), "keras": ("3.8", ""), "numpy": ("", "")}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}

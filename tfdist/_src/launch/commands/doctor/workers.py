@@ -38,7 +38,7 @@ def probe(address: str, timeout: float) -> ProbeResult:
 
     Args:
         address: `"host:port"`.
-        timeout: seconds for resolving the name, and the same again for the connection.
+        timeout: the maximum seconds to resolve the name, and also to open the connection.
 
     Example:
         >>> probe("127.0.0.1:1", 1.0).name
@@ -82,7 +82,7 @@ _METRICS = "Prometheus"
 
 
 def check_metrics(context: Context) -> Section:
-    """Looks for the package, and briefly binds the port."""
+    """Looks for prometheus_client, and briefly binds the metrics port."""
     try:
         options = Options.from_environment(dict(context.environment))
     except ValueError:  # `settings` reports the details
@@ -115,7 +115,7 @@ def check_metrics(context: Context) -> Section:
 
 
 def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
-    """Queries rank 0 twice, and reports what the workers did in between.
+    """Queries rank 0 twice, and reports the workers' activity between the two queries.
 
     Args:
         job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker or
@@ -125,7 +125,7 @@ def report_job(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> 
         all_ranks: whether the text lists all ranks, regardless of their number.
 
     Raises:
-        TfdistError: the job cannot be queried; in one line.
+        TfdistError: the job cannot be queried; the message is one line.
     """
     address, environment = find_job(int(job)) if job.isdecimal() else (job, None)
     try:
