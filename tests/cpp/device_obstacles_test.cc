@@ -21,7 +21,7 @@ void Settings() {
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
-                Code::kMismatch, {"TFDIST_DEVICE_ALGORITHM", "'own'", "'host'"});
+                Code::kMismatch, {"TFDIST_DEVICE_ALGORITHM", "'p2p'", "'host'"});
   });
   OnEachRank(PlanFor("p2p", 2, 2, As::kThreads), [](Communicator& c) {
     Memory memory;

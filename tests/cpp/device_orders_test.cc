@@ -108,10 +108,10 @@ void Turns() {
   {
     LaunchOrder::Turn early(order, first);
     early.Settle(7);
-    ExpectError([&] { early.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
+    ExpectError([&] { early.Await(guard, 0.05); }, Code::kUnavailable, {"has used the GPU"});
     late.Settle(7);
     early.Await(guard, 60);  // of equal numbers, the smaller name is first
-    ExpectError([&] { late.Await(guard, 0.05); }, Code::kUnavailable, {"has kept its turn"});
+    ExpectError([&] { late.Await(guard, 0.05); }, Code::kUnavailable, {"has used the GPU"});
   }
   late.Await(guard, 60);
   EXPECT(LaunchOrder::Turn(order, first).proposed() == 8);

@@ -37,8 +37,8 @@ class UncaughtException:
         message: the first line of its message.
 
     Example:
-        >>> UncaughtException.from_exception(ModuleNotFoundError("No module named 'x'"))
-        UncaughtException(classes=('ModuleNotFoundError', 'ImportError'), chained=(), message="No module ...")
+        >>> UncaughtException.from_exception(ModuleNotFoundError("No module named 'x'")).classes
+        ('ModuleNotFoundError', 'ImportError')
     """
 
     classes: tuple[str, ...]
