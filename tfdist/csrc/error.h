@@ -49,6 +49,10 @@ class Error : public std::runtime_error {
   // Args: worker: the worker to which the event happened, as named in messages; "" for none.
   Error(Code code, const std::string& message, Event event = Event::kOther, std::string worker = "")
       : std::runtime_error(message), code_(code), event_(event), worker_(std::move(worker)) {}
+  // A copy does not share the text: another thread may replace the original, and ThreadSanitizer
+  // does not see how the standard library counts the references to a shared text.
+  Error(const Error& other) : Error(other.code_, other.what(), other.event_, other.worker_) {}
+  Error& operator=(const Error&) = default;
   Code code() const { return code_; }
   Event event() const { return event_; }
   const std::string& worker() const { return worker_; }
