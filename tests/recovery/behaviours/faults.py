@@ -33,7 +33,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "agreement": (recovery, "agree"),
     "state": (state_transfer, "_share"),
     "entry": (recovery, "broadcast_bytes"),
-    "callbacks": (recovery, "tell_of_change"),
+    "callbacks": (next_group, "tell_of_change"),
     "wait": (next_group.NextGroup, "large_enough"),
     "next entry": (recovery.Recovery, "_go_on"),
     "snapshot": (part_file, "_bits"),
